@@ -1,0 +1,8 @@
+"""`python -m tpukit` and the `tpukit` script."""
+
+from __future__ import annotations
+
+from tpukit.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The Typer app: commands registered by name and imported when called, and the one error boundary."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from tpukit import __version__
+from tpukit.errors import TpukitError
+
+COMMANDS = {
+    "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
+    "probe-batch": "Find the batch that fits: measured here, or asked of the TPU compiler.",
+    "train": "Train EIT diffusion, or a task of your own.",
+    "test": "Evaluate a run: metrics, baselines and pictures.",
+    "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
+    "predict": "Write the summaries of a test file, or the images of an EIT folder.",
+    "data": "Make data sets on the spot.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a command's module only when that command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing or not _is_called(cmd_name):
+            return click.Command(cmd_name, help=COMMANDS[cmd_name])
+        return load_command(cmd_name)
+
+
+def _is_called(name: str) -> bool:
+    return name in sys.argv[1:] or not sys.argv[1:]
+
+
+def load_command(name: str) -> click.Command:
+    """The command `name` from `tpukit.commands`."""
+    module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
+    command: click.Command = typer.main.get_command(module.app)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    help="Train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tpukit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits."""
+
+
+def main() -> NoReturn:
+    """Runs the command line; every error ends here, in one or two lines."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command line."""
+    try:
+        code = app(args=arguments, standalone_mode=False, prog_name="tpukit")
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        return _report_usage(error, arguments)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("Interrupted.", None, "interrupted", 128 + signal.SIGINT, arguments)
+    except TpukitError as error:
+        if "--debug" in arguments:
+            _print_traceback()
+        return _report(error.message, error.hint, error.id, error.exit_code, arguments)
+    except Exception as error:
+        if "--debug" in arguments:
+            _print_traceback()
+        message, hint, error_id = _explain(error)
+        return _report(message, hint, error_id, 1, arguments)
+
+
+def _report_usage(error: click.ClickException, arguments: list[str]) -> int:
+    if isinstance(error, click.UsageError) and "--json" not in arguments:
+        error.show()
+        return 2
+    return _report(error.format_message(), None, "usage", 2, arguments)
+
+
+def _report(
+    message: str, hint: str | None, error_id: str, exit_code: int, arguments: list[str]
+) -> int:
+    from tpukit.commands.output import write_json_error
+
+    print(f"Error: {message}", file=sys.stderr)
+    if hint:
+        print(f"  {hint}", file=sys.stderr)
+    if "--json" in arguments:
+        write_json_error(message, hint, error_id)
+    return exit_code
+
+
+def _explain(error: Exception) -> tuple[str, str | None, str]:
+    """An unexpected exception in one line, with its cause and fix where the knowledge has them."""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text}", "Add --debug for the traceback.", "unexpected"
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()

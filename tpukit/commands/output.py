@@ -1,0 +1,58 @@
+"""Standard output as a contract: people's text, or one JSON object and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class Output:
+    """Where a command's answer goes.
+
+    With `as_json`, standard output is kept for the one object: whatever else is printed there
+    (libraries' banners, people's text) goes to standard error from now on.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._stdout = reserve_stdout() if as_json else None
+
+    def text(self, message: str = "") -> None:
+        """A line for people."""
+        print(message, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def result(self, fields: Mapping[str, Any]) -> None:
+        """The JSON object; nothing without `--json`."""
+        if self._stdout is not None:
+            os.write(
+                self._stdout, (json.dumps(fields, default=str, allow_nan=False) + "\n").encode()
+            )
+
+
+_reserved: int | None = None
+
+
+def reserve_stdout() -> int:
+    """A descriptor of the real standard output, after pointing descriptor 1 at standard error."""
+    global _reserved  # noqa: PLW0603 - descriptors are per process, and so is this
+    if _reserved is None:
+        sys.stdout.flush()
+        _reserved = os.dup(1)
+        os.dup2(2, 1)
+    return _reserved
+
+
+def write_json_error(message: str, hint: str | None, error_id: str) -> None:
+    """The one JSON object of a failure."""
+    body = {"error": {"message": message, "hint": hint, "id": error_id}}
+    os.write(reserve_stdout(), (json.dumps(body) + "\n").encode())

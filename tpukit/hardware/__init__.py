@@ -1,0 +1,1 @@
+"""Where it runs: the one seam for hardware and its backends."""

@@ -1,0 +1,1 @@
+"""Facts as data files (error texts, versions, devices) and their readers."""

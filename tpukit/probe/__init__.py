@@ -1,0 +1,1 @@
+"""What is here and what fits: environment facts, checks, explanations, batch search."""

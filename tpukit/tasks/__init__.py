@@ -1,0 +1,1 @@
+"""What is learned: one package a task."""

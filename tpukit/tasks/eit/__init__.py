@@ -1,0 +1,1 @@
+"""Conditional diffusion for electrical impedance tomography."""

@@ -1,0 +1,1 @@
+"""How anything is learned: the one engine and what it stands on."""

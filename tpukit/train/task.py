@@ -1,0 +1,236 @@
+"""The one seam for tasks: what is learned.
+
+The engine never names a task. A task builds its model and datasets from its own config and turns a
+batch into a loss; everything else has a default in `Task`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps, ParameterGroup
+
+Sample = Mapping[str, Any]
+"""A dict of arrays (or numbers) of fixed shapes."""
+
+
+class SampleKey(NamedTuple):
+    """Which sample, and in which pass over the data: together they seed its own draws."""
+
+    epoch: int
+    index: int
+
+
+VALIDATION_EPOCH = 2**31 - 1
+"""The epoch of every validation sample: its draws are the same each time."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass, over all processes until `share` cuts it."""
+
+    keys: tuple[SampleKey, ...]
+    rows: int
+    """Rows of the batch; those beyond `keys` are filled and masked."""
+    bucket: int | None = None
+    """Which of a task's fixed shapes; None where there is one."""
+
+    def share(self, process: int, processes: int) -> MicroBatch:
+        """This process' part: an equal number of rows, its keys a contiguous run."""
+        rows = self.rows // processes
+        keys = self.keys[process * rows : (process + 1) * rows]
+        return MicroBatch(keys, rows, self.bucket)
+
+
+class SampleSource(Protocol):
+    """A map-style dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Sample: ...
+
+
+class BatchPlan(Protocol):
+    """What decides a run's data: a pure function of the step."""
+
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass over the data, rounded up."""
+        ...
+
+    def step(self, step: int) -> Sequence[MicroBatch]:
+        """The micro-batches of optimizer step `step` (from 0), whatever the processes."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What a plan of training batches is made from."""
+
+    global_batch_size: int
+    micro_rows: int
+    """Rows of one micro-batch over all processes."""
+    devices: int
+    """Rows are split over these: every micro-batch's rows are a multiple of it."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """The parts a run reads. `valid` may be None where there is nothing to validate on."""
+
+    train: SampleSource
+    valid: SampleSource | None
+
+
+@dataclass(frozen=True)
+class TrainingDefaults:
+    """A task's own defaults where the user and the preset say nothing."""
+
+    global_batch_size: int = 64
+    rows_per_device: int = 16
+    """Most rows a device takes at once when accumulation is chosen automatically."""
+    epochs: int | None = 10
+    max_steps: int | None = None
+    lr: float = 1e-3
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    final_lr_fraction: float = 1.0
+    clip_norm: float | None = 1.0
+    ema_decay: float | None = None
+    ema_every: int = 1
+    weight_decay: float = 0.0
+    adam: AdamSettings = field(default_factory=AdamSettings)
+
+
+class Task(ABC):
+    """What is learned. A user's own task subclasses this; see `docs/own_task.md`.
+
+    A task's constructor takes keyword arguments that `--set name=value` and the `[task]` table of a
+    config file fill; it opens no file and builds no model.
+    """
+
+    name: str
+    defaults: TrainingDefaults = TrainingDefaults()
+
+    # -- what must be given ---------------------------------------------------------------------
+    @abstractmethod
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        """The model on the CPU, freshly initialised from torch's seeded generator."""
+
+    @abstractmethod
+    def datasets(self) -> Datasets:
+        """Opens the data. Raises `DataError` naming file and field where it cannot."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """`{"loss": ..., ...}` of one batch, each value of shape (rows,) or 0-d.
+
+        (rows,): each row's own loss; masked rows (`batch["mask"]` 0) are left out by the engine.
+        0-d: a mean over the batch. `"weight"`, of the same shape as the loss, says how much each
+        counts (default 1 a row): the step minimises sum(weight loss) / sum(weight) over all its
+        micro-batches and devices. Other entries are logged, weighted alike.
+        """
+
+    # -- what has a default ---------------------------------------------------------------------
+    def identity(self) -> dict[str, Any]:
+        """Plain values that decide the arithmetic: a resumed run must have the same."""
+        return {}
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Small files a run must keep to be used elsewhere (normalisation, tokenizer), by name."""
+        return {}
+
+    def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
+        """Takes back what `artifacts` gave; `test` and `predict` call it before anything else."""
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+        """Groups for the optimizer: decay on matrices only, as usual."""
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [
+            ParameterGroup([p for p in trained if p.ndim >= 2], weight_decay),
+            ParameterGroup([p for p in trained if p.ndim < 2], 0.0),
+        ]
+
+    def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Adds a sample's own random draws; `rng` is keyed by (seed, epoch, index)."""
+        return sample
+
+    def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+        """Stacks samples to exactly `micro.rows` rows plus `mask` (rows,), 0 on filled rows."""
+        return stack_samples(samples, micro.rows)
+
+    def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
+        """Which samples make up an optimizer step."""
+        return ShuffledPlan(len(data), settings)
+
+    def evaluation_batches(self, data: SampleSource, rows: int) -> Iterator[MicroBatch]:
+        """Every sample once, in order, in batches of training's size."""
+        for start in range(0, len(data), rows):
+            stop = min(start + rows, len(data))
+            yield MicroBatch(
+                tuple(SampleKey(VALIDATION_EPOCH, i) for i in range(start, stop)), rows
+            )
+
+    def example_batches(self, rows: int) -> list[Batch]:
+        """Made-up host batches of every shape training meets, the costliest first; for probing."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a batch looks like")
+
+    def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
+        """Further validation figures (ROUGE on a few samples, say); a costly one bounds itself."""
+        return {}
+
+
+def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
+    """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`."""
+    filled = [*samples, *([samples[-1]] * (rows - len(samples)))]
+    batch = {
+        name: torch.from_numpy(np.stack([np.asarray(sample[name]) for sample in filled]))
+        for name in samples[0]
+    }
+    mask = torch.zeros(rows)
+    mask[: len(samples)] = 1.0
+    return {**batch, "mask": mask}
+
+
+class ShuffledPlan:
+    """Passes over shuffled data laid end to end and cut into equal steps: nothing is dropped.
+
+    The order of pass `e` is a permutation keyed by (seed, e), so any step is found directly.
+    """
+
+    def __init__(self, samples: int, settings: PlanSettings) -> None:
+        self.samples = samples
+        self.settings = settings
+        self._orders: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
+
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.settings.global_batch_size)
+
+    def step(self, step: int) -> list[MicroBatch]:
+        size, rows = self.settings.global_batch_size, self.settings.micro_rows
+        keys = [self._key(step * size + i) for i in range(size)]
+        return [MicroBatch(tuple(keys[i : i + rows]), rows) for i in range(0, size, rows)]
+
+    def _key(self, position: int) -> SampleKey:
+        epoch, offset = divmod(position, self.samples)
+        return SampleKey(epoch, int(self._order(epoch)[offset]))
+
+    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if epoch not in self._orders:
+            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
+            self._orders[epoch] = sample_rng(self.settings.seed, epoch, -1).permutation(
+                self.samples
+            )
+        return self._orders[epoch]
+
+
+def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The generator of one sample's draws in one pass; index -1 is the pass' own."""
+    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 32) | (index & 0xFFFFFFFF)]))
