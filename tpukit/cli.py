@@ -1,18 +1,21 @@
-"""The Typer app: commands registered by name and imported when called, and the one error boundary."""
+"""The Typer app (commands are imported when they are called) and the one error boundary."""
 
 from __future__ import annotations
 
 import importlib
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tpukit import __version__
 from tpukit.errors import TpukitError
+
+# Newer typers carry their own click: its classes are reached through typer's public names.
+ClickUsageError: Any = typer.BadParameter.__mro__[1]
+ClickError: Any = typer.BadParameter.__mro__[2]
 
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
@@ -28,25 +31,30 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """A group that imports a command's module only when that command is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    only_listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        if ctx.resilient_parsing or not _is_called(cmd_name):
-            return click.Command(cmd_name, help=COMMANDS[cmd_name])
-        return load_command(cmd_name)
+        return placeholder(cmd_name) if self.only_listing else load_command(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.only_listing = True
+        super().format_help(ctx, formatter)
 
 
-def _is_called(name: str) -> bool:
-    return name in sys.argv[1:] or not sys.argv[1:]
+def placeholder(name: str) -> TyperCommand:
+    """A command that can be listed in `--help`, and nothing more."""
+    return TyperCommand(name, help=COMMANDS[name])
 
 
-def load_command(name: str) -> click.Command:
+def load_command(name: str) -> Any:
     """The command `name` from `tpukit.commands`."""
     module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
-    command: click.Command = typer.main.get_command(module.app)
+    command = typer.main.get_command(module.app)
     command.name = name
     return command
 
@@ -85,11 +93,11 @@ def run(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="tpukit")
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except click.ClickException as error:
+    except ClickError as error:
         return _report_usage(error, arguments)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _report("Interrupted.", None, "interrupted", 128 + signal.SIGINT, arguments)
     except TpukitError as error:
         if "--debug" in arguments:
@@ -102,8 +110,8 @@ def run(arguments: list[str]) -> int:
         return _report(message, hint, error_id, 1, arguments)
 
 
-def _report_usage(error: click.ClickException, arguments: list[str]) -> int:
-    if isinstance(error, click.UsageError) and "--json" not in arguments:
+def _report_usage(error: Any, arguments: list[str]) -> int:
+    if isinstance(error, ClickUsageError) and "--json" not in arguments:
         error.show()
         return 2
     return _report(error.format_message(), None, "usage", 2, arguments)

@@ -25,7 +25,7 @@ class SampleKey(NamedTuple):
     """Which sample, and in which pass over the data: together they seed its own draws."""
 
     epoch: int
-    index: int
+    sample: int
 
 
 VALIDATION_EPOCH = 2**31 - 1
