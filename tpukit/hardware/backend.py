@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -97,6 +98,8 @@ class Backend(ModelOps, Protocol):
     process: int
     """This process' index among `processes`."""
     processes: int
+    traced: bool
+    """Steps are compiled as one graph: what is due in some steps only is written as arithmetic."""
 
     @property
     def is_main(self) -> bool:
@@ -119,6 +122,10 @@ class Backend(ModelOps, Protocol):
         """A prepared model's parameters by the names they had before it was prepared."""
         ...
 
+    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        """A prepared model's persistent buffers, named likewise."""
+        ...
+
     def optimizer(
         self, groups: Sequence[ParameterGroup], settings: AdamSettings
     ) -> torch.optim.Optimizer:
@@ -134,8 +141,12 @@ class Backend(ModelOps, Protocol):
         ...
 
     # -- the step ----------------------------------------------------------------------------
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of a forward pass."""
+    def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
+        """The precision of a forward pass: the run's own, or another one to compare with."""
+        ...
+
+    def profile(self, folder: Path) -> AbstractContextManager[Any]:
+        """Writes a trace of what runs inside, to look at, into `folder`."""
         ...
 
     def micro_step(
