@@ -1,0 +1,284 @@
+"""Checkpoints: written beside, synced, renamed; verified when read.
+
+A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors, the
+run's artifacts (normalisation, tokenizer) as they are, and `state.json` with the rest and the
+SHA-256 of every file. A reader never sees half of one: the folder appears by a rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tpukit.errors import CheckpointError, JobError
+
+FORMAT = 1
+KEPT = 2
+STATE_FILE = "state.json"
+TENSOR_FILES = ("model", "ema", "optimizer")
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a run is, apart from tensors: plain values that JSON can hold."""
+
+    step: int
+    """Optimizer steps done; the position in the data follows from it."""
+    task: str
+    identity: dict[str, Any]
+    """What a resumed run must share: the task's own values and the training arithmetic."""
+    random: list[dict[str, str]] = field(default_factory=list)
+    """Generators of each process."""
+    scaler: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    """`loss` and `step` of the best validation so far."""
+    window: list[float] = field(default_factory=list)
+    """Sums since the last log line, so that the log goes on as well."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a checkpoint holds, on the host."""
+
+    state: TrainState
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """By file name: model, ema (may lack), optimizer."""
+    artifacts: Mapping[str, bytes]
+
+
+def step_name(step: int) -> str:
+    """`step-00001000`."""
+    return f"step-{step:08d}"
+
+
+# -- writing -------------------------------------------------------------------------------------
+def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
+
+    On any failure what was there stays as it was, and the half-written part is removed.
+    """
+    final = folder / step_name(snapshot.state.step)
+    partial = folder / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _write_files(partial, snapshot)
+        if final.exists():
+            _take_away(final)
+        partial.rename(final)
+        sync_folder(folder)
+        point(folder / "latest", final.name)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise JobError(
+            f"Checkpoint {final.name} could not be written to {folder}: {error}.",
+            "Free some disk and give the same command again: the checkpoint before is intact.",
+            id="checkpoint-write",
+        ) from error
+    return final
+
+
+def _write_files(partial: Path, snapshot: Snapshot) -> None:
+    sums = {}
+    for name, tensors in snapshot.tensors.items():
+        path = partial / f"{name}.safetensors"
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+        sums[path.name] = sync_and_sum(path)
+    for name, content in snapshot.artifacts.items():
+        (partial / name).write_bytes(content)
+        sums[name] = sync_and_sum(partial / name)
+    body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
+    body["sha256_of_this"] = _sum_of_values(body)
+    path = partial / STATE_FILE
+    path.write_text(json.dumps(body, indent=1), encoding="utf-8")
+    sync_and_sum(path)
+    sync_folder(partial)
+
+
+def _sum_of_values(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def sync_and_sum(path: Path) -> str:
+    """Forces a file to the disk and returns its SHA-256."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces a folder's entries (renames) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def point(pointer: Path, name: str) -> None:
+    """Writes a name into a pointer file (`latest`, `best`), at once or not at all."""
+    write_whole(pointer, (name + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part."""
+    beside = path.with_name(f".{path.name}.partial")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def remove_superseded(folder: Path) -> None:
+    """Keeps the last checkpoints and the best one; clears what a killed writer left."""
+    for leftover in [*folder.glob(".*.partial"), *folder.glob(".*.removed")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+    kept = {path.name for path in list_checkpoints(folder)[:KEPT]}
+    kept |= {name for pointer in ("latest", "best") if (name := read_pointer(folder / pointer))}
+    for path in list_checkpoints(folder):
+        if path.name not in kept:
+            _take_away(path)
+
+
+def _take_away(path: Path) -> None:
+    """Deletes a checkpoint; renamed first, so that a reader sees a whole one or none."""
+    doomed = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+class BackgroundWriter:
+    """Writes snapshots one at a time beside the training; a failure surfaces at the next call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def write(self, snapshot: Snapshot, *, is_best: bool) -> None:
+        """Starts writing, after the one before has ended."""
+        self.wait()
+        self._pending = self._pool.submit(self._write, snapshot, is_best)
+
+    def _write(self, snapshot: Snapshot, is_best: bool) -> None:
+        path = write_checkpoint(self.folder, snapshot)
+        if is_best:
+            point(self.folder / "best", path.name)
+        remove_superseded(self.folder)
+
+    def wait(self) -> None:
+        """Until what was started is on the disk; raises what it raised."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Waits and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+
+
+# -- reading -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint folder, its tensors read on demand."""
+
+    path: Path
+    state: TrainState
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of `model`, `ema` or `optimizer`; empty where that file is not kept."""
+        path = self.path / f"{name}.safetensors"
+        return load_file(path) if path.exists() else {}
+
+    def artifacts(self) -> dict[str, bytes]:
+        """The run's small files by name."""
+        skipped = {STATE_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
+        return {
+            p.name: p.read_bytes() for p in sorted(self.path.iterdir()) if p.name not in skipped
+        }
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoint folders, the newest first."""
+    return sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)
+
+
+def read_pointer(pointer: Path) -> str | None:
+    """The name in `latest` or `best`, if it names a checkpoint that exists."""
+    try:
+        name = pointer.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if name.startswith("step-") and (pointer.parent / name).is_dir() else None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose files' sums were verified. Raises CheckpointError naming the file."""
+    try:
+        body = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        if body.pop("sha256_of_this", None) != _sum_of_values(body):
+            raise ValueError("its values are not those that were written")
+        found_format, sums = body.pop("format"), body.pop("sha256")
+        if found_format != FORMAT:
+            raise CheckpointError(
+                f"Checkpoint {path} has format {found_format!r}; this tpukit reads {FORMAT}.",
+                "Use the tpukit version that wrote it, or start again with --no-resume.",
+            )
+        state = TrainState(**body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path / STATE_FILE} is damaged or missing: {error}.") from error
+    for name, expected in sums.items():
+        _verify(path / name, expected)
+    return Checkpoint(path, state)
+
+
+def _verify(path: Path, expected: str) -> None:
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    if found != expected:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one that was recorded.")
+
+
+def newest_good(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies, telling which ones did not; None where there is none.
+
+    Raises CheckpointError where there are checkpoints and none is good.
+    """
+    problems = []
+    for path in list_checkpoints(folder):
+        try:
+            checkpoint = open_checkpoint(path)
+        except CheckpointError as error:
+            problems.append(error)
+            tell(f"Skipping checkpoint {path.name}: {error.message}")
+            continue
+        if problems:
+            tell(f"Using the checkpoint before it: {path.name}.")
+        return checkpoint
+    if problems:
+        raise CheckpointError(
+            f"No checkpoint in {folder} is intact. {problems[0].message}",
+            "Start again with --no-resume (the old run is set aside, not deleted).",
+        )
+    return None

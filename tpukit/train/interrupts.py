@@ -1,0 +1,50 @@
+"""What stops a run from outside: signals and the time that was given."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Set by a signal or by the clock; the engine looks at it between steps.
+
+    `deadline` is a `time.monotonic()` stamp. A second signal of the same kind ends at once.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
+        self.signal_number: int | None = None
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    @property
+    def is_set(self) -> bool:
+        return self.signal_number is not None or self.out_of_time
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+
+@contextmanager
+def listening(stop: StopRequest) -> Iterator[StopRequest]:
+    """Installs the handlers for the context and puts the former ones back."""
+    former: dict[int, Any] = {number: signal.getsignal(number) for number in STOPPING}
+    for number in STOPPING:
+        signal.signal(number, stop.handle)
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

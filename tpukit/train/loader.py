@@ -1,0 +1,99 @@
+"""From a plan to host batches: a DataLoader whose items are whole micro-batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tpukit.hardware.backend import Batch
+from tpukit.train.task import (
+    VALIDATION_EPOCH,
+    BatchPlan,
+    MicroBatch,
+    SampleKey,
+    SampleSource,
+    Task,
+    sample_rng,
+)
+
+MOST_WORKERS = 4
+# A process whose share holds no sample still computes, on one that counts for nothing.
+FILLER = SampleKey(VALIDATION_EPOCH, 0)
+
+
+class MicroBatchData(Dataset[Batch]):
+    """Builds the batch of a MicroBatch; runs in a worker process."""
+
+    def __init__(self, task: Task, data: SampleSource, seed: int) -> None:
+        self.task = task
+        self.data = data
+        self.seed = seed
+
+    def __getitem__(self, micro: MicroBatch) -> Batch:
+        samples = [
+            self.task.draw(self.data[key.sample], sample_rng(self.seed, key.epoch, key.sample))
+            for key in micro.keys or (FILLER,)
+        ]
+        batch = self.task.collate(samples, micro)
+        if not micro.keys:
+            batch["mask"].zero_()
+        return batch
+
+
+class PlannedMicroBatches(Sampler[MicroBatch]):
+    """The micro-batches of steps `start` to `stop` of a plan, this process' share of each."""
+
+    def __init__(
+        self, plan: BatchPlan, start: int, stop: int, process: int, processes: int
+    ) -> None:
+        self.plan = plan
+        self.start = start
+        self.stop = stop
+        self.process = process
+        self.processes = processes
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for step in range(self.start, self.stop):
+            for micro in self.plan.step(step):
+                yield micro.share(self.process, self.processes)
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How batches are made on the host."""
+
+    workers: int
+    seed: int
+    pin_memory: bool = False
+    start_worker: Callable[[int], None] | None = None
+    """Called in each worker process as it starts."""
+
+
+def workers_per_process(asked: int | None, processes_here: int) -> int:
+    """Loading processes of one training process: a share of what was asked, or of the cores."""
+    if asked is not None:
+        return -(-asked // processes_here)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(0, min(MOST_WORKERS, cores // processes_here - 1))
+
+
+def make_loader(
+    task: Task, data: SampleSource, micro_batches: Any, settings: LoaderSettings
+) -> DataLoader[Batch]:
+    """A DataLoader over micro-batches (any iterable of them), in their order."""
+    return DataLoader(
+        MicroBatchData(task, data, settings.seed),
+        sampler=micro_batches,
+        batch_size=None,
+        num_workers=settings.workers,
+        pin_memory=settings.pin_memory and torch.cuda.is_available(),
+        prefetch_factor=2 if settings.workers else None,
+        worker_init_fn=settings.start_worker if settings.workers else None,
+    )

@@ -1,0 +1,222 @@
+"""The run folder: its files, its lock, and reading a run that is there."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from tpukit.errors import CheckpointError, UsageError
+from tpukit.train.checkpoint import (
+    Checkpoint,
+    newest_good,
+    open_checkpoint,
+    read_pointer,
+    write_whole,
+)
+
+VERSIONED = ("tpukit", "torch", "torch_xla", "libtpu", "jax", "accelerate", "timm", "numpy")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps everything."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    def rank_log(self, process: int) -> Path:
+        return self.path / "logs" / f"rank-{process}.txt"
+
+    def create(self) -> None:
+        """Makes the folders. Raises UsageError where that is not possible."""
+        try:
+            for folder in (self.path, self.checkpoints, self.path / "logs"):
+                folder.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"The run folder {self.path} cannot be written: {error.strerror}.",
+                "Choose another one with --results-dir.",
+                id="run-folder",
+            ) from error
+
+    def set_aside(self) -> Path | None:
+        """Renames an old run out of the way; its new path, or None where there was none."""
+        if not self.config.exists() and not self.checkpoints.exists():
+            return None
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+class RunLock:
+    """At most one live run a folder: the kernel drops the lock when the process dies."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        # Beside the folder, so that setting the folder aside keeps the lock.
+        self.path = folder.path.with_name(f".{folder.path.name}.lock")
+        self.folder = folder.path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"The run folder {self.folder} cannot be made: {error.strerror}.",
+                "Choose another one with --results-dir.",
+                id="run-folder",
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            file.close()
+            raise UsageError(
+                f"Another run is writing to {self.folder} (process {owner}).",
+                "Wait for it, end it, or choose another folder with --results-dir.",
+                id="run-locked",
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+# -- config.toml ---------------------------------------------------------------------------------
+def versions() -> dict[str, str]:
+    """Versions of what decides a run's arithmetic, by metadata (nothing is imported)."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes `config.toml`: one table after the other, None left out."""
+    lines = ["# Everything that was decided; `--config` takes this file.", ""]
+    for table, values in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+        lines.append("")
+    write_whole(folder.config, "\n".join(lines).encode())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(part) for part in value) + "]"
+    # A JSON string is a TOML basic string.
+    return json.dumps(str(value))
+
+
+def read_config(folder: RunFolder) -> dict[str, Any]:
+    """The tables of a run's `config.toml`."""
+    try:
+        return tomllib.loads(folder.config.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder.path} is no run folder: it has no config.toml.",
+            "Give the folder that a training command wrote (--run DIR).",
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CheckpointError(f"{folder.config} cannot be read: {error}.") from error
+
+
+# -- a run to use --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run as `test` and `predict` need it."""
+
+    path: Path
+    task: str
+    task_config: dict[str, Any]
+    train_config: dict[str, Any]
+    checkpoint: Checkpoint
+
+    def weights(self) -> dict[str, Any]:
+        """The averaged weights where the run kept them, over the trained ones; whole, on the CPU."""
+        return {**self.checkpoint.tensors("model"), **self.checkpoint.tensors("ema")}
+
+
+def open_run(path: Path, tell: Callable[[str], None]) -> TrainedRun:
+    """A run folder's task, configs and best checkpoint (the newest good one if it is damaged).
+
+    `path` may also be one checkpoint folder of a run.
+    """
+    if path.name.startswith("step-") and path.parent.name == "checkpoints":
+        folder, checkpoint = RunFolder(path.parent.parent), open_checkpoint(path)
+    else:
+        folder = RunFolder(path)
+        if not folder.path.is_dir():
+            raise CheckpointError(
+                f"There is no run folder {path}.",
+                "Train first, or give another one with --run DIR.",
+            )
+        checkpoint = _best_checkpoint(folder, tell)
+    config = read_config(folder)
+    task_table = dict(config.get("task", {}))
+    name = str(task_table.pop("name", checkpoint.state.task))
+    return TrainedRun(folder.path, name, task_table, dict(config.get("train", {})), checkpoint)
+
+
+def _best_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Checkpoint:
+    best = read_pointer(folder.checkpoints / "best")
+    if best is not None:
+        try:
+            return open_checkpoint(folder.checkpoints / best)
+        except CheckpointError as error:
+            tell(f"The best checkpoint is not usable: {error.message}")
+    checkpoint = newest_good(folder.checkpoints, tell)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint yet.", "Train on, or give another run with --run DIR."
+        )
+    return checkpoint
