@@ -1,0 +1,168 @@
+"""Finding the largest batch that fits, whoever answers whether one does.
+
+The search trusts nothing but trials. It keeps a bracket (the largest batch seen to fit, a larger
+one seen not to), guesses inside or above it from the memory read so far, and ends when the two
+are neighbours: both were tried. Memory need not grow with the batch, nor grow evenly: a compiler
+near the limit trades operations for memory, and what a failure says it wanted goes up and down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Reason = str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The answer to one question: does this batch fit, and how much does it use?"""
+
+    fits: bool
+    used_bytes: int | None = None
+    """What it uses, or wanted; None where nothing was said (killed, hung)."""
+    limit_bytes: int | None = None
+    fixed_bytes: int | None = None
+    """The part that does not grow with the batch: parameters, optimizer, EMA."""
+
+
+Question = Callable[[int, Reason], Reading]
+"""Tries a batch; the reason is for people who watch."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Where to look."""
+
+    start: int = 4
+    """The first batch to try, rounded down to a multiple of `multiple` (but at least that)."""
+    maximum: int = 4096
+    """No larger batch is tried."""
+    multiple: int = 1
+    """Only multiples of this are tried."""
+    stretch: float = 1.0
+    """How far beyond the linear guess the first jump goes; over 1 where the answerer saves memory
+    when it must (the TPU compiler recomputes: 1.33 was seen)."""
+
+
+@dataclass
+class Bracket:
+    """What is known: `low` fits, `high` does not; 0 and None where nothing was seen yet."""
+
+    readings: dict[int, Reading] = field(default_factory=dict)
+    low: int = 0
+    high: int | None = None
+
+    def record(self, batch: int, reading: Reading) -> None:
+        """Takes in one answer for a batch inside the bracket."""
+        self.readings[batch] = reading
+        if reading.fits:
+            self.low = batch
+        else:
+            self.high = batch
+
+
+@dataclass(frozen=True)
+class Found:
+    """The end of a search."""
+
+    largest: int
+    """The largest batch that was tried and fits with its neighbour not fitting; 0 if none does."""
+    next_failed: int | None
+    """The next batch, tried and too large; None where `maximum` was reached."""
+    trials: tuple[int, ...]
+
+
+def search(question: Question, settings: SearchSettings) -> Found:
+    """Asks until a batch fits and the next one (a multiple further on) does not, both tried."""
+    step = settings.multiple
+    top = settings.maximum // step * step
+    if top < step:
+        raise ValueError(f"maximum {settings.maximum} is under one multiple of {step}")
+    bracket = Bracket()
+    batch, reason = min(max(settings.start // step * step, step), top), "the start"
+    jumps = 0
+    while True:
+        bracket.record(batch, question(batch, reason))
+        if _finished(bracket, step, top):
+            trials = tuple(bracket.readings)
+            return Found(bracket.low, bracket.high, trials)
+        jumps += 1
+        if bracket.high is None:
+            batch, reason = _above(bracket, settings, jumps)
+            batch = min(batch, top)
+        else:
+            batch, reason = _inside(bracket, step, jumps)
+
+
+def _finished(bracket: Bracket, step: int, top: int) -> bool:
+    if bracket.high is None:
+        return bracket.low >= top
+    return bracket.high - bracket.low <= step
+
+
+def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int, Reason]:
+    """The next batch where everything so far fits: as far as memory says, at least galloping."""
+    step, low = settings.multiple, bracket.low
+    gallop = low + step * 2 ** max(jumps - 2, 0)
+    guess = _linear_limit(bracket, settings.stretch if jumps == 1 else 1.0)
+    if guess is None:
+        return _rounded(max(2 * low, gallop), step), "no memory figure to go by: twice as much"
+    reach = 64 * low if jumps == 1 else 2 * low
+    batch = _rounded(min(guess, reach), step)
+    if batch < gallop:
+        return gallop, f"{low} fits close to the limit: a little more"
+    return batch, "where the memory read so far reaches the limit"
+
+
+def _linear_limit(bracket: Bracket, stretch: float) -> float | None:
+    """The batch at which memory, drawn as a line through what fits, reaches the limit."""
+    low = bracket.low
+    reading = bracket.readings[low]
+    if reading.used_bytes is None or reading.limit_bytes is None:
+        return None
+    before = _previous_fit(bracket)
+    fixed, origin = reading.fixed_bytes or 0, 0
+    if before is not None:
+        earlier = bracket.readings[before].used_bytes
+        if earlier is not None and earlier < reading.used_bytes:
+            fixed, origin = earlier, before
+    slope = (reading.used_bytes - fixed) / (low - origin)
+    if slope <= 0:
+        return None
+    return stretch * (origin + (reading.limit_bytes - fixed) / slope)
+
+
+def _previous_fit(bracket: Bracket) -> int | None:
+    fits = sorted(b for b, r in bracket.readings.items() if r.fits and b < bracket.low)
+    return fits[-1] if fits else None
+
+
+def _inside(bracket: Bracket, step: int, jumps: int) -> tuple[int, Reason]:
+    """The next batch strictly between `low` and `high`: interpolated, every third time halved."""
+    low, high = bracket.low, bracket.high
+    assert high is not None
+    guess = None if jumps % 3 == 0 else _crossing(bracket, high)
+    reason = f"between {low}, which fits, and {high}, which does not"
+    if guess is None:
+        guess, reason = (low + high) / 2, f"half way {reason}"
+    elif low == 0:
+        reason = f"{high} does not fit: scaled by what it wanted"
+    return min(max(_rounded(guess, step), low + step), high - step), reason
+
+
+def _crossing(bracket: Bracket, high: int) -> float | None:
+    """Where a line between the two ends of the bracket crosses the limit."""
+    above = bracket.readings[high]
+    if above.used_bytes is None or above.limit_bytes is None:
+        return None
+    below = bracket.readings.get(bracket.low)
+    base = below.used_bytes if below else (above.fixed_bytes or 0)
+    if base is None or not base < above.limit_bytes < above.used_bytes:
+        return None
+    share = (above.limit_bytes - base) / (above.used_bytes - base)
+    return bracket.low + share * (high - bracket.low)
+
+
+def _rounded(batch: float, step: int) -> int:
+    return int(batch / step + 1e-9) * step
