@@ -40,7 +40,7 @@ class StopRequest:
 @contextmanager
 def listening(stop: StopRequest) -> Iterator[StopRequest]:
     """Installs the handlers for the context and puts the former ones back."""
-    former: dict[int, Any] = {number: signal.getsignal(number) for number in STOPPING}
+    former: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in STOPPING}
     for number in STOPPING:
         signal.signal(number, stop.handle)
     try:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tpukit.hardware.backend import Batch
@@ -69,7 +68,6 @@ class LoaderSettings:
 
     workers: int
     seed: int
-    pin_memory: bool = False
     start_worker: Callable[[int], None] | None = None
     """Called in each worker process as it starts."""
 
@@ -93,7 +91,6 @@ def make_loader(
         sampler=micro_batches,
         batch_size=None,
         num_workers=settings.workers,
-        pin_memory=settings.pin_memory and torch.cuda.is_available(),
         prefetch_factor=2 if settings.workers else None,
         worker_init_fn=settings.start_worker if settings.workers else None,
     )

@@ -81,8 +81,7 @@ class RunLock:
     """At most one live run a folder: the kernel drops the lock when the process dies."""
 
     def __init__(self, folder: RunFolder) -> None:
-        # Beside the folder, so that setting the folder aside keeps the lock.
-        self.path = folder.path.with_name(f".{folder.path.name}.lock")
+        self.path = folder.path / ".lock"
         self.folder = folder.path
         self._file: IO[str] | None = None
 
@@ -182,7 +181,7 @@ class TrainedRun:
     checkpoint: Checkpoint
 
     def weights(self) -> dict[str, Any]:
-        """The averaged weights where the run kept them, over the trained ones; whole, on the CPU."""
+        """The averaged weights where the run kept them, else the trained ones; on the CPU."""
         return {**self.checkpoint.tensors("model"), **self.checkpoint.tensors("ema")}
 
 

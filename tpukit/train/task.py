@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -109,6 +109,16 @@ class TrainingDefaults:
     adam: AdamSettings = field(default_factory=AdamSettings)
 
 
+@dataclass(frozen=True)
+class Preset:
+    """What a preset means for a task, beside what it means for any."""
+
+    train: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of TrainConfig."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own options."""
+
+
 class Task(ABC):
     """What is learned. A user's own task subclasses this; see `docs/own_task.md`.
 
@@ -118,6 +128,8 @@ class Task(ABC):
 
     name: str
     defaults: TrainingDefaults = TrainingDefaults()
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """By name: quick, safe, balanced, fast."""
 
     # -- what must be given ---------------------------------------------------------------------
     @abstractmethod

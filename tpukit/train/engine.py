@@ -1,0 +1,360 @@
+"""The one training engine: steps, and what happens once in a while between them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpukit.errors import NonFiniteLossError
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.train.batch_size import BatchSplit
+from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.config import TrainConfig
+from tpukit.train.interrupts import StopRequest
+from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
+from tpukit.train.run_log import Progress, RunLog, format_bytes
+from tpukit.train.schedule import is_due, learning_rate
+from tpukit.train.step import Learner
+from tpukit.train.task import BatchPlan, Datasets, Task
+
+LARGE_GRADIENT = 1e3
+SMALL_GRADIENT = 1e-7
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is run: decided before the first step, the same in every process."""
+
+    task: Task
+    datasets: Datasets
+    batches: BatchPlan
+    split: BatchSplit
+    config: TrainConfig
+    total_steps: int
+    identity: dict[str, Any]
+    artifacts: dict[str, bytes]
+    loading: LoaderSettings
+    profile_folder: Path | None = None
+    """Where a trace of a few steps goes, if one is wanted."""
+
+
+@dataclass
+class RunState:
+    """What changes from step to step, apart from tensors."""
+
+    step: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    last_loss: float = float("nan")
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended."""
+
+    state: RunState
+    finished: bool
+    stopped_by: int | None
+    """The signal that stopped it, if one did."""
+    samples_per_second: float
+    compilations: int
+    compilations_after_warmup: int
+
+
+class CompilationWatch:
+    """Tells a graph's first compilation from one that should not have happened.
+
+    An activity (training on one set of shapes, evaluating, reading) may compile the first time
+    it is seen; whatever compiles later is counted as after the warm-up.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.seen: set[Any] = set()
+        self.counted = backend.compilations()
+        self.after_warmup = 0
+
+    def done(self, activity: Any) -> int:
+        """Books what was compiled since the last call to `activity`; returns unexpected ones."""
+        now = self.backend.compilations()
+        fresh, self.counted = now - self.counted, now
+        if activity not in self.seen:
+            self.seen.add(activity)
+            return 0
+        self.after_warmup += fresh
+        return fresh
+
+
+class ProfiledSteps:
+    """A trace of a few steps after the first ones, which compile and warm caches."""
+
+    SKIPPED, COUNT = 3, 3
+
+    def __init__(self, backend: Backend, folder: Path | None, first_step: int) -> None:
+        self.backend = backend
+        self.folder = folder
+        self.first = first_step + self.SKIPPED
+        self._trace = ExitStack()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Around step `step` (from 0)."""
+        if self.folder is None:
+            yield
+            return
+        if step == self.first:
+            self._trace.enter_context(self.backend.profile(self.folder))
+        yield
+        if step == self.first + self.COUNT - 1:
+            self._trace.close()
+
+
+class Engine:
+    """Runs a plan with a learner; `log` and `writer` are None on all but the main process."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        learner: Learner,
+        state: RunState,
+        stop: StopRequest,
+        log: RunLog | None,
+        writer: BackgroundWriter | None,
+    ) -> None:
+        self.plan = plan
+        self.config = plan.config
+        self.learner = learner
+        self.backend = learner.backend
+        self.state = state
+        self.stop = stop
+        self.log = log
+        self.writer = writer
+        self.watch = CompilationWatch(self.backend)
+        self._window_started = time.monotonic()
+        self._window_steps = 0
+        self._rate = 0.0
+        self._trained_seconds = 0.0
+        self._trained_steps = 0
+
+    # -- the loop --------------------------------------------------------------------------------
+    def run(self) -> RunEnd:
+        """Trains from the present step to the last, or until it is stopped."""
+        total, first_step = self.plan.total_steps, self.state.step
+        profile = ProfiledSteps(self.backend, self.plan.profile_folder, first_step)
+        steps = self.training_batches(self.state.step, total)
+        with Progress(total, self.state.step, "step") if self.log else nullcontext() as progress:
+            self._restart_clock()
+            while self.state.step < total:
+                with profile.step(self.state.step):
+                    self.train_step(next(steps))
+                done = self.state.step
+                if done == first_step + 1:
+                    # The first step compiles: it says nothing about the rate.
+                    self._restart_clock()
+
+                # once in a while: read the figures and tell them
+                if is_due(done, self.config.log_every, total):
+                    self.report(progress)
+
+                # once in a while: validate and save
+                if is_due(done, self.config.ckpt_every, total):
+                    self.validate()
+                    self.save(is_best=self._is_best())
+
+                # a signal or the clock, the same decision in every process
+                if self.backend.agree(self.stop.is_set):
+                    break
+                if progress:
+                    progress.update(done, self.facts)
+            steps.close()
+        return self.end()
+
+    def train_step(self, batches: list[Batch]) -> None:
+        """One optimizer step at the rate its number has."""
+        rate = learning_rate(self.state.step, self.plan.total_steps, self.config)
+        self.learner.train_step(batches, rate)
+        self.state.step += 1
+        self._window_steps += 1
+        shapes = tuple(tuple(t.shape) for b in batches for t in b.values())
+        unexpected = self.watch.done(("train", shapes))
+        if unexpected and self.log:
+            self.log.note(f"step {self.state.step}: {unexpected} unexpected compilation(s)")
+
+    def training_batches(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
+        """The device batches of each step from `start` on, grouped by step."""
+        counts = (len(self.plan.batches.step(step)) for step in range(start, stop))
+        sampler = PlannedMicroBatches(
+            self.plan.batches, start, stop, self.backend.process, self.backend.processes
+        )
+        loader = make_loader(self.plan.task, self.plan.datasets.train, sampler, self.plan.loading)
+        batches = self.backend.batches(loader)
+        for count in counts:
+            yield list(itertools.islice(batches, count))
+
+    # -- once in a while ---------------------------------------------------------------------------
+    def report(self, progress: Progress | None) -> None:
+        """Reads the figures (the one stop of the pipeline), logs them, checks the loss."""
+        figures = self.learner.read_figures()
+        self._stop_clock()
+        self.watch.done("read")
+        self.state.last_loss = figures.values["loss"]
+        rate = learning_rate(self.state.step - 1, self.plan.total_steps, self.config)
+        row = {
+            "kind": "train",
+            "step": self.state.step,
+            **figures.values,
+            "lr": rate,
+            "gradient_norm": figures.gradient_norm,
+            "largest_gradient_norm": figures.largest_gradient_norm,
+            "skipped_steps": figures.skipped,
+            "samples_per_second": self._rate,
+            "compilations": self.backend.compilations(),
+            **self._memory_row(),
+        }
+        if self.log:
+            self.log.metric_line(row)
+            self.log.note(f"step {self.state.step}: {self.facts()}")
+            self._warn_about_gradients(
+                figures.largest_gradient_norm, figures.smallest_gradient_norm
+            )
+        if progress:
+            progress.update(self.state.step, self.facts, at_once=True)
+        self._require_finite(figures.first_bad_step)
+        self._restart_clock()
+
+    def validate(self) -> None:
+        """The loss on every validation sample, by the averaged weights where they are kept."""
+        data = self.plan.datasets.valid
+        if data is None:
+            return
+        self._require_finite(self.learner.first_bad_step())
+        average = self.learner.average
+        with average.in_place_of_weights(self.backend) if average else nullcontext():
+            values = self.learner.evaluate(self.evaluation_batches())
+            scores = self.plan.task.score(self.learner.model, self.backend, data)
+        self.watch.done("validate")
+        self.state.scores = {f"valid_{n}": v for n, v in {**values, **scores}.items()}
+        if self.log:
+            row = {"kind": "valid", "step": self.state.step, **self.state.scores}
+            self.log.metric_line(row)
+            told = ", ".join(f"{name} {value:.4g}" for name, value in self.state.scores.items())
+            self.log.text(f"step {self.state.step}: {told}")
+        self._restart_clock()
+
+    def evaluation_batches(self) -> Iterator[Batch]:
+        """Every validation sample once, in batches of training's size."""
+        assert self.plan.datasets.valid is not None
+        task, data = self.plan.task, self.plan.datasets.valid
+        micro_batches = [
+            micro.share(self.backend.process, self.backend.processes)
+            for micro in task.evaluation_batches(data, self.plan.split.micro_rows)
+        ]
+        return self.backend.batches(make_loader(task, data, micro_batches, self.plan.loading))
+
+    def save(self, *, is_best: bool) -> None:
+        """A checkpoint of this step; none is written once the loss was not finite."""
+        self._require_finite(self.learner.first_bad_step())
+        snapshot = self.snapshot()
+        self.watch.done("save")
+        if self.writer is not None:
+            self.writer.write(snapshot, is_best=is_best)
+        self._restart_clock()
+
+    def snapshot(self) -> Snapshot:
+        """Everything of this step, copied to the host. Every process must call it."""
+        learner, backend = self.learner, self.backend
+        tensors = {
+            "model": backend.to_host(learner.model_tensors()),
+            "optimizer": backend.to_host(learner.optimizer_tensors()),
+        }
+        if learner.average:
+            tensors["ema"] = backend.to_host(learner.average.averages)
+        state = TrainState(
+            step=self.state.step,
+            task=self.plan.task.name,
+            identity=self.plan.identity,
+            random=backend.gather_objects(backend.random_state()),
+            scaler=backend.scaler_state(),
+            best=self.state.best,
+            window=backend.to_host({"window": learner.window})["window"].tolist(),
+        )
+        return Snapshot(state, tensors, self.plan.artifacts)
+
+    def _is_best(self) -> bool:
+        loss = self.state.scores.get("valid_loss")
+        if loss is None or not loss < self.state.best.get("loss", float("inf")):
+            return False
+        self.state.best = {"loss": loss, "step": float(self.state.step)}
+        return True
+
+    def end(self) -> RunEnd:
+        """Saves what is not saved yet and sums the run up."""
+        finished = self.state.step >= self.plan.total_steps
+        if not finished and not is_due(self.state.step, self.config.ckpt_every, 0):
+            self.save(is_best=False)
+        if self.writer is not None:
+            self.writer.wait()
+        numbers = self.backend.gather_objects(self.stop.signal_number)
+        seconds = self._trained_seconds
+        size = self.plan.split.global_batch_size
+        return RunEnd(
+            state=self.state,
+            finished=finished,
+            stopped_by=None if finished else next((n for n in numbers if n is not None), None),
+            samples_per_second=self._trained_steps * size / seconds if seconds else 0.0,
+            compilations=self.backend.compilations(),
+            compilations_after_warmup=self.watch.after_warmup,
+        )
+
+    # -- figures -----------------------------------------------------------------------------------
+    def facts(self) -> str:
+        """Loss, rate, memory, device load and compilations in one line."""
+        parts = [f"loss {self.state.last_loss:.4g}"]
+        if self._rate:
+            parts.append(f"{self._rate:.3g} samples/s")
+        memory, load = self.backend.memory(), self.backend.load_percent()
+        if memory:
+            limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
+            parts.append(f"{format_bytes(memory.peak)}{limit}")
+        if load is not None:
+            parts.append(f"device {load} %")
+        if compilations := self.backend.compilations():
+            parts.append(f"{compilations} compilations")
+        return "  ".join(parts)
+
+    def _memory_row(self) -> dict[str, int]:
+        memory = self.backend.memory()
+        return {"memory_used": memory.used, "memory_peak": memory.peak} if memory else {}
+
+    def _warn_about_gradients(self, largest: float, smallest: float) -> None:
+        assert self.log is not None
+        if largest > LARGE_GRADIENT:
+            self.log.text(f"Warning: gradient norm {largest:.3g} is large: lower --lr?")
+        if smallest < SMALL_GRADIENT:
+            self.log.text(f"Warning: gradient norm {smallest:.3g} is tiny: does the model learn?")
+
+    def _require_finite(self, first_bad_step: int | None) -> None:
+        if first_bad_step is not None:
+            raise NonFiniteLossError(
+                f"The loss stopped being finite in step {first_bad_step}; no checkpoint was written"
+                " after it.",
+                "Lower --lr or clip harder, or use bf16 or fp32 instead of fp16; the same command"
+                " goes on from the last checkpoint.",
+            )
+
+    def _restart_clock(self) -> None:
+        """Times training alone: compilation of the first step and pauses are left out."""
+        self._window_started = time.monotonic()
+        self._window_steps = 0
+
+    def _stop_clock(self) -> None:
+        seconds = time.monotonic() - self._window_started
+        if self._window_steps and seconds > 0:
+            self._rate = self._window_steps * self.plan.split.global_batch_size / seconds
+            self._trained_seconds += seconds
+            self._trained_steps += self._window_steps

@@ -1,0 +1,78 @@
+"""From a checkpoint, or from the seed, to a learner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from tpukit.errors import CheckpointError
+from tpukit.hardware.backend import Backend
+from tpukit.train.checkpoint import Checkpoint
+from tpukit.train.config import TrainConfig
+from tpukit.train.step import Learner, build_learner
+from tpukit.train.task import Task
+
+MASK_63 = 2**63 - 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the host's generators: the weights of a new model come from torch's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed & MASK_63)
+
+
+def load_learner(
+    task: Task, config: TrainConfig, backend: Backend, checkpoint: Checkpoint | None
+) -> Learner:
+    """The learner as a checkpoint left it, or as the seed makes it."""
+    seed_everything(config.global_seed)
+    model = task.build_model(backend)
+    if checkpoint is not None:
+        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
+    learner = build_learner(task, backend, model, config)
+    backend.seed(config.global_seed)
+    if checkpoint is None:
+        return learner
+    backend.load(learner.optimizer_tensors(), checkpoint.tensors("optimizer"))
+    if learner.average:
+        backend.load(learner.average.averages, checkpoint.tensors("ema"))
+    backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
+    learner.set_steps_done(checkpoint.state.step)
+    if checkpoint.state.scaler:
+        backend.set_scaler_state(checkpoint.state.scaler)
+    if len(checkpoint.state.random) == backend.processes:
+        backend.set_random_state(checkpoint.state.random[backend.process])
+    return learner
+
+
+def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
+    """Loads whole weights strictly. Raises CheckpointError naming what does not fit."""
+    own = {**dict(model.named_parameters()), **_persistent_buffers(model)}
+    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    wrong = [
+        f"{name} is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & weights.keys())
+        if weights[name].shape != own[name].shape
+    ]
+    problems = [f"lacks {missing[0]}"] * bool(missing) + [f"has an unknown {extra[0]}"] * bool(
+        extra
+    )
+    problems += wrong[:1]
+    if problems:
+        count = len(missing) + len(extra) + len(wrong)
+        raise CheckpointError(
+            f"{source} does not fit this model: it {'; '.join(problems)} ({count} differences).",
+            "Use the task and the size it was trained with.",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def _persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}

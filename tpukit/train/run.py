@@ -1,0 +1,356 @@
+"""A whole training run: from a task and a config to a finished run folder."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
+from tpukit.hardware.backend import Backend
+from tpukit.hardware.process import WorkerInit
+from tpukit.train.batch_size import split_batch
+from tpukit.train.checkpoint import (
+    KEPT,
+    BackgroundWriter,
+    Checkpoint,
+    list_checkpoints,
+    newest_good,
+    point,
+    read_pointer,
+)
+from tpukit.train.config import ARITHMETIC, TrainConfig, as_dict
+from tpukit.train.engine import Engine, RunEnd, RunPlan, RunState
+from tpukit.train.interrupts import StopRequest, listening
+from tpukit.train.loader import LoaderSettings, workers_per_process
+from tpukit.train.precision_check import compare_bf16
+from tpukit.train.restore import load_learner
+from tpukit.train.run_folder import RunFolder, RunLock, versions, write_config
+from tpukit.train.run_log import (
+    RunLog,
+    cut_metrics,
+    draw_loss_curve,
+    format_bytes,
+    keep_rank_output,
+    read_metrics,
+)
+from tpukit.train.step import Learner
+from tpukit.train.task import PlanSettings, Task
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a training command asks for."""
+
+    task: Task
+    task_config: Mapping[str, Any]
+    """The task's own options, for config.toml."""
+    config: TrainConfig
+    folder: RunFolder
+    command: str
+    """What the user typed, to print where it goes on."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run ended with; the fields of `--json`."""
+
+    steps: int
+    loss: float | None
+    best: dict[str, float]
+    run: str
+    samples_per_second: float
+    compilations: int
+    compilations_after_warmup: int
+    resumed_from: int | None
+    finished: bool
+
+
+def train(request: RunRequest, backend: Backend, tell: Callable[[str], None]) -> RunSummary:
+    """Runs a request to its end, or to where a signal or the clock stops it.
+
+    Raises InterruptedRunError after a signal, its checkpoint written.
+    """
+    stop = StopRequest(
+        time.monotonic() + request.config.max_time if request.config.max_time else None
+    )
+    with ExitStack() as stack:
+        stack.enter_context(listening(stop))
+        _claim_folder(request, backend, stack, tell)
+        tell_main = tell if backend.is_main else _say_nothing
+        checkpoint = _find_checkpoint(request, backend, tell_main)
+        if checkpoint is not None:
+            request.task.restore_artifacts(checkpoint.artifacts())
+        plan = plan_run(request, backend)
+        if checkpoint is not None:
+            _require_same_arithmetic(plan.identity, checkpoint, request.folder)
+            if checkpoint.state.step >= plan.total_steps:
+                return _already_finished(request, checkpoint, tell_main)
+        return _train_from(request, plan, checkpoint, backend, stop, tell)
+
+
+def _say_nothing(message: str) -> None:
+    pass
+
+
+# -- the folder and what is in it --------------------------------------------------------------
+def _claim_folder(
+    request: RunRequest, backend: Backend, stack: ExitStack, tell: Callable[[str], None]
+) -> None:
+    """The main process makes and locks the folder; the others wait and keep to their logs."""
+    folder = request.folder
+    if backend.is_main:
+        if not request.config.resume and folder.path.exists():
+            with RunLock(folder):
+                aside = folder.set_aside()
+            if aside:
+                tell(f"The old run was set aside: {aside}")
+        folder.create()
+        stack.enter_context(RunLock(folder))
+        if request.config.resume_from:
+            _import_run(Path(request.config.resume_from), folder, tell)
+    backend.barrier()
+    if not backend.is_main:
+        keep_rank_output(folder, backend.process)
+
+
+def _import_run(source: Path, folder: RunFolder, tell: Callable[[str], None]) -> None:
+    """Copies a read-only run's newest good and best checkpoints, unless this folder is further."""
+    if list_checkpoints(folder.checkpoints):
+        tell(f"{folder.path} has checkpoints of its own: --resume-from is not needed.")
+        return
+    origin = RunFolder(source)
+    newest = newest_good(origin.checkpoints, tell) if origin.checkpoints.is_dir() else None
+    if newest is None:
+        raise CheckpointError(
+            f"--resume-from {source}: there is no checkpoint in {origin.checkpoints}.",
+            "Give the run folder that holds `checkpoints/`.",
+        )
+    best = read_pointer(origin.checkpoints / "best")
+    for name in sorted({newest.path.name, best or newest.path.name}):
+        partial = folder.checkpoints / f".{name}.partial"
+        shutil.copytree(origin.checkpoints / name, partial, copy_function=shutil.copyfile)
+        partial.rename(folder.checkpoints / name)
+    if best:
+        point(folder.checkpoints / "best", best)
+    point(folder.checkpoints / "latest", newest.path.name)
+    if origin.metrics.exists():
+        shutil.copyfile(origin.metrics, folder.metrics)
+    tell(f"Starting from {source}, {newest.path.name}.")
+
+
+def _find_checkpoint(
+    request: RunRequest, backend: Backend, tell: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest good checkpoint, the same one in every process."""
+    checkpoint = newest_good(request.folder.checkpoints, tell)
+    steps = backend.gather_objects(checkpoint.state.step if checkpoint else None)
+    if len(set(steps)) > 1:
+        raise CheckpointError(
+            f"The processes see different checkpoints in {request.folder.path}: steps {steps}.",
+            "All hosts must share the run folder.",
+        )
+    return checkpoint
+
+
+def _require_same_arithmetic(
+    identity: Mapping[str, Any], checkpoint: Checkpoint, folder: RunFolder
+) -> None:
+    before = checkpoint.state.identity
+    changes = [
+        f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
+        for name in sorted({*before, *identity})
+        if before.get(name) != identity.get(name)
+    ]
+    if changes:
+        raise ConfigError(
+            f"The run in {folder.path} was made with other settings: {'; '.join(changes)}.",
+            "Give the old values to go on with it, --no-resume to start anew (the old run is set"
+            " aside), or another --results-dir.",
+            id="changed-arithmetic",
+        )
+
+
+def _already_finished(
+    request: RunRequest, checkpoint: Checkpoint, tell: Callable[[str], None]
+) -> RunSummary:
+    state = checkpoint.state
+    tell(
+        f"The run in {request.folder.path} is finished ({state.step} steps)."
+        " --no-resume starts a new one; more --epochs or --max-steps go on with it."
+    )
+    losses = [row["loss"] for row in read_metrics(request.folder) if row["kind"] == "train"]
+    return RunSummary(
+        steps=state.step,
+        loss=losses[-1] if losses else None,
+        best=state.best,
+        run=str(request.folder.path),
+        samples_per_second=0.0,
+        compilations=0,
+        compilations_after_warmup=0,
+        resumed_from=state.step,
+        finished=True,
+    )
+
+
+# -- the plan ------------------------------------------------------------------------------------
+def plan_run(request: RunRequest, backend: Backend) -> RunPlan:
+    """Opens the data and does the arithmetic of batches and steps."""
+    task, config = request.task, request.config
+    if not backend.is_main:
+        backend.barrier()  # the main process builds caches, the others find them
+    datasets = task.datasets()
+    if backend.is_main:
+        backend.barrier()
+    samples = len(datasets.train)
+    if config.global_batch_size > samples:
+        raise DataError(
+            f"--global-batch-size {config.global_batch_size} is larger than the training data"
+            f" ({samples} samples).",
+            f"Choose at most {samples}, or bring more data.",
+        )
+    split = split_batch(
+        config.global_batch_size, backend.devices, config.accumulate, task.defaults.rows_per_device
+    )
+    settings = PlanSettings(
+        config.global_batch_size, split.micro_rows, backend.devices, config.global_seed
+    )
+    batches = task.plan(datasets.train, settings)
+    total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
+    return RunPlan(
+        task=task,
+        datasets=datasets,
+        batches=batches,
+        split=split,
+        config=config,
+        total_steps=total,
+        identity=_identity(task, config, total),
+        artifacts=task.artifacts(),
+        loading=LoaderSettings(
+            workers=workers_per_process(config.num_workers, backend.processes),
+            seed=config.global_seed,
+            start_worker=WorkerInit(),
+        ),
+        profile_folder=request.folder.path / "profile" if config.profile else None,
+    )
+
+
+def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:
+    values = {"task": task.name, **task.identity()}
+    values |= {name: getattr(config, name) for name in ARITHMETIC}
+    if config.schedule != "constant":
+        # The rate depends on how long the run is.
+        values["total_steps"] = total_steps
+    return values
+
+
+# -- training ------------------------------------------------------------------------------------
+def _train_from(
+    request: RunRequest,
+    plan: RunPlan,
+    checkpoint: Checkpoint | None,
+    backend: Backend,
+    stop: StopRequest,
+    tell: Callable[[str], None],
+) -> RunSummary:
+    folder = request.folder
+    learner = load_learner(plan.task, plan.config, backend, checkpoint)
+    state = RunState()
+    if checkpoint is not None:
+        state.step, state.best = checkpoint.state.step, dict(checkpoint.state.best)
+    with ExitStack() as stack:
+        log, writer = None, None
+        if backend.is_main:
+            cut_metrics(folder, state.step)
+            write_config(folder, _config_tables(request, plan, backend))
+            log = RunLog(folder, tell)
+            stack.callback(log.close)
+            _tell_start(plan, backend, learner, folder, state.step, log)
+            writer = BackgroundWriter(folder.checkpoints)
+            stack.callback(writer.close)
+        if request.config.check_bf16:
+            verdict = compare_bf16(learner, plan)
+            if log:
+                log.text(verdict)
+        end = Engine(plan, learner, state, stop, log, writer).run()
+        if log:
+            _tell_end(request, end, log)
+    if end.stopped_by is not None:
+        raise InterruptedRunError(
+            f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written.",
+            f"Go on with: {request.command}",
+            signal_number=end.stopped_by,
+        )
+    return _summary(request, end, checkpoint)
+
+
+# -- what is told --------------------------------------------------------------------------------
+def _config_tables(
+    request: RunRequest, plan: RunPlan, backend: Backend
+) -> dict[str, Mapping[str, Any]]:
+    return {
+        "train": as_dict(request.config),
+        "task": {"name": request.task.name, **request.task_config},
+        "decided": {
+            **backend.describe(),
+            "devices": backend.devices,
+            "precision": backend.precision,
+            "accumulate": plan.split.accumulate,
+            "rows_per_device": plan.split.rows_per_device,
+            "total_steps": plan.total_steps,
+            "training_samples": len(plan.datasets.train),
+            "validation_samples": len(plan.datasets.valid) if plan.datasets.valid else 0,
+        },
+        "versions": versions(),
+    }
+
+
+def _tell_start(
+    plan: RunPlan, backend: Backend, learner: Learner, folder: RunFolder, step: int, log: RunLog
+) -> None:
+    parameters = backend.parameters(learner.model)
+    count = sum(p.numel() for p in parameters.values())
+    # fp32 on the disk: the weights, two moments, the average.
+    one = count * 4 * (3 + (learner.average is not None))
+    needed, free = one * (KEPT + 2), shutil.disk_usage(folder.path).free
+    device = ", ".join(f"{name} {value}" for name, value in backend.describe().items())
+    valid = len(plan.datasets.valid) if plan.datasets.valid else 0
+    log.text(f"Device: {device}, precision {backend.precision}")
+    log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
+    log.text(f"Data: {len(plan.datasets.train)} training, {valid} validation samples")
+    log.text(
+        f"Run: {folder.path}, step {step} of {plan.total_steps}; checkpoints need up to"
+        f" {format_bytes(needed)}, free {format_bytes(free)}"
+    )
+    if free < needed:
+        log.text("Warning: the disk may fill up: free some, or raise --ckpt-every.")
+
+
+def _tell_end(request: RunRequest, end: RunEnd, log: RunLog) -> None:
+    curve = draw_loss_curve(request.folder)
+    if curve:
+        log.text(f"Loss curve: {curve}")
+    if end.finished:
+        log.text(f"Done: {end.state.step} steps, loss {end.state.last_loss:.4g}.")
+    elif end.stopped_by is None:
+        log.text(f"Time is up after step {end.state.step}. Go on with: {request.command}")
+
+
+def _summary(request: RunRequest, end: RunEnd, checkpoint: Checkpoint | None) -> RunSummary:
+    loss = end.state.last_loss
+    return RunSummary(
+        steps=end.state.step,
+        loss=loss if math.isfinite(loss) else None,
+        best=end.state.best,
+        run=str(request.folder.path),
+        samples_per_second=end.samples_per_second,
+        compilations=end.compilations,
+        compilations_after_warmup=end.compilations_after_warmup,
+        resumed_from=checkpoint.state.step if checkpoint else None,
+        finished=end.finished,
+    )

@@ -1,0 +1,227 @@
+"""One optimizer step and one evaluation pass: what the engine repeats and what a trial measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.hardware.backend import AdamSettings, Backend, Batch
+from tpukit.train.config import TrainConfig
+from tpukit.train.ema import WeightAverage, start_average
+from tpukit.train.task import Task
+
+FIGURES = 16
+"""Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Means over the steps since the figures were last read."""
+
+    values: dict[str, float]
+    """`loss` and the task's other entries."""
+    steps: int
+    gradient_norm: float
+    """Before clipping, of the last step."""
+    largest_gradient_norm: float
+    smallest_gradient_norm: float
+    skipped: int
+    """Steps whose gradients were not finite (fp16's scaler leaves those out)."""
+    first_bad_step: int | None
+    """The first step (from 1) whose loss was not finite."""
+
+
+class Learner:
+    """A task's model on a backend, with the optimizer and the average that go with it.
+
+    All figures stay on the device until `read_figures`: reading one is a stop of the pipeline.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        backend: Backend,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage | None,
+        clip_norm: float | None,
+    ) -> None:
+        self.task = task
+        self.backend = backend
+        self.model = model
+        self.optimizer = optimizer
+        self.average = average
+        self.clip_norm = clip_norm or None
+        self.steps_done = 0
+        self.names: list[str] = []
+        device = backend.device
+        self.window = torch.zeros(FIGURES, device=device)
+        self._evaluation = torch.zeros(FIGURES, device=device)
+        self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._norms = _fresh_norms(device)
+
+    def set_steps_done(self, steps: int) -> None:
+        """Where a resumed run goes on."""
+        self.steps_done = steps
+        self._counter.fill_(steps)
+
+    # -- training ------------------------------------------------------------------------------
+    def train_step(self, batches: Sequence[Batch], lr: float) -> None:
+        """One optimizer step over its micro-batches (device batches of this process' rows)."""
+        totals: Tensor | None = None
+        for index, batch in enumerate(batches):
+            first, last = index == 0, index == len(batches) - 1
+            with self.backend.micro_step(self.model, first=first, last=last):
+                part = self._forward(batch)
+                self.backend.backward(part[1])
+                totals = part.detach() if totals is None else totals + part.detach()
+        assert totals is not None, "an optimizer step needs at least one micro-batch"
+        step_totals = self.backend.sum_over_processes(totals)
+        self.steps_done += 1
+        self.backend.step(
+            self.optimizer,
+            lr=lr,
+            weight=step_totals[0],
+            clip_norm=self.clip_norm,
+            after=lambda norm: self._after(step_totals, norm),
+        )
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """[total weight, weighted sums of the loss and of each further entry, 0 ...]."""
+        with self.backend.autocast():
+            outputs = self.task.loss(self.model, batch)
+        self.names = ["loss", *(name for name in outputs if name not in ("loss", "weight"))]
+        return weighted_sums(outputs, self.names, batch["mask"])
+
+    @torch.no_grad()
+    def _after(self, totals: Tensor, norm: Tensor) -> None:
+        """In the step's own graph: the average, the latch, the sums for the log."""
+        self._counter += 1
+        if self.average is not None:
+            if self.backend.traced:
+                self.average.update_traced(self._counter)
+            else:
+                self.average.update(self.steps_done)
+        bad = ~torch.isfinite(totals[1])
+        self._first_bad.copy_(
+            torch.where(bad & (self._first_bad == 0), self._counter, self._first_bad)
+        )
+        self._update_norms(norm.detach().float())
+        self.window += totals / totals[0]
+
+    def _update_norms(self, norm: Tensor) -> None:
+        finite = torch.isfinite(norm)
+        last, largest, smallest, skipped = self._norms.unbind()
+        self._norms.copy_(
+            torch.stack([
+                torch.where(finite, norm, last),
+                torch.where(finite, torch.maximum(norm, largest), largest),
+                torch.where(finite, torch.minimum(norm, smallest), smallest),
+                skipped + (~finite).float(),
+            ])
+        )  # fmt: skip
+
+    def read_figures(self) -> StepFigures:
+        """Reads the figures and starts them anew. Every process must call it."""
+        host = self.backend.to_host(
+            {"window": self.window, "norms": self._norms, "bad": self._first_bad}
+        )
+        steps, *sums = host["window"].tolist()
+        last, largest, smallest, skipped = host["norms"].tolist()
+        self.window.zero_()
+        self._norms.copy_(_fresh_norms(self._norms.device))
+        self.backend.finish()
+        means = {name: total / steps for name, total in zip(self.names, sums, strict=False)}
+        bad = int(host["bad"])
+        return StepFigures(means, int(steps), last, largest, smallest, int(skipped), bad or None)
+
+    def first_bad_step(self) -> int | None:
+        """The latch alone: the first step whose loss was not finite."""
+        return int(self.backend.to_host({"bad": self._first_bad})["bad"]) or None
+
+    # -- evaluation ----------------------------------------------------------------------------
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Weighted means of the loss and the other entries, by the weights `model` holds now."""
+        self.model.eval()
+        try:
+            for batch in batches:
+                self.evaluation_step(batch)
+        finally:
+            self.model.train()
+        return self.read_evaluation()
+
+    @torch.no_grad()
+    def evaluation_step(self, batch: Batch) -> None:
+        """Adds one batch to the sums."""
+        self._evaluation += self._forward(batch)
+        self.backend.finish()
+
+    def read_evaluation(self) -> dict[str, float]:
+        """The weighted means over all processes; starts the sums anew."""
+        totals = self.backend.sum_over_processes(self._evaluation)
+        weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
+        self._evaluation.zero_()
+        self.backend.finish()
+        return {name: total / weight for name, total in zip(self.names, sums, strict=False)}
+
+    # -- state -----------------------------------------------------------------------------------
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers by their plain names."""
+        return {**self.backend.parameters(self.model), **self.backend.buffers(self.model)}
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """`exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME` of every trained parameter."""
+        return {
+            f"{key}/{name}": value
+            for name, parameter in self.backend.parameters(self.model).items()
+            for key, value in sorted(self.optimizer.state.get(parameter, {}).items())
+            if isinstance(value, Tensor)
+        }
+
+
+def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor) -> Tensor:
+    """(FIGURES,): sum(weight), then sum(weight value) of each entry, then zeros.
+
+    Without a `weight` each unmasked row counts 1; a 0-d value is a mean over all that counts.
+    """
+    loss = outputs["loss"]
+    rows = loss.ndim == 1
+    weight = outputs.get("weight")
+    if weight is None:
+        weight = mask.float() if rows else mask.float().sum()
+    elif rows:
+        weight = weight.float() * mask
+    total = weight.sum()
+    sums = []
+    for name in names:
+        value = outputs[name].float()
+        sums.append((value * weight).sum() if value.ndim == weight.ndim else value.mean() * total)
+    if len(sums) >= FIGURES:
+        raise ValueError(f"A task's loss may have at most {FIGURES - 1} entries, not {len(sums)}.")
+    return torch.nn.functional.pad(
+        torch.stack([total.detach(), *sums]), (0, FIGURES - 1 - len(sums))
+    )
+
+
+def _fresh_norms(device: torch.device) -> Tensor:
+    """[last, largest, smallest finite gradient norm, steps that were not finite]."""
+    return torch.tensor([0.0, 0.0, float("inf"), 0.0], device=device)
+
+
+def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainConfig) -> Learner:
+    """The learner of a model whose weights are loaded and which is on the CPU still."""
+    prepared = backend.prepare(model)
+    prepared.train()
+    optimizer = backend.optimizer(
+        task.parameter_groups(prepared, config.weight_decay),
+        AdamSettings((config.beta1, config.beta2), task.defaults.adam.eps),
+    )
+    average = None
+    if config.ema_decay is not None:
+        average = start_average(backend.parameters(prepared), config.ema_decay, config.ema_every)
+    return Learner(task, backend, prepared, optimizer, average, config.clip_norm)
