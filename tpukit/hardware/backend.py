@@ -10,32 +10,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["tpu", "gpu", "cpu"]
-Precision = Literal["bf16", "fp16", "fp32"]
+from tpukit.hardware.options import HardwareOptions, Kind, Precision
+
+__all__ = [
+    "AdamSettings",
+    "Backend",
+    "Batch",
+    "HardwareOptions",
+    "Kind",
+    "Memory",
+    "ModelOps",
+    "ParameterGroup",
+    "Precision",
+]
+
 Batch = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class HardwareOptions:
-    """What a user may ask for; `tpukit.hardware.choice` turns it into a backend."""
-
-    hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
-    devices: int | None = None
-    """Devices to use; None takes all that are there (one process' worth on a CPU)."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    shard: bool = False
-    """Shard parameters and optimizer state over the devices."""
-    compile: bool | None = None
-    """torch.compile; None lets the backend decide where it pays."""
-    deterministic: bool = False
-    memory_limit: int | None = None
-    """Bytes; a real limit on CPUs (eager and XLA), for rehearsals."""
-    master_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +110,10 @@ class Backend(ModelOps, Protocol):
 
         Weights must be loaded before. Ties between parameters are kept.
         """
+        ...
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module behind a prepared model, for its own methods (generation, say)."""
         ...
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:

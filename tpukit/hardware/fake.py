@@ -1,0 +1,96 @@
+"""A backend for tests: eager on the processor, and it remembers what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.hardware.accelerated import AcceleratedBackend
+from tpukit.hardware.backend import AdamSettings, Batch, ParameterGroup
+from tpukit.hardware.devices import CpuDevice
+from tpukit.hardware.parallel import Alone
+from tpukit.hardware.processes import OneProcess
+from tpukit.hardware.stepping import PlainUpdate
+
+
+class FakeBackend(AcceleratedBackend):
+    """One eager process without accelerate. `calls` lists the members used, in order.
+
+    `devices` may claim more devices than there are, and `out_of_memory_above` makes a backward pass
+    of more rows than that fail as a full device does.
+    """
+
+    def __init__(self, devices: int = 1, out_of_memory_above: int | None = None) -> None:
+        super().__init__(
+            "cpu",
+            CpuDevice(),
+            "fp32",
+            OneProcess(),
+            Alone(lambda model: model),
+            PlainUpdate(),
+            compiles=False,
+        )
+        self.devices = devices
+        self.out_of_memory_above = out_of_memory_above
+        self.calls: list[str] = []
+        self._rows = 0
+
+    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+        self.calls.append("prepare")
+        return super().prepare(model, train=train)
+
+    def optimizer(
+        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+    ) -> torch.optim.Optimizer:
+        self.calls.append("optimizer")
+        return super().optimizer(groups, settings)
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        for batch in super().batches(loader):
+            self.calls.append("batch")
+            self._rows = len(next(iter(batch.values())))
+            yield batch
+
+    @contextmanager
+    def _recorded_micro_step(
+        self, inner: AbstractContextManager[Any], first: bool, last: bool
+    ) -> Iterator[None]:
+        self.calls.append(f"micro_step(first={first}, last={last})")
+        with inner:
+            yield
+
+    def micro_step(
+        self, model: nn.Module, *, first: bool, last: bool
+    ) -> AbstractContextManager[Any]:
+        inner = super().micro_step(model, first=first, last=last)
+        return self._recorded_micro_step(inner, first, last)
+
+    def backward(self, loss: Tensor) -> None:
+        self.calls.append("backward")
+        if self.out_of_memory_above is not None and self._rows > self.out_of_memory_above:
+            raise MemoryError(f"the fake device holds {self.out_of_memory_above} rows")
+        super().backward(loss)
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lr: float,
+        weight: Tensor,
+        clip_norm: float | None,
+        after: Callable[[Tensor], None],
+    ) -> None:
+        self.calls.append("step")
+        super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, after=after)
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+        super().finish()
+
+    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.calls.append("to_host")
+        return super().to_host(tensors)

@@ -1,0 +1,73 @@
+"""The next batches on their way to the device while this one is worked on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+Loaded = TypeVar("Loaded")
+Sent = TypeVar("Sent")
+
+_END = object()
+
+
+def prefetch(
+    loader: Iterable[Loaded],
+    transfer: Callable[[Loaded], Sent],
+    *,
+    depth: int = 2,
+) -> Iterator[Sent]:
+    """The loader's batches after `transfer`, made up to `depth` ahead by a thread.
+
+    The thread ends when the iterator is exhausted, closed or collected; its errors are raised here.
+    """
+    # Workers are started here: the kernel ties their lives to the thread that starts them.
+    source = iter(loader)
+    ready: queue.Queue[object] = queue.Queue(depth)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_fill, args=(source, transfer, ready, stop), name="prefetch", daemon=True
+    )
+    thread.start()
+    return _drain(ready, stop, thread)
+
+
+def _fill(
+    source: Iterator[Loaded],
+    transfer: Callable[[Loaded], Sent],
+    ready: queue.Queue[object],
+    stop: threading.Event,
+) -> None:
+    last: object = _END
+    try:
+        for batch in source:
+            if stop.is_set() or not _put(ready, transfer(batch), stop):
+                return
+    except BaseException as error:
+        last = error
+    _put(ready, last, stop)
+
+
+def _put(ready: queue.Queue[object], item: object, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            ready.put(item, timeout=0.1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _drain(
+    ready: queue.Queue[object], stop: threading.Event, thread: threading.Thread
+) -> Iterator[Any]:
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join(timeout=30)

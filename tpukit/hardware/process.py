@@ -1,0 +1,37 @@
+"""Child processes that end with their parent, however the parent ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "TPUKIT_PARENT"
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Asks the kernel to kill this process when the thread that started it ends.
+
+    `parent`: the parent's process id where it is known; a parent that is gone already ends this
+    process at once. Linux only; elsewhere nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WorkerInit:
+    """A DataLoader's `worker_init_fn`: its workers die with the process that made this object."""
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        # Under "forkserver" the parent is the fork server, which dies with the main process.
+        die_with_parent(self.parent if os.getppid() == self.parent else None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
