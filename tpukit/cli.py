@@ -54,6 +54,8 @@ def placeholder(name: str) -> TyperCommand:
 def load_command(name: str) -> Any:
     """The command `name` from `tpukit.commands`."""
     module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
+    # Completion is installed for the whole program, not for one command of it.
+    module.app._add_completion = False
     command = typer.main.get_command(module.app)
     command.name = name
     return command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -314,7 +315,8 @@ class Engine:
     # -- figures -----------------------------------------------------------------------------------
     def facts(self) -> str:
         """Loss, rate, memory, device load and compilations in one line."""
-        parts = [f"loss {self.state.last_loss:.4g}"]
+        loss = self.state.last_loss
+        parts = [f"loss {loss:.4g}" if math.isfinite(loss) else "loss -"]
         if self._rate:
             parts.append(f"{self._rate:.3g} samples/s")
         memory, load = self.backend.memory(), self.backend.load_percent()

@@ -320,7 +320,7 @@ def _tell_start(
     needed, free = one * (KEPT + 2), shutil.disk_usage(folder.path).free
     device = ", ".join(f"{name} {value}" for name, value in backend.describe().items())
     valid = len(plan.datasets.valid) if plan.datasets.valid else 0
-    log.text(f"Device: {device}, precision {backend.precision}")
+    log.text(f"Running on: {device}")
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     log.text(f"Data: {len(plan.datasets.train)} training, {valid} validation samples")
     log.text(

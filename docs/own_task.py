@@ -1,0 +1,55 @@
+"""A task of your own: classify images with a timm model, on any hardware tpukit knows.
+
+tpukit train --task docs/own_task.py:Images --data-path photos --set model=resnet18
+`photos` holds train/CLASS/*.png and valid/CLASS/*.png.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch.nn.functional as F
+from PIL import Image
+
+from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+
+
+class ImageFolder:
+    def __init__(self, folder, side):
+        self.files = sorted(folder.glob("*/*.png"))
+        self.classes = sorted({file.parent.name for file in self.files})
+        self.side = side
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        file = self.files[index]
+        image = Image.open(file).convert("RGB").resize((self.side, self.side))
+        pixels = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 127.5 - 1
+        return {"image": pixels, "label": self.classes.index(file.parent.name)}
+
+
+class Images(Task):
+    name = "images"
+    defaults = TrainingDefaults(global_batch_size=32, epochs=5, lr=1e-3, weight_decay=0.05)
+
+    def __init__(self, data_path="./data", model="resnet18", classes=2, side=64):
+        self.data_path, self.model, self.classes, self.side = data_path, model, classes, side
+
+    def build_model(self, ops):
+        return timm.create_model(self.model, num_classes=self.classes)
+
+    def datasets(self):
+        folder = Path(self.data_path)
+        return Datasets(*(ImageFolder(folder / part, self.side) for part in ("train", "valid")))
+
+    def loss(self, model, batch):
+        scores = model(batch["image"])
+        right = scores.argmax(1) == batch["label"]
+        loss = F.cross_entropy(scores, batch["label"], reduction="none")
+        return {"loss": loss, "accuracy": right.float()}
+
+    def example_batches(self, rows):
+        sample = {"image": np.zeros((3, self.side, self.side), np.float32), "label": 0}
+        return [stack_samples([sample] * rows, rows)]
