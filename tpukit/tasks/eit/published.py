@@ -1,0 +1,103 @@
+"""Checkpoints of the published code: a dict with `model` (a state dict) and `epoch`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.errors import CheckpointError
+
+SHOWN = 3
+"""Names shown of each kind of difference."""
+
+
+@dataclass(frozen=True)
+class PublishedCheckpoint:
+    """The released weights and how long they were trained."""
+
+    weights: dict[str, Tensor]
+    epoch: int | None
+
+
+def read_published(path: str | Path) -> PublishedCheckpoint:
+    """Reads such a file. Raises CheckpointError where it is none; nothing in it is executed."""
+    path = Path(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"Checkpoint {path} does not exist.", "Check --checkpoint."
+        ) from error
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
+        raise CheckpointError(
+            f"Checkpoint {path} cannot be read as tensors alone: {_first_line(error)}",
+            "Download it again; a file that holds more than tensors is not loaded.",
+        ) from error
+    weights = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
+        found = ", ".join(map(str, list(content)[:SHOWN])) if isinstance(content, dict) else "none"
+        raise CheckpointError(
+            f"Checkpoint {path} has no `model` with a state dict; its keys: {found}.",
+            "Expected a dict with `model` and `epoch`, as the published code saves it.",
+        )
+    epoch = content.get("epoch")
+    return PublishedCheckpoint(weights, epoch if isinstance(epoch, int) else None)
+
+
+def load_published(network: nn.Module, path: str | Path) -> PublishedCheckpoint:
+    """Reads such a file into the network, strictly. Raises CheckpointError saying what differs."""
+    checkpoint = read_published(path)
+    problem = difference(network.state_dict(), checkpoint.weights)
+    if problem:
+        raise CheckpointError(
+            f"Checkpoint {path} is not of this network: {problem}.",
+            "Name the size it was trained with (--size); the released one is `published`.",
+        )
+    network.load_state_dict(checkpoint.weights)
+    return checkpoint
+
+
+def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
+    """In words: first the size, then the names and the shapes that differ; None where none do."""
+    sizes = size_of(expected), size_of(found)
+    if None not in sizes and sizes[0] != sizes[1]:
+        return f"it has {sizes[1]}, this network {sizes[0]}"
+    parts = [
+        _listed("lacks", sorted(expected.keys() - found.keys())),
+        _listed("has unknown", sorted(found.keys() - expected.keys())),
+        _listed(
+            "has another shape of",
+            [
+                f"{name} {tuple(found[name].shape)} (expected {tuple(tensor.shape)})"
+                for name, tensor in expected.items()
+                if name in found and found[name].shape != tensor.shape
+            ],
+        ),
+    ]
+    return "; ".join(part for part in parts if part) or None
+
+
+def size_of(weights: Mapping[str, Tensor]) -> str | None:
+    """Width, levels, patch and input channels that a state dict of this network tells."""
+    patches = weights.get("x_embedder.proj.weight")
+    if patches is None or patches.ndim != 4:
+        return None
+    width, channels, patch, _ = patches.shape
+    levels = {name.split(".")[2] for name in weights if name.startswith("blocks.downs.")}
+    return f"width {width}, {len(levels)} levels, patch {patch}, {channels} input channels"
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"it {what} {', '.join(names[:SHOWN])}{more}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

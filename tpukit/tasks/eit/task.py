@@ -1,0 +1,141 @@
+"""The EIT task: conditional diffusion from boundary voltages to conductivity images."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from tpukit.errors import ConfigError
+from tpukit.hardware.backend import Batch, ModelOps
+from tpukit.tasks.eit.diffusion import (
+    Diffusion,
+    DiffusionConfig,
+    Sampler,
+)
+from tpukit.tasks.eit.lean import lean_network
+from tpukit.tasks.eit.network import SIZES, NetworkConfig, reference_network
+from tpukit.train.task import Sample, Task, TrainingDefaults, stack_samples
+
+REFERENCE_SUFFIX = "-reference"
+"""A size with it is the same network in published instead of lean form."""
+
+PUBLISHED_TRAINING = TrainingDefaults(
+    global_batch_size=64,
+    rows_per_device=8,
+    epochs=None,
+    max_steps=200_000,
+    lr=1e-5,
+    clip_norm=1.0,
+    ema_decay=0.995,
+    ema_every=10,
+)
+"""Adam 1e-5, clip 1, EMA 0.995 every 10 steps (Shi et al., 2025)."""
+
+SMALL_TRAINING = replace(
+    PUBLISHED_TRAINING,
+    rows_per_device=64,
+    epochs=10,
+    max_steps=None,
+    lr=1e-3,
+    schedule="cosine",
+    warmup_steps=50,
+    final_lr_fraction=0.01,
+    ema_decay=0.99,
+)
+
+TRAINING: dict[str, TrainingDefaults] = {
+    "tiny": SMALL_TRAINING,
+    "small": SMALL_TRAINING,
+    "published": PUBLISHED_TRAINING,
+    "published-reference": replace(PUBLISHED_TRAINING, rows_per_device=4),
+}
+
+
+@dataclass(frozen=True)
+class EITConfig:
+    """What a user decides about the task."""
+
+    size: str = "published"
+    """tiny, small, published, or published-reference: the last in its published form."""
+    data_path: str = "./data"
+    """Folder with train/, valid/ and test/."""
+    sampling_steps: int = 5
+    """DDIM steps from noise to an image."""
+
+    def __post_init__(self) -> None:
+        if self.size not in TRAINING:
+            close = difflib.get_close_matches(self.size, TRAINING, n=1, cutoff=0.3)
+            raise ConfigError(
+                f"Unknown size {self.size!r}; there are {', '.join(TRAINING)}.",
+                f"Did you mean {close[0]}?" if close else None,
+            )
+        if not 1 <= self.sampling_steps <= DiffusionConfig.steps:
+            raise ConfigError(
+                f"sampling_steps = {self.sampling_steps} must lie in 1..{DiffusionConfig.steps}."
+            )
+
+    @property
+    def network(self) -> NetworkConfig:
+        return SIZES[self.size.removesuffix(REFERENCE_SUFFIX)]
+
+    @property
+    def reference(self) -> bool:
+        """Whether the network keeps its published form."""
+        return self.size.endswith(REFERENCE_SUFFIX)
+
+
+class EITTask(Task):
+    """Learns to predict the clean image from a noisy one and the voltages.
+
+    A sample is `voltages` (1, 16, 16) and `image` (1, 128, 128); `draw` adds its time and noise.
+    """
+
+    name = "eit"
+
+    def __init__(self, **settings: Any) -> None:
+        """Settings are the fields of `EITConfig`."""
+        self.config = EITConfig(**settings)
+        self.defaults = TRAINING[self.config.size]
+        self.diffusion = Diffusion(DiffusionConfig())
+
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        if self.config.reference:
+            return reference_network(self.config.network)
+        return lean_network(self.config.network, ops)
+
+    def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Adds `t`, `of_image`, `of_noise` (numbers) and `noise` (1, 128, 128)."""
+        t = int(rng.integers(self.diffusion.config.steps))
+        of_image, of_noise = self.diffusion.noisy_parts(t)
+        noise = rng.standard_normal(np.shape(sample["image"]), dtype=np.float32)
+        added = {"t": np.float32(t), "of_image": of_image, "of_noise": of_noise, "noise": noise}
+        return {**sample, **added}
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each row's mean squared error of the predicted clean image."""
+        image = batch["image"]
+        noisy = _column(batch["of_image"]) * image + _column(batch["of_noise"]) * batch["noise"]
+        predicted = model(noisy, batch["t"], batch["voltages"])
+        return {"loss": (predicted.float() - image).square().flatten(1).mean(1)}
+
+    def example_batches(self, rows: int) -> list[Batch]:
+        rng = np.random.default_rng(0)
+        side, map_side = self.config.network.image_side, self.config.network.map_side
+        sample = {
+            "voltages": rng.standard_normal((1, map_side, map_side), dtype=np.float32),
+            "image": rng.uniform(-1, 1, (1, side, side)).astype(np.float32),
+        }
+        return [stack_samples([self.draw(sample, rng) for _ in range(rows)], rows)]
+
+    def sampler(self, rows: int, *, steps: int | None = None, seed: int = 0) -> Sampler:
+        """Samples `rows` images at once, over all processes."""
+        chosen = self.diffusion.sampling_steps(steps or self.config.sampling_steps)
+        return Sampler(chosen, self.config.network.image_side, rows, seed)
+
+
+def _column(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)
