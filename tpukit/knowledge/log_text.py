@@ -1,0 +1,72 @@
+"""Log lines as they were meant: without colours, time stamps, ranks and boxes around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_ANSI = re.compile(
+    r"(?:\x1b|\\u001b|\\x1b|\\033|\^\[)"
+    r"(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78cDEHM])"
+    r"|(?<![\w\]])\[(?:\d{1,3};)*\d{1,3}m"
+)
+_TIME = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?: ?Z| ?[+-]\d\d:?\d\d)?"
+_LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|TRACE|NOTICE)"
+_PREFIX = re.compile(
+    r"\s*(?:"
+    r"\[?" + _TIME + r"\]?:?(?:\s+(?:std(?:out|err)\s+[FP]|[EWIF](?=\s)))?"
+    r"|\[?[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?\]?(?: [\w.-]+ [\w./-]+(?:\[\d+\])?:)?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
+    r"|\[?[EWIFVDC]\d{4}(?: \d\d:\d\d:\d\d\.\d+|\s+\d\d:\d\d:\d\d)\s+\d+(?:\s+[\w./<>-]+:\d+)?\]"
+    r"|[EWIF]\d{4} \d\d:\d\d:\d{2,10}\.\d+\s+\d+ [\w./<>-]+:\d+\]"
+    r"|[\w./-]+\.(?:cc|cpp|cu|py|h):\d+\]"
+    r"|\[(?:rank|Rank|RANK|default|worker|node|local_rank|GPU|TPU)[ _:]?\d+\]:?"
+    r"|\[\d{1,3}\](?:<std(?:err|out)>)?:|\[\d+,\d+\]<std(?:err|out)>:"
+    r"|\((?:pid=|\w+ pid=)\d+[^)]{0,60}\)"
+    r"|(?:rank|Rank|worker|node)[-_ ]?\d+[|:](?=\s)|\d{1,3}:(?=\s)"
+    r"|[\w.-]{1,40}[-_]\d+\s+\|(?=\s)"
+    r"|\[?" + _LEVEL + r"\]?:(?:[\w.]+:)?(?=\s|\w)"
+    r"|\[" + _LEVEL + r"\]|" + _LEVEL + r"(?=\s+[-|\[])|\|\s*" + _LEVEL + r"\s*\|"
+    r"|##\[\w+\]|std(?:err|out):(?=\s)|[│┃|╭╰╮╯─━>❱❯]+(?=\s|$)|E(?= {2,})"
+    r"|-(?=\s[\w.]+\s-\s)|[\w.]+ - " + _LEVEL + r" -"
+    r")"
+)
+_RANK = re.compile(
+    r"\s*(?:\S+ \S+ )?\[?(?:rank|Rank|RANK|default|worker|local_rank)[ _:]?(\d+)\]?(?=[:|\]\s])"
+)
+_TRAILING_BOX = re.compile(r"\s*[│┃|╮╯]\s*$")
+_MOST_PREFIXES = 6
+
+
+class Line(NamedTuple):
+    """One line of a log."""
+
+    number: int
+    """Counted from 1."""
+    text: str
+    """Cleaned."""
+    stream: str
+    """Which rank wrote it, where the line says so; else empty."""
+
+
+def clean_lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Line]:
+    """Lines without colours and prefixes. A progress bar's carriage returns part lines as well."""
+    for number, raw in numbered:
+        text = _ANSI.sub("", raw) if "\x1b" in raw or "[" in raw else raw
+        for part in text.split("\r") if "\r" in text else (text,):
+            rank = _RANK.match(part) if "ank" in part or "orker" in part or "RANK" in part else None
+            yield Line(number, strip_prefixes(part), rank.group(1) if rank else "")
+
+
+def strip_prefixes(text: str) -> str:
+    """The line without what a logger or a launcher put before it (and a box behind it)."""
+    start = 0
+    for _ in range(_MOST_PREFIXES):
+        found = _PREFIX.match(text, start)
+        if found is None or found.end() == start:
+            break
+        start = found.end()
+    if start or text[-1:] in "│┃|╮╯":
+        return _TRAILING_BOX.sub("", text[start:]).strip()
+    return text.strip()
