@@ -17,6 +17,9 @@ from tpukit.errors import TpukitError
 ClickUsageError: Any = typer.BadParameter.__mro__[1]
 ClickError: Any = typer.BadParameter.__mro__[2]
 
+SIGNAL_BASE = 128
+"""A shell's exit code for an end by a signal is this plus its number."""
+
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
     "probe-batch": "Find the batch that fits: measured here, or asked of the TPU compiler.",
@@ -100,7 +103,7 @@ def run(arguments: list[str]) -> int:
     except ClickError as error:
         return _report_usage(error, arguments)
     except (KeyboardInterrupt, typer.Abort):
-        return _report("Interrupted.", None, "interrupted", 128 + signal.SIGINT, arguments)
+        return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + signal.SIGINT, arguments)
     except TpukitError as error:
         if "--debug" in arguments:
             _print_traceback()
@@ -124,7 +127,8 @@ def _report(
 ) -> int:
     from tpukit.commands.output import write_json_error
 
-    print(f"Error: {message}", file=sys.stderr)
+    prefix = "" if exit_code > SIGNAL_BASE else "Error: "
+    print(f"{prefix}{message}", file=sys.stderr)
     if hint:
         print(f"  {hint}", file=sys.stderr)
     if "--json" in arguments:

@@ -175,7 +175,7 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     config = TrainConfig(**known)
     messages = [*problems.values(), *_value_problems(config)]
     if messages:
-        raise ConfigError(" ".join(messages), _first_hint(problems))
+        raise ConfigError(" ".join(messages), _nearest_hint(problems, decided))
     return config
 
 
@@ -183,9 +183,21 @@ def _hints() -> dict[str, Any]:
     return get_type_hints(TrainConfig)
 
 
-def _first_hint(problems: Mapping[str, str]) -> str | None:
-    near = [m for name in problems if (m := nearest(name, _hints()))]
-    return f"Did you mean {', '.join(near)}?" if near and set(problems) - set(_hints()) else None
+def option(name: str) -> str:
+    """How a user writes the setting: `--global-batch-size`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _nearest_hint(problems: Mapping[str, str], values: Mapping[str, Any]) -> str | None:
+    """The known names, or the allowed values, closest to the mistyped ones."""
+    hints = _hints()
+    near = [
+        nearest(str(values[name]), get_args(hints[name])) if name in hints else nearest(name, hints)
+        for name in problems
+        if name not in hints or _is_literal(hints[name])
+    ]
+    found = [name for name in near if name]
+    return f"Did you mean {', '.join(found)}?" if found else None
 
 
 def nearest(name: str, names: Any) -> str | None:
@@ -201,7 +213,7 @@ def _field_problems(values: Mapping[str, Any]) -> dict[str, str]:
         if name not in hints:
             problems[name] = f"Unknown setting {name!r}."
         elif not _matches(value, hints[name]):
-            problems[name] = f"{name} = {value!r} is not {_expected(hints[name])}."
+            problems[name] = f"{option(name)} {value!r} is not {_expected(hints[name])}."
     return problems
 
 
@@ -243,19 +255,19 @@ def _value_problems(config: TrainConfig) -> list[str]:
         "global_seed",
     )
     problems = [
-        f"{name} = {value} must be at least 1."
+        f"{option(name)} {value} must be at least 1."
         for name in positive
         if (value := getattr(config, name)) is not None and value < 1
     ]
     problems += [
-        f"{name} = {value} must not be negative."
+        f"{option(name)} {value} must not be negative."
         for name in at_least_zero
         if (value := getattr(config, name)) is not None and value < 0
     ]
     if config.ema_decay is not None and not 0 <= config.ema_decay < 1:
         problems.append(f"ema_decay = {config.ema_decay} must lie in [0, 1).")
     if config.epochs is not None and config.max_steps is not None:
-        problems.append("epochs and max_steps were both given: give one.")
+        problems.append("--epochs and --max-steps were both given: give one.")
     return problems
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,30 +65,40 @@ class RunEnd:
     samples_per_second: float
     compilations: int
     compilations_after_warmup: int
+    graphs: dict[str, int]
 
 
 class CompilationWatch:
     """Tells a graph's first compilation from one that should not have happened.
 
     An activity (training on one set of shapes, evaluating, reading) may compile the first time
-    it is seen; whatever compiles later is counted as after the warm-up.
+    it is seen; whatever it compiles later is counted as after the warm-up.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.seen: set[Any] = set()
         self.counted = backend.compilations()
+        self.graphs: dict[str, int] = {"start": self.counted}
+        """Compilations by kind of activity."""
         self.after_warmup = 0
 
-    def done(self, activity: Any) -> int:
-        """Books what was compiled since the last call to `activity`; returns unexpected ones."""
+    def done(self, kind: str, shapes: Any = None) -> int:
+        """Books what was compiled since the last call; returns how many were unexpected."""
         now = self.backend.compilations()
         fresh, self.counted = now - self.counted, now
-        if activity not in self.seen:
-            self.seen.add(activity)
+        if fresh:
+            self.graphs[kind] = self.graphs.get(kind, 0) + fresh
+        if (kind, shapes) not in self.seen:
+            self.seen.add((kind, shapes))
             return 0
         self.after_warmup += fresh
         return fresh
+
+
+def shapes_of(batches: Iterable[Batch]) -> tuple[Any, ...]:
+    """What a compiled graph depends on."""
+    return tuple(tuple(tensor.shape) for batch in batches for tensor in batch.values())
 
 
 class ProfiledSteps:
@@ -181,8 +191,7 @@ class Engine:
         self.learner.train_step(batches, rate)
         self.state.step += 1
         self._window_steps += 1
-        shapes = tuple(tuple(t.shape) for b in batches for t in b.values())
-        unexpected = self.watch.done(("train", shapes))
+        unexpected = self.watch.done("train", shapes_of(batches))
         if unexpected and self.log:
             self.log.note(f"step {self.state.step}: {unexpected} unexpected compilation(s)")
 
@@ -236,9 +245,9 @@ class Engine:
         self._require_finite(self.learner.first_bad_step())
         average = self.learner.average
         with average.in_place_of_weights(self.backend) if average else nullcontext():
-            values = self.learner.evaluate(self.evaluation_batches())
+            values = self.evaluate()
             scores = self.plan.task.score(self.learner.model, self.backend, data)
-        self.watch.done("validate")
+            self.watch.done("score")
         self.state.scores = {f"valid_{n}": v for n, v in {**values, **scores}.items()}
         if self.log:
             row = {"kind": "valid", "step": self.state.step, **self.state.scores}
@@ -246,6 +255,17 @@ class Engine:
             told = ", ".join(f"{name} {value:.4g}" for name, value in self.state.scores.items())
             self.log.text(f"step {self.state.step}: {told}")
         self._restart_clock()
+
+    def evaluate(self) -> dict[str, float]:
+        """Weighted means over the validation samples, by the weights the model holds now."""
+        self.learner.model.eval()
+        for batch in self.evaluation_batches():
+            self.learner.evaluation_step(batch)
+            self.watch.done("evaluate", shapes_of([batch]))
+        self.learner.model.train()
+        values = self.learner.read_evaluation()
+        self.watch.done("read_evaluation")
+        return values
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Every validation sample once, in batches of training's size."""
@@ -310,6 +330,7 @@ class Engine:
             samples_per_second=self._trained_steps * size / seconds if seconds else 0.0,
             compilations=self.backend.compilations(),
             compilations_after_warmup=self.watch.after_warmup,
+            graphs={kind: count for kind, count in self.watch.graphs.items() if count},
         )
 
     # -- figures -----------------------------------------------------------------------------------

@@ -58,9 +58,8 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], so
         for name in sorted(own.keys() & weights.keys())
         if weights[name].shape != own[name].shape
     ]
-    problems = [f"lacks {missing[0]}"] * bool(missing) + [f"has an unknown {extra[0]}"] * bool(
-        extra
-    )
+    problems = [f"lacks {name}" for name in missing[:1]]
+    problems += [f"has an unknown {name}" for name in extra[:1]]
     problems += wrong[:1]
     if problems:
         count = len(missing) + len(extra) + len(wrong)

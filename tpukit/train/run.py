@@ -67,6 +67,8 @@ class RunSummary:
     samples_per_second: float
     compilations: int
     compilations_after_warmup: int
+    graphs: dict[str, int]
+    """Compilations by activity: start, train, evaluate, read, ..."""
     resumed_from: int | None
     finished: bool
 
@@ -193,6 +195,7 @@ def _already_finished(
         samples_per_second=0.0,
         compilations=0,
         compilations_after_warmup=0,
+        graphs={},
         resumed_from=state.step,
         finished=True,
     )
@@ -351,6 +354,7 @@ def _summary(request: RunRequest, end: RunEnd, checkpoint: Checkpoint | None) ->
         samples_per_second=end.samples_per_second,
         compilations=end.compilations,
         compilations_after_warmup=end.compilations_after_warmup,
+        graphs=end.graphs,
         resumed_from=checkpoint.state.step if checkpoint else None,
         finished=end.finished,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -145,19 +145,8 @@ class Learner:
 
     # -- evaluation ----------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Weighted means of the loss and the other entries, by the weights `model` holds now."""
-        self.model.eval()
-        try:
-            for batch in batches:
-                self.evaluation_step(batch)
-        finally:
-            self.model.train()
-        return self.read_evaluation()
-
-    @torch.no_grad()
     def evaluation_step(self, batch: Batch) -> None:
-        """Adds one batch to the sums."""
+        """Adds one batch's weighted sums, by the weights `model` holds now."""
         self._evaluation += self._forward(batch)
         self.backend.finish()
 
@@ -224,4 +213,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     average = None
     if config.ema_decay is not None:
         average = start_average(backend.parameters(prepared), config.ema_decay, config.ema_every)
-    return Learner(task, backend, prepared, optimizer, average, config.clip_norm)
+    learner = Learner(task, backend, prepared, optimizer, average, config.clip_norm)
+    # What was just made must not become part of the first step's graph.
+    backend.finish()
+    return learner

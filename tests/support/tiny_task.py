@@ -1,0 +1,106 @@
+"""A task that trains in milliseconds: a small network on made-up regression data."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from tpukit.errors import DataError
+from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+
+
+class Rows:
+    """`count` samples made from the index alone."""
+
+    def __init__(self, count: int, bad: int | None = None) -> None:
+        self.count = count
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(index)
+        x = rng.standard_normal(8, dtype=np.float32)
+        y = np.sin(x[:2]) + 0.1 * rng.standard_normal(2, dtype=np.float32)
+        if index == self.bad:
+            y[:] = np.inf
+        return {"x": x, "y": y.astype(np.float32)}
+
+
+class Tiny(Task):
+    """A two-layer network; `dropout` and `noise` make it depend on the generators."""
+
+    name = "tiny"
+    defaults = TrainingDefaults(
+        global_batch_size=16, rows_per_device=16, max_steps=20, epochs=None, lr=1e-3,
+        ema_decay=0.9, ema_every=3, weight_decay=0.01,
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        samples: int = 64,
+        width: int = 32,
+        dropout: float = 0.0,
+        noise: float = 0.1,
+        bad: int | None = None,
+        data_path: str = "",
+    ) -> None:
+        self.samples = samples
+        self.width = width
+        self.dropout = dropout
+        self.noise = noise
+        self.bad = bad
+
+    def identity(self):
+        return {"width": self.width, "samples": self.samples}
+
+    def artifacts(self):
+        return {"note.txt": b"kept with the run"}
+
+    def build_model(self, ops) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, self.width), nn.GELU(), nn.Dropout(self.dropout),
+            nn.LayerNorm(self.width), nn.Linear(self.width, 2),
+        )  # fmt: skip
+
+    def datasets(self) -> Datasets:
+        if self.samples == 0:
+            raise DataError("There is no sample.", "Ask for some.")
+        return Datasets(Rows(self.samples, self.bad), Rows(10))
+
+    def draw(self, sample, rng):
+        noise = self.noise * rng.standard_normal(8, dtype=np.float32)
+        return {**sample, "x": sample["x"] + noise}
+
+    def loss(self, model, batch):
+        error = (model(batch["x"]).float() - batch["y"]).square().mean(1)
+        return {"loss": error, "worst": error.detach().sqrt()}
+
+    def example_batches(self, rows):
+        sample = {"x": np.zeros(8, np.float32), "y": np.zeros(2, np.float32)}
+        return [stack_samples([sample] * rows, rows)]
+
+
+class Weighted(Tiny):
+    """Rows that count differently, and a 0-d loss."""
+
+    name = "weighted"
+
+    def loss(self, model, batch):
+        error = (model(batch["x"]).float() - batch["y"]).square().mean(1)
+        weight = (batch["x"][:, 0].abs() + 0.1) * batch["mask"]
+        total = weight.sum()
+        return {"loss": (error * weight).sum() / total, "weight": total}
+
+
+class Broken(Tiny):
+    """Raises in its loss."""
+
+    name = "broken"
+
+    def loss(self, model, batch):
+        raise RuntimeError("the loss of this task is broken")
+
+
+TASK_FILE = __file__
