@@ -15,6 +15,8 @@ from tpukit.train.task import Task
 
 FIGURES = 16
 """Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
+SMALLEST = 2
+"""Index of the smallest gradient norm among the norms kept on the device."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,9 @@ def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor
 
 def _fresh_norms(device: torch.device) -> Tensor:
     """[last, largest, smallest finite gradient norm, steps that were not finite]."""
-    return torch.tensor([0.0, 0.0, float("inf"), 0.0], device=device)
+    # Computed on the device: an upload would differ, in the compiled graph, from a step's result.
+    zeros = torch.zeros(4, device=device)
+    return torch.where(torch.arange(4, device=device) == SMALLEST, float("inf"), zeros)
 
 
 def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainConfig) -> Learner:

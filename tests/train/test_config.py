@@ -1,0 +1,91 @@
+"""Layers of settings, their errors, durations and amounts of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpukit.errors import ConfigError
+from tpukit.train.config import (
+    parse_bytes,
+    parse_duration,
+    preset_values,
+    read_config_file,
+    resolve,
+)
+
+
+def test_stronger_layers_win():
+    config = resolve({"lr": 0.1}, {"lr": 0.2, "log_every": 7}, {"log_every": 9, "epochs": 3})
+    assert (config.lr, config.log_every, config.epochs) == (0.1, 7, 3)
+
+
+def test_a_length_in_a_stronger_layer_replaces_the_other_kind():
+    config = resolve({"max_steps": 5}, {"epochs": 3})
+    assert (config.max_steps, config.epochs) == (5, None)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        resolve({"lr": -1.0, "log_every": 0, "global_bach_size": 3, "hw": "gpo"})
+    text = caught.value.message
+    assert all(part in text for part in ("--lr", "--log-every", "global_bach_size", "--hw"))
+    assert "global_batch_size" in caught.value.hint and "gpu" in caught.value.hint
+
+
+def test_a_wrong_type_is_named_with_what_was_expected():
+    with pytest.raises(ConfigError, match="--epochs 'many' is not a whole number"):
+        resolve({"epochs": "many"})
+    with pytest.raises(ConfigError, match="--lr True"):
+        resolve({"lr": True})
+
+
+def test_presets_merge_with_the_task_and_unknown_ones_are_near_something():
+    assert preset_values("safe", {})["global_batch_size"] == 8
+    assert preset_values("quick", {"quick": {"epochs": 1}})["epochs"] == 1
+    with pytest.raises(ConfigError) as caught:
+        preset_values("balancd", {})
+    assert caught.value.hint == "Did you mean balanced?"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("8h30m", 30600), ("45m", 2700), ("90s", 90), ("1d2h", 93600), ("120", 120), ("1.5s", 1.5)],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4GB", 4 * 10**9), ("500MB", 5 * 10**8), ("3.5GiB", 3758096384), ("1k", 1000), ("42", 42)],
+)
+def test_amounts_of_memory(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "soon", "3 weeks", "-4m"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ConfigError, match="no duration"):
+        parse_duration(text)
+
+
+def test_config_files(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'log-every = 3\n[train]\nlr = 0.5\n[task]\nsize = "tiny"\n[versions]\na = "1"\n'
+    )
+    read = read_config_file(file)
+    assert read.train == {"log_every": 3, "lr": 0.5} and read.task == {"size": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"lr = ", "no TOML"), (b"\xff\xfe", "cannot be read"), (b"[optim]\nlr = 1", r"\[optim\]")],
+)
+def test_config_files_that_cannot_be_used(tmp_path, content, expected):
+    file = tmp_path / "run.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        read_config_file(file)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_config_file(tmp_path / "other.toml")
