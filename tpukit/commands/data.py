@@ -2,17 +2,106 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from tpukit.commands.output import DebugOption, JsonOption, Output
 
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.command()
-def eit(n: int = 5) -> None:
-    """x"""
-    print(n)
+@app.callback()
+def data() -> None:
+    """Make data sets on the spot."""
+
+
+class Labels(StrEnum):
+    """What an image's values mean."""
+
+    classes = "classes"
+    difference = "difference"
+
+
+class Contrast(StrEnum):
+    """How far objects differ from the water."""
+
+    strong = "strong"
+    mild = "mild"
 
 
 @app.command()
-def dialogues() -> None:
-    """y"""
+def eit(
+    out: Annotated[Path, typer.Option(help="Folder for train/, valid/, test/.")] = Path("data"),
+    n: Annotated[int, typer.Option(help="Samples in all: 80 % train, 10 % valid, 10 % test.")] = (
+        10_000
+    ),
+    seed: Annotated[int, typer.Option(help="Seed; a sample depends on it and its number.")] = 0,
+    start: Annotated[int, typer.Option(help="Number of the first sample.")] = 0,
+    labels: Annotated[
+        Labels, typer.Option(help="classes: -1 resistive, +1 conductive; difference: sigma - 1.")
+    ] = Labels.classes,
+    contrast: Annotated[
+        Contrast, typer.Option(help="strong: plastic and metal; mild: sigma 0.01-0.9, 1.1-2.")
+    ] = Contrast.strong,
+    noise: Annotated[str, typer.Option(help="Signal to noise of a frame in dB: A, or A-B.")] = (
+        "33-60"
+    ),
+    electrode_degrees: Annotated[
+        float, typer.Option(help="Electrode width: 10.2 real tanks, 4 the published simulation.")
+    ] = 10.2,
+    recon: Annotated[
+        bool, typer.Option("--recon", help="Add Tikhonov and Gauss-Newton images (TR, xs_gn).")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes; all cores by default.")] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Simulate an EIT data set. The same command again goes on where a killed one stopped."""
+    from tpukit.tasks.eit.generate import DatasetPlan, check_plan, make_dataset, missing_chunks
+    from tpukit.tasks.eit.parallel import available_cores
+    from tpukit.tasks.eit.progress import Progress
+    from tpukit.tasks.eit.simulation import SimulationSettings
+
+    settings = SimulationSettings(
+        seed=seed,
+        labels=labels.value,
+        contrast=contrast.value,
+        noise_db=parse_noise(noise),
+        electrode_degrees=electrode_degrees,
+    )
+    plan = DatasetPlan(out, n, start, recon, settings)
+    check_plan(plan)
+    already = n - sum(stop - begin for begin, stop in missing_chunks(plan))
+    output = Output(as_json=as_json)
+    with Progress("simulating", n, already=already) as progress:
+        made = make_dataset(plan, workers or available_cores(), progress.advance)
+    if already:
+        output.text(f"{already:,} samples were there already.")
+    output.text(
+        f"{made['samples']:,} samples in {out} ({made['train']:,} train, {made['valid']:,} valid, "
+        f"{made['test']:,} test), {made['seconds']:.1f} s"
+    )
+    output.text(f"Train on them: tpukit train --data-path {out}")
+    output.result({"path": str(out), **made})
+
+
+def parse_noise(text: str) -> tuple[float, float]:
+    """`33-60` or `40`, in dB."""
+    low, _, high = text.partition("-")
+    try:
+        return float(low), float(high or low)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not of the form 33-60 or 40", param_hint="--noise"
+        ) from None
+
+
+# The other kind of data is made in a module of its own.
+DIALOGUES = "tpukit.commands.data_dialogues"
+if importlib.util.find_spec(DIALOGUES):
+    app.command()(importlib.import_module(DIALOGUES).dialogues)
