@@ -1,0 +1,97 @@
+"""Which releases of torch, torch_xla, libtpu, jax, torchvision and CUDA belong together."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+Version = tuple[int, ...]
+_TABLE = Path(__file__).parent / "tables" / "versions.toml"
+
+
+def parse_version(text: str) -> Version:
+    """The numbers a version starts with: `2.9.0+cu128` is (2, 9, 0)."""
+    match = re.match(r"\d+(?:\.\d+)*", text.strip())
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What belongs to one release of torch_xla."""
+
+    torch_xla: str
+    torch: str
+    libtpu: str
+    jax: str
+
+
+@dataclass(frozen=True)
+class OldPackage:
+    """A package that was renamed, replaced or given up."""
+
+    name: str
+    status: str
+    says: str
+    fix: str
+    below: str | None = None
+    """Only releases before this one."""
+
+    def concerns(self, version: str) -> bool:
+        return self.below is None or parse_version(version) < parse_version(self.below)
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The version table as it is written."""
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+
+
+def pair_of(torch_xla: str) -> Pair | None:
+    """What belongs to this release of torch_xla; None for one that the table does not know."""
+    for row in table()["pair"]:
+        if same_release(torch_xla, row["torch_xla"]):
+            return Pair(**row)
+    return None
+
+
+def same_release(version: str, release: str) -> bool:
+    """Whether a version is of a release: 0.0.21.1 is of 0.0.21, 2.9.0+cpu is of 2.9."""
+    wanted = parse_version(release)
+    return parse_version(version)[: len(wanted)] == wanted
+
+
+def torchvision_of(torch: str) -> str | None:
+    """The torchvision release of a torch release (`2.9.1` asks for `2.9`)."""
+    releases: Mapping[str, str] = table()["torchvision"]
+    return releases.get(".".join(str(part) for part in parse_version(torch)[:2]))
+
+
+def architectures_of(torch: str, cuda: str) -> list[float] | None:
+    """Compute capabilities a torch wheel was compiled for; None where the table does not know."""
+    release, build = parse_version(torch)[:2], parse_version(cuda)[:2]
+    for row in table()["cuda_build"]:
+        first, before = (parse_version(text) for text in row["torch"])
+        if parse_version(row["cuda"]) == build and first <= release < before:
+            return list(row["architectures"])
+    return None
+
+
+def driver_for(cuda: str) -> str | None:
+    """The oldest driver for a CUDA version."""
+    drivers: Mapping[str, str] = table()["driver"]
+    return drivers.get(cuda.partition(".")[0])
+
+
+def runs_on(capability: float, architectures: list[float]) -> bool:
+    """Whether code compiled for these runs on a GPU: same major version, minor not above."""
+    return any(int(a) == int(capability) and a <= capability for a in architectures)
+
+
+def old_packages() -> list[OldPackage]:
+    """Packages to get rid of."""
+    return [OldPackage(**row) for row in table()["package"]]

@@ -1,0 +1,210 @@
+"""The seam between the facts and the machine: files, links, packages, programs, ports.
+
+`RealHost` asks this machine; `PlayedHost` (in `played.py`) plays one that was recorded. Every
+question has an answer when it cannot be answered: nothing, and never an exception or a hang.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+_MOST_BYTES = 1 << 20
+
+
+class Disk(NamedTuple):
+    """A file system, in bytes."""
+
+    total: int
+    free: int
+
+
+class Host(Protocol):
+    """What the facts ask of a machine."""
+
+    environment: Mapping[str, str]
+    python: str
+    """Its version."""
+    system: str
+    """`Linux-x86_64`."""
+    cores: int
+    """Cores this process may use."""
+    process: int
+    """This process' id."""
+
+    def read(self, path: str) -> str | None:
+        """A small text file; None where it is not there or not readable."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds, in order; nothing where there is none."""
+        ...
+
+    def link(self, path: str) -> str | None:
+        """Where a symbolic link points."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file, folder or device."""
+        ...
+
+    def run(self, command: Sequence[str], seconds: float) -> str | None:
+        """A program's standard output; None where it is not there, fails or takes longer."""
+        ...
+
+    def disk(self, path: str) -> Disk | None:
+        """The file system that holds a path (or will: the nearest folder that exists)."""
+        ...
+
+    def packages(self) -> Mapping[str, str]:
+        """Versions of installed distributions by their normalised names, from their metadata."""
+        ...
+
+    def package_text(self, path: str) -> str | None:
+        """A file of an installed package, `torch/version.py`; the package is not imported."""
+        ...
+
+    def port_is_free(self, port: int) -> bool:
+        """Whether this process could listen on a port."""
+        ...
+
+    def reaches(self, name: str, port: int, seconds: float) -> bool:
+        """Whether a server on the network answers."""
+        ...
+
+
+class RealHost:
+    """This machine."""
+
+    def __init__(self) -> None:
+        self.environment: Mapping[str, str] = os.environ
+        self.python = "{}.{}.{}".format(*sys.version_info[:3])
+        uname = os.uname()
+        self.system = f"{uname.sysname}-{uname.machine}"
+        self.cores = _cores()
+        self.process = os.getpid()
+
+    def read(self, path: str) -> str | None:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a tenth of --quick
+                return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208
+        except OSError:
+            return []
+
+    def link(self, path: str) -> str | None:
+        try:
+            return os.readlink(path)  # noqa: PTH115
+        except OSError:
+            return None
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def run(self, command: Sequence[str], seconds: float) -> str | None:
+        try:
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            ) as child:
+                return _output(child, seconds)
+        except OSError:
+            return None
+
+    def disk(self, path: str) -> Disk | None:
+        folder = Path(path).absolute()
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        try:
+            stats = os.statvfs(folder)
+        except OSError:
+            return None
+        return Disk(stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail)
+
+    def packages(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for folder in sys.path:
+            for name in self.names(folder or "."):
+                if name.endswith((".dist-info", ".egg-info")):
+                    package, _, version = name.rpartition(".")[0].partition("-")
+                    found.setdefault(normalise(package), version.partition("-py")[0])
+        return found
+
+    def package_text(self, path: str) -> str | None:
+        texts = (self.read(f"{folder}/{path}") for folder in sys.path if folder)
+        return next((text for text in texts if text is not None), None)
+
+    def port_is_free(self, port: int) -> bool:
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind(("", port))
+            except OSError:
+                return False
+        return True
+
+    def reaches(self, name: str, port: int, seconds: float) -> bool:
+        # A name look-up cannot be interrupted, so a process that can be killed does it.
+        code = (
+            "import socket,sys;"
+            "socket.create_connection((sys.argv[1],int(sys.argv[2])),float(sys.argv[3])).close();"
+            "print('reached')"
+        )
+        command = [sys.executable, "-I", "-S", "-c", code, name, str(port), str(seconds)]
+        return "reached" in (self.run(command, seconds + 0.5) or "")
+
+
+def normalise(package: str) -> str:
+    """A distribution's name as package indexes compare it: `torch_xla` is `torch-xla`."""
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def cuda_build(version_file: str | None) -> str | None:
+    """The CUDA version in the text of `torch/version.py`; None for a build without."""
+    match = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", version_file or "", re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def first_line(texts: Iterable[str | None]) -> str | None:
+    """The first text that is there, without the end of its line."""
+    return next((text.strip().split("\n")[0] for text in texts if text and text.strip()), None)
+
+
+def _output(child: subprocess.Popen[bytes], seconds: float) -> str | None:
+    try:
+        output, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        # A process that hangs in a driver cannot be killed; it is not waited for.
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        if child.stdout is not None:
+            child.stdout.close()
+        try:
+            child.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            child.returncode = -signal.SIGKILL
+        return None
+    return output.decode("utf-8", errors="replace") if child.returncode == 0 else None
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
