@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import ConfigError, DataError, JobError, TpukitError
-from tpukit.tasks.eit.conditioning import ELECTRODES, MEASUREMENTS, VOLTAGES
+from tpukit.tasks.eit.conditioning import VOLTAGES
+from tpukit.tasks.eit.normalisation import Normalisation, save_normalisation
 from tpukit.tasks.eit.npz import encode_npz, write_whole
 from tpukit.tasks.eit.parallel import run_chunks
 from tpukit.tasks.eit.simulation import SimulationSettings, simulate
@@ -312,7 +313,8 @@ def _write_normalisation(plan: DatasetPlan) -> None:
     files = (_sums_path(plan.journal, start, stop) for start, stop in plan.chunks())
     sums = merged(ChannelSums.from_file(path) for path in files)
     with writing_errors(plan.folder):
-        save_normalisation(plan.folder, sums.mean, sums.std())
+        values = (sums.mean.astype(np.float32), sums.std().astype(np.float32))
+        save_normalisation(plan.folder, Normalisation(*values))
 
 
 def merged(parts: Iterable[ChannelSums]) -> ChannelSums:
@@ -321,14 +323,3 @@ def merged(parts: Iterable[ChannelSums]) -> ChannelSums:
     for part in parts:
         total.merge(part)
     return total
-
-
-def save_normalisation(folder: Path, mean: NDArray[np.float64], std: NDArray[np.float64]) -> None:
-    """Writes `mean.pth` and `std.pth` as the published data has them."""
-    import torch
-
-    for name, values in (("mean", mean), ("std", std)):
-        tensor = torch.from_numpy(values.astype(np.float32)).reshape(1, ELECTRODES, MEASUREMENTS)
-        stream = io.BytesIO()
-        torch.save(tensor, stream)
-        write_whole(folder / f"{name}.pth", stream.getvalue(), sync=True)
