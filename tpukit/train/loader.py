@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tpukit.hardware.backend import Batch
@@ -93,4 +94,6 @@ def make_loader(
         num_workers=settings.workers,
         prefetch_factor=2 if settings.workers else None,
         worker_init_fn=settings.start_worker if settings.workers else None,
+        # One of its own: a loader would otherwise draw from the generator that dropout uses.
+        generator=torch.Generator().manual_seed(settings.seed),
     )

@@ -61,6 +61,7 @@ class Learner:
         self.names: list[str] = []
         device = backend.device
         self.window = torch.zeros(FIGURES, device=device)
+        self._step_totals = torch.zeros(FIGURES, device=device)
         self._evaluation = torch.zeros(FIGURES, device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
@@ -74,15 +75,14 @@ class Learner:
     # -- training ------------------------------------------------------------------------------
     def train_step(self, batches: Sequence[Batch], lr: float) -> None:
         """One optimizer step over its micro-batches (device batches of this process' rows)."""
-        totals: Tensor | None = None
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_step(self.model, first=first, last=last):
                 part = self._forward(batch)
                 self.backend.backward(part[1])
-                totals = part.detach() if totals is None else totals + part.detach()
-        assert totals is not None, "an optimizer step needs at least one micro-batch"
-        step_totals = self.backend.sum_over_processes(totals)
+                # In place, so that every micro-step is the same graph.
+                self._step_totals += part.detach()
+        step_totals = self.backend.sum_over_processes(self._step_totals)
         self.steps_done += 1
         self.backend.step(
             self.optimizer,
@@ -114,6 +114,7 @@ class Learner:
         )
         self._update_norms(norm.detach().float())
         self.window += totals / totals[0]
+        self._step_totals.zero_()
 
     def _update_norms(self, norm: Tensor) -> None:
         finite = torch.isfinite(norm)

@@ -1,0 +1,96 @@
+"""Running the command line as a user does, and comparing what runs leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+SUPPORT = Path(__file__).parent
+TINY = f"{SUPPORT / 'tiny_task.py'}:Tiny"
+VIRTUAL_TPU = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+MARK = "TPUKIT_TEST_MARK"
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """This process' environment without what would steer tpukit."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PJRT_", "XLA_", "TPU_", "CPU_NUM", "USE_TORCH", "RANK", "WORLD"))
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def tpukit(
+    *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None,
+    timeout: float = 300,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """One command line, its output captured."""
+    return subprocess.run(
+        [sys.executable, "-m", "tpukit", *map(str, arguments)],
+        env=environment(env), cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON object of a command line that ended well."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, f"standard output must hold the JSON object alone: {lines}"
+    return json.loads(lines[0])
+
+
+def failure(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """What a failing command line told: short, without a traceback."""
+    assert done.returncode == code, (done.returncode, done.stderr[-3000:])
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    told = [line for line in done.stderr.splitlines() if line.strip()]
+    start = next(i for i, line in enumerate(told) if line.startswith(("Error:", "Usage:")))
+    return "\n".join(told[start:])
+
+
+def latest(run: Path) -> Path:
+    """The newest checkpoint's folder."""
+    return run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()
+
+
+def parameters(run: Path, name: str = "model") -> dict[str, torch.Tensor]:
+    """Tensors of a run's newest checkpoint."""
+    return load_file(latest(run) / f"{name}.safetensors")
+
+
+def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """The largest over all tensors of |left - right| / |right|, in the 2-norm."""
+    assert left.keys() == right.keys()
+    return max(
+        float((left[n].double() - right[n].double()).norm() / right[n].double().norm())
+        for n in left
+        if right[n].norm() > 0
+    )
+
+
+def same_bytes(left: Path, right: Path) -> bool:
+    """Whether two runs' newest checkpoints hold the same weights, average and optimizer."""
+    files = ("model.safetensors", "ema.safetensors", "optimizer.safetensors")
+    return all((latest(left) / f).read_bytes() == (latest(right) / f).read_bytes() for f in files)
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Live processes that were started with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found

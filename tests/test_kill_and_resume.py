@@ -1,0 +1,112 @@
+"""Killed at any moment and resumed, a run ends in the same bytes as one that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from runs import (
+    MARK,
+    SUPPORT,
+    TINY,
+    VIRTUAL_TPU,
+    environment,
+    marked_processes,
+    same_bytes,
+    tpukit,
+)
+
+KILLS = [
+    "build:1", "compile:1", "compile:60", "compile:400", "step:1", "step:3", "snapshot:1",
+    "half:1", "half:2", "half:3", "fsync:1", "fsync:2", "fsync:4", "fsync:5", "rename:1",
+    "renamed:1", "replace:2", "rmtree:3", "evaluate:1", "step:5",
+]  # fmt: skip
+SOME_KILLS = ["compile:60", "half:2", "fsync:4", "rename:1", "replace:2", "step:4", "snapshot:2"]
+ARGUMENTS = [
+    "train", "--task", TINY, "--max-steps", "40", "--log-every", "3", "--ckpt-every", "2",
+    "--set", "dropout=0.2", "--num-workers", "1",
+]  # fmt: skip
+
+
+def run_killed(run, hw, kills, env, tmp_path):
+    """The same command again and again, killed at each moment in turn, then left alone."""
+    argv = [*ARGUMENTS, "--hw", hw, "--results-dir", str(run)]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps([{"argv": argv, "at": at} for at in [*kills, None]]))
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
+        env=environment({**env, MARK: mark}), capture_output=True, text=True, check=False,
+        timeout=580,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    statuses = json.loads(done.stdout.splitlines()[-1])
+    assert statuses[-1] == 0, done.stderr[-3000:]
+    assert_nothing_left(mark)
+    return statuses[:-1]
+
+
+def assert_nothing_left(mark):
+    """Loading workers notice within a moment that their process is gone."""
+    for _ in range(50):
+        if not marked_processes(mark):
+            return
+        time.sleep(0.1)
+    raise AssertionError(marked_processes(mark))
+
+
+@pytest.mark.parametrize("kills", [SOME_KILLS, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("hw", "env"),
+    [("cpu", {}), pytest.param("tpu", VIRTUAL_TPU, marks=pytest.mark.xla)],
+    ids=["cpu", "xla"],
+)
+def test_killed_runs_end_in_the_same_bytes(tmp_path, hw, env, kills):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert tpukit(*ARGUMENTS, "--hw", hw, "--results-dir", whole, env=env).returncode == 0
+    statuses = run_killed(killed, hw, kills, env, tmp_path)
+    assert statuses.count(9) == len(kills), f"every session must have been killed: {statuses}"
+    assert same_bytes(killed, whole)
+    assert steps_in_log(killed) == steps_in_log(whole)
+
+
+def steps_in_log(run):
+    """What was logged at which step: nothing is missing and nothing is there twice."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [(row["step"], row["kind"], row.get("loss")) for row in map(json.loads, lines)]
+
+
+RANK_KILLS = ["step:3:1", "half:2:0", "rename:1:0", "step:4:0"]
+IN_ANY_RANK = ("build", "step", "evaluate", "snapshot")
+MORE_RANK_KILLS = [
+    f"{at}:{index % 2 if at.startswith(IN_ANY_RANK) else 0}"
+    for index, at in enumerate(KILLS)
+    if not at.startswith("compile")
+]
+
+
+@pytest.mark.parametrize(
+    "kills", [RANK_KILLS, pytest.param(MORE_RANK_KILLS, marks=pytest.mark.slow)]
+)
+def test_two_ranks_killed_end_in_the_same_bytes(tmp_path, kills):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    arguments = [*ARGUMENTS, "--hw", "cpu", "--devices", "2"]
+    done = tpukit(*arguments, "--results-dir", whole)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for at in [*kills, "never:1:0"]:
+        mark = uuid.uuid4().hex
+        torchrun = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            str(SUPPORT / "killed_run.py"), *arguments, "--results-dir", str(killed),
+        ]  # fmt: skip
+        env = environment({"TPUKIT_KILL_AT": at, MARK: mark})
+        done = subprocess.run(
+            torchrun, env=env, capture_output=True, text=True, check=False, timeout=200
+        )
+        assert (done.returncode == 0) == at.startswith("never"), (at, done.stderr[-3000:])
+        assert_nothing_left(mark)
+    assert same_bytes(killed, whole)

@@ -1,0 +1,86 @@
+"""The same run on any hardware, however it is cut, ends in the same weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from runs import (
+    SUPPORT,
+    TINY,
+    VIRTUAL_TPU,
+    environment,
+    parameters,
+    relative_difference,
+    result,
+    tpukit,
+)
+
+STEPS = ["--max-steps", "20", "--lr", "1e-3", "--precision", "fp32", "--ckpt-every", "20", "--json"]
+ONE_DEVICE = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"}
+WAYS = {
+    "xla-1": (["--hw", "tpu"], ONE_DEVICE),
+    "xla-8": (["--hw", "tpu"], VIRTUAL_TPU),
+    "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
+    "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
+    "accumulate-4": (["--hw", "cpu", "--accumulate", "4"], {}),
+    "two-processes": (["--hw", "cpu", "--devices", "2"], {}),
+    "two-processes-accumulate-2": (["--hw", "cpu", "--devices", "2", "--accumulate", "2"], {}),
+    "fsdp-2": (["--hw", "cpu", "--devices", "2", "--shard"], {}),
+}
+
+
+def train(run, task, arguments, env):
+    command = ["train", "--task", task, *STEPS, "--results-dir", run, *arguments]
+    return result(tpukit(*command, env=env))
+
+
+@pytest.fixture(scope="module", params=["Tiny", "Weighted"])
+def reference(request, tmp_path_factory):
+    """A task and its run on one CPU process."""
+    task = TINY.replace(":Tiny", f":{request.param}")
+    run = tmp_path_factory.mktemp("reference") / "run"
+    train(run, task, ["--hw", "cpu"], {})
+    return task, run
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.xla if "xla" in way else ()) for way in WAYS]
+)
+def test_parameters_agree_after_20_steps(tmp_path, reference, way):
+    task, whole = reference
+    summary = train(tmp_path / "run", task, *WAYS[way])
+    assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) < 1e-4
+    assert relative_difference(parameters(tmp_path / "run", "ema"), parameters(whole, "ema")) < 1e-4
+    if "xla" in way:
+        one_graph_each(summary, micro_steps="accumulate" in way)
+
+
+def one_graph_each(summary, *, micro_steps):
+    """One train graph (or one a micro-step and one that applies), one evaluation graph."""
+    assert summary["graphs"]["train"] == (2 if micro_steps else 1)
+    assert summary["graphs"]["evaluate"] == 1
+    assert summary["compilations_after_warmup"] == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "env"),
+    [("two-processes", {}), pytest.param("xla-8", VIRTUAL_TPU, marks=pytest.mark.xla)],
+)
+def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way, env):
+    """What shows that the test above can fail."""
+    task, whole = reference
+    arguments, _ = WAYS[way]
+    launcher = (
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        if way == "two-processes"
+        else [sys.executable]
+    )
+    command = ["train", "--task", task, *STEPS, "--results-dir", str(tmp_path / "run"), *arguments]
+    done = subprocess.run(
+        [*launcher, str(SUPPORT / "without_reduction.py"), *command],
+        env=environment(env), capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) > 1e-3
