@@ -327,6 +327,6 @@ def _set_arithmetic(precision: Precision, *, deterministic: bool) -> None:
         torch.backends.cudnn.benchmark = not deterministic
         if precision == "fp32":
             # torch rounds convolutions to TF32 by default; fp32 was asked for.
-            torch.backends.cudnn.conv.fp32_precision = "ieee"
+            torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
     if deterministic:
         torch.use_deterministic_algorithms(True)

@@ -65,10 +65,10 @@ class CpuDevice:
         return None
 
     def random_state(self) -> dict[str, str]:
-        return {"cpu": _to_text(torch.get_rng_state())}
+        return {"cpu": state_text(torch.get_rng_state())}
 
     def set_random_state(self, state: Mapping[str, str]) -> None:
-        torch.set_rng_state(_from_text(state["cpu"]))
+        torch.set_rng_state(state_from_text(state["cpu"]))
 
     def profiled(self) -> list[torch.profiler.ProfilerActivity]:
         return [torch.profiler.ProfilerActivity.CPU]
@@ -136,14 +136,14 @@ class CudaDevice:
 
     def random_state(self) -> dict[str, str]:
         return {
-            "cpu": _to_text(torch.get_rng_state()),
-            "cuda": _to_text(torch.cuda.get_rng_state(self.device)),
+            "cpu": state_text(torch.get_rng_state()),
+            "cuda": state_text(torch.cuda.get_rng_state(self.device)),
         }
 
     def set_random_state(self, state: Mapping[str, str]) -> None:
-        torch.set_rng_state(_from_text(state["cpu"]))
+        torch.set_rng_state(state_from_text(state["cpu"]))
         if "cuda" in state:
-            torch.cuda.set_rng_state(_from_text(state["cuda"]), self.device)
+            torch.cuda.set_rng_state(state_from_text(state["cuda"]), self.device)
 
     def profiled(self) -> list[torch.profiler.ProfilerActivity]:
         return [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -167,11 +167,13 @@ def check_cuda() -> None:
         )
 
 
-def _to_text(state: Tensor) -> str:
+def state_text(state: Tensor) -> str:
+    """A generator's state as text that JSON can hold."""
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def _from_text(text: str) -> Tensor:
+def state_from_text(text: str) -> Tensor:
+    """The state again."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
