@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
+from tpukit.tasks.eit.dataset import data_normalisation, existing_data_path, open_split
 from tpukit.tasks.eit.diffusion import (
     Diffusion,
     DiffusionConfig,
@@ -18,8 +21,10 @@ from tpukit.tasks.eit.diffusion import (
 )
 from tpukit.tasks.eit.lean import lean_network
 from tpukit.tasks.eit.network import SIZES, NetworkConfig, reference_network
-from tpukit.train.task import Sample, Task, TrainingDefaults, stack_samples
+from tpukit.tasks.eit.normalisation import Normalisation
+from tpukit.train.task import Datasets, Sample, Task, TrainingDefaults, stack_samples
 
+NORMALISATION_FILE = "normalisation.npz"
 REFERENCE_SUFFIX = "-reference"
 """A size with it is the same network in published instead of lean form."""
 
@@ -101,6 +106,23 @@ class EITTask(Task):
         self.config = EITConfig(**settings)
         self.defaults = TRAINING[self.config.size]
         self.diffusion = Diffusion(DiffusionConfig())
+        self.normalisation: Normalisation | None = None
+
+    def datasets(self) -> Datasets:
+        """The train and valid splits of the data path, and their normalisation."""
+        root = existing_data_path(Path(self.config.data_path))
+        if self.normalisation is None:
+            self.normalisation = data_normalisation(root)
+        train, valid = (open_split(root, name, self.normalisation) for name in ("train", "valid"))
+        return Datasets(train, valid)
+
+    def artifacts(self) -> dict[str, bytes]:
+        """The normalisation of the data it learns from."""
+        known = self.normalisation
+        return {} if known is None else {NORMALISATION_FILE: known.to_bytes()}
+
+    def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
+        self.normalisation = Normalisation.from_bytes(artifacts[NORMALISATION_FILE])
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         if self.config.reference:
