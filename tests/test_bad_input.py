@@ -1,0 +1,174 @@
+"""Bad input and usage: what is wrong, where, and what to do; no traceback, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from runs import TINY, VIRTUAL_TPU, environment, failure, latest, result, tpukit
+
+BASE = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "4", "--ckpt-every", "2"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of four steps."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert tpukit(*BASE, "--results-dir", run).returncode == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--hw", "gpo"], ["--hw 'gpo'", "Did you mean gpu?"]),
+        (["--preset", "balancd"], ["Unknown preset 'balancd'", "Did you mean balanced?"]),
+        (["--precision", "bf61"], ["--precision 'bf61'", "bf16"]),
+        (["--set", "widht=3"], ["no setting 'widht'", "Did you mean width?"]),
+        (["--set", "width"], ["NAME=VALUE"]),
+        (["--set", "lr=fast"], ["--lr 'fast' is not a number"]),
+        (["--lr", "-1", "--log-every", "0"], ["--lr -1.0", "--log-every 0"]),
+        (["--epochs", "3"], ["--epochs and --max-steps"]),
+        (["--max-time", "soon"], ["'soon' is no duration", "8h30m"]),
+        (["--memory-limit", "some"], ["'some' is no amount of memory", "4GB"]),
+        (["--global-batch-size", "65"], ["larger than the training data (64 samples)"]),
+        (["--global-batch-size", "10", "--accumulate", "4"], ["does not divide", "8 or 12"]),
+        (["--set", "samples=0"], ["There is no sample."]),
+        (["--task", "eitt"], ["no such task", "Did you mean eit?"]),
+        (["--task", TINY.replace(":Tiny", ":Tinny")], ["no task class 'Tinny'", "Tiny"]),
+        (["--task", "missing.py:Tiny"], ["there is no file missing.py"]),
+        (["--config", "missing.toml"], ["missing.toml does not exist"]),
+        (["--resume-from", "missing"], ["--resume-from missing", "no checkpoint"]),
+        (["--epoch", "3"], ["No such option: --epoch", "--epochs"]),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
+)
+def test_bad_options(tmp_path, arguments, expected):
+    told = failure(tpukit(*BASE, "--results-dir", tmp_path / "run", *arguments, cwd=tmp_path))
+    assert all(part in told for part in expected), told
+
+
+def test_bad_options_as_json(tmp_path):
+    done = tpukit(*BASE, "--preset", "fsat", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout.startswith('{"error": {"message": "Unknown preset') and "fast" in done.stdout
+
+
+def test_hardware_that_is_not_there(tmp_path):
+    told = failure(tpukit(*BASE, "--hw", "tpu", cwd=tmp_path))
+    assert "PJRT_DEVICE=CPU" in told and "probe-batch --target v5e-8" in told
+    told = failure(tpukit(*BASE, "--hw", "gpu", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}))
+    assert "no GPU" in told and "--hw cpu" in told
+
+
+@pytest.mark.xla
+def test_fp16_on_a_tpu_is_refused(tmp_path):
+    arguments = [*BASE, "--hw", "tpu", "--precision", "fp16"]
+    assert "bf16" in failure(tpukit(*arguments, cwd=tmp_path, env=VIRTUAL_TPU))
+
+
+@pytest.mark.xla
+def test_a_batch_that_does_not_divide_over_the_devices(tmp_path):
+    arguments = [*BASE, "--hw", "tpu", "--global-batch-size", "12"]
+    assert "8 or 16" in failure(tpukit(*arguments, cwd=tmp_path, env=VIRTUAL_TPU))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("lr = ", "no TOML"), ("learning_rat = 1", "learning_rat"), ("[optim]\na = 1", "[optim]")],
+    ids=["broken", "older", "foreign"],
+)
+def test_config_files(tmp_path, content, expected):
+    (tmp_path / "run.toml").write_text(content)
+    assert expected in failure(tpukit(*BASE, "--config", "run.toml", cwd=tmp_path))
+
+
+def test_a_runs_own_config_is_a_config_file(tmp_path, finished):
+    arguments = ["train", "--task", TINY, "--config", finished / "config.toml", "--json"]
+    summary = result(tpukit(*arguments, "--results-dir", tmp_path / "run"))
+    assert summary["steps"] == 4
+
+
+def test_changed_arithmetic_names_the_fields(finished):
+    before = latest(finished)
+    arguments = [*BASE, "--results-dir", finished, "--lr", "0.5", "--global-batch-size", "8"]
+    told = failure(tpukit(*arguments))
+    assert "lr was 0.001, now 0.5" in told and "global_batch_size was 16, now 8" in told
+    assert "--no-resume" in told and latest(finished) == before
+
+
+def test_a_checkpoint_of_another_size_or_task(finished):
+    told = failure(tpukit(*BASE, "--results-dir", finished, "--set", "width=64"))
+    assert "width was 32, now 64" in told
+    other = TINY.replace(":Tiny", ":Weighted")
+    told = failure(tpukit(*BASE, "--results-dir", finished, "--task", other))
+    assert "task was 'tiny', now 'weighted'" in told
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    told = failure(tpukit(*BASE, "--results-dir", tmp_path / "file" / "run"))
+    assert "cannot be" in told and "--results-dir" in told
+
+
+def test_a_read_only_folder(tmp_path):
+    """Root may write anywhere but on a file system that is mounted read-only."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
+    if os.geteuid() != 0:
+        folder.chmod(0o500)
+    elif subprocess.call(mount, stderr=subprocess.DEVNULL):
+        pytest.skip("mounting is not permitted here")
+    try:
+        told = failure(tpukit(*BASE, "--results-dir", folder / "run"))
+        assert "cannot be" in told and "--results-dir" in told
+    finally:
+        if os.geteuid() == 0:
+            subprocess.check_call(["umount", str(folder)])
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.call(mount, stderr=subprocess.DEVNULL):
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    try:
+        # A checkpoint takes 0.4 MB; some fit, all that are wanted do not.
+        arguments = [*BASE, "--results-dir", folder / "run", "--set", "width=6000"]
+        told = failure(tpukit(*arguments, "--ckpt-every", "1"), code=1)
+        assert "could not be written" in told and "No space left" in told
+        kept = sorted(p.name for p in (folder / "run" / "checkpoints").glob("step-*"))
+        assert kept and latest(folder / "run").name == kept[-1]
+        assert not list((folder / "run" / "checkpoints").glob(".*partial"))
+    finally:
+        subprocess.check_call(["umount", str(folder)])
+
+
+def test_two_live_runs_in_one_folder(tmp_path):
+    arguments = [*BASE, "--results-dir", str(tmp_path / "run"), "--max-steps", "1000000"]
+    command = [sys.executable, "-m", "tpukit", *arguments]
+    first = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "run" / "checkpoints" / "latest").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        told = failure(tpukit(*arguments))
+        assert f"process {first.pid}" in told and "--results-dir" in told
+    finally:
+        first.kill()
+        first.communicate()
+    summary = result(tpukit(*arguments, "--max-time", "1s", "--json"))
+    assert summary["resumed_from"], "the lock must die with its process"
+
+
+def test_a_task_that_raises(tmp_path):
+    broken = TINY.replace(":Tiny", ":Broken")
+    arguments = [*BASE, "--task", broken, "--results-dir", tmp_path / "run"]
+    assert "the loss of this task is broken" in failure(tpukit(*arguments), code=1)
+    told = failure(tpukit(*arguments, "--devices", "2"), code=1)
+    assert "the loss of this task is broken" in told
