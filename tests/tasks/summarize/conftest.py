@@ -1,0 +1,55 @@
+"""What the tests of the summaries share: plain operations, small models, small files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tpukit.tasks.summarize.dialogues import make_dialogue
+from tpukit.tasks.summarize.tokenizer import Tokenizer, train_tokenizer
+
+
+class PlainOps:
+    """ModelOps by the book."""
+
+    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        return function(*tensors)
+
+    def attention(self, query, key, value, bias=None, *, causal=False):  # type: ignore[no-untyped-def]
+        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+
+
+@pytest.fixture
+def ops() -> PlainOps:
+    return PlainOps()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    samples = [make_dialogue(0, "train", index) for index in range(300)]
+    return train_tokenizer((t for s in samples for t in (s.dialogue, s.summary)), 512)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the user's cache."""
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.manual_seed(0)
+
+
+def write_csv(path: Path, columns: list[str], rows: list[list[str]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return path

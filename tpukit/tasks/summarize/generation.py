@@ -1,0 +1,282 @@
+"""Batched generation: prompts by length, a finished row's slot takes the next prompt.
+
+Prompts are sorted by length and cut into chunks; the plan is a function of the prompts alone, and a
+row's draws of (seed, row). A chunk starts with empty slots, so its tokens are the same whenever it
+is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpukit.errors import ConfigError
+from tpukit.hardware.backend import Backend
+from tpukit.tasks.summarize.buckets import choose_lengths
+from tpukit.tasks.summarize.gpt2 import GPT2
+from tpukit.tasks.summarize.slots import Slots, SlotShape
+
+Array = np.ndarray[Any, Any]
+COLUMN_STEP = 32
+PREFILL_LENGTHS = 8
+"""Different lengths of a prefill: each is a graph of its own where graphs are compiled."""
+CHUNK_OF_SLOTS = 8
+"""Prompts a chunk, in slots: more waste less at a chunk's end, fewer lose less when killed."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are chosen; named as in transformers."""
+
+    max_new_tokens: int = 100
+    """Most tokens of a summary."""
+    do_sample: bool = False
+    """Draw tokens instead of taking the likeliest."""
+    temperature: float = 1.0
+    """Under 1 sharpens, over 1 flattens what is drawn from."""
+    top_k: int = 50
+    """Draw among so many likeliest tokens; 0: among all."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that together have this probability."""
+    num_beams: int = 1
+    """Beams of a beam search."""
+    length_penalty: float = 1.0
+    """Beam scores are divided by length to this power."""
+    early_stopping: bool = False
+    """End a beam search with its first complete set of beams."""
+    seed: int = 0
+    """Seeds the draws."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for values that make no sense."""
+        problems = []
+        if self.max_new_tokens < 1:
+            problems.append(f"--max-new-tokens is {self.max_new_tokens}")
+        if self.temperature <= 0:
+            problems.append(f"--temperature is {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            problems.append(f"--top-p is {self.top_p}")
+        if self.top_k < 0 or self.num_beams < 1:
+            problems.append(f"--top-k is {self.top_k}, --num-beams {self.num_beams}")
+        if self.do_sample and self.num_beams > 1:
+            problems.append("--do-sample and --num-beams are both given")
+        if problems:
+            raise ConfigError(
+                f"{'; '.join(problems)}.",
+                "Temperature and token counts are positive, top-p lies in (0, 1], and beams are"
+                " not drawn.",
+            )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and the row it belongs to, which keys its draws."""
+
+    row: int
+    tokens: Array
+
+
+class Generator(Protocol):
+    """Decodes one chunk of prompts."""
+
+    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
+        """New tokens of each prompt by row, the end token included where it was reached."""
+        ...
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What is fixed before the first token: the chunks and every shape."""
+
+    chunks: list[list[Prompt]]
+    prefill_lengths: list[int]
+    slots: int
+
+
+def plan_generation(
+    prompts: Sequence[Prompt], slots: int, devices: int, processes: int
+) -> GenerationPlan:
+    """Prompts from the longest to the shortest in chunks; slots are those of one process.
+
+    devices: those of one process. There are enough chunks for every process to have one.
+    """
+    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.row))
+    lengths = np.array([len(prompt.tokens) for prompt in ordered])
+    slots = -(-min(slots, -(-len(ordered) // processes)) // devices) * devices
+    size = max(min(CHUNK_OF_SLOTS * slots, -(-len(ordered) // processes)), 1)
+    chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    return GenerationPlan(
+        chunks, choose_lengths(lengths, PREFILL_LENGTHS, int(lengths.max())), slots
+    )
+
+
+class SlotGenerator:
+    """Greedy decoding and sampling."""
+
+    def __init__(
+        self,
+        model: GPT2,
+        backend: Backend,
+        plan: GenerationPlan,
+        decoding: Decoding,
+        vocabulary: int,
+        end: int,
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.plan = plan
+        self.decoding = decoding
+        self.vocabulary = vocabulary
+        self.end = end
+        # Reading a token stops a traced device: there, several steps go out before a read.
+        self.steps_a_read = 4 if backend.traced else 1
+        self.devices = backend.devices // backend.processes
+
+    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
+        decoding = _SlotDecoding(self, prompts)
+        decoding.run()
+        return decoding.done
+
+
+class _SlotDecoding:
+    """The state of one chunk."""
+
+    def __init__(self, generator: SlotGenerator, prompts: Sequence[Prompt]) -> None:
+        plan = generator.plan
+        self.generator = generator
+        self.decoding = generator.decoding
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        columns = longest + self.decoding.max_new_tokens + generator.steps_a_read
+        shape = SlotShape(
+            plan.slots, -(-columns // COLUMN_STEP) * COLUMN_STEP, generator.devices
+        )
+        self.slots = Slots(generator.model, generator.backend, shape)
+        self.waiting = list(reversed(prompts))
+        self.owners: list[Prompt | None] = [None] * plan.slots
+        self.tokens = np.zeros(plan.slots, np.int64)
+        """The token each slot is fed next."""
+        self.draws = np.zeros((plan.slots, self.decoding.max_new_tokens), np.float32)
+        self.done: dict[int, list[int]] = {}
+
+    def run(self) -> None:
+        while self.waiting or any(self.owners):
+            while self._should_fill():
+                self._fill()
+            if any(self.owners):
+                self._decode()
+
+    # -- taking prompts in ----------------------------------------------------------------------
+    def _free_slots(self) -> list[list[int]]:
+        """The free slots of each device."""
+        own = self.slots.shape.slots_per_device
+        return [
+            [slot for slot in range(d * own, (d + 1) * own) if self.owners[slot] is None]
+            for d in range(self.slots.shape.devices)
+        ]
+
+    def _should_fill(self) -> bool:
+        """All devices prefill together: worth it when half of them have room, or none has work."""
+        if not self.waiting:
+            return False
+        free = sum(bool(slots) for slots in self._free_slots())
+        return 2 * free >= self.slots.shape.devices or not any(self.owners)
+
+    def _fill(self) -> None:
+        """One prompt for each device that has a free slot."""
+        filler = self.waiting[-1].tokens
+        prompts, taken = [], []
+        for free in self._free_slots():
+            if free and self.waiting:
+                prompt = self.waiting.pop()
+                self._occupy(free[0], prompt)
+                prompts.append(prompt.tokens)
+                taken.append([free[0]])
+            else:
+                prompts.append(filler)
+                taken.append([])
+        longest = max(map(len, prompts))
+        length = next(n for n in self.generator.plan.prefill_lengths if n >= longest)
+        logits = self.slots.prefill(prompts, taken, length)
+        draws = np.array([self.draws[slots[0], 0] if slots else 0 for slots in taken], np.float32)
+        chosen = self._choose(logits, draws)
+        self.generator.backend.finish()
+        for slots, token in zip(taken, chosen.cpu().tolist(), strict=True):
+            for slot in slots:
+                self._take(slot, token)
+
+    def _occupy(self, slot: int, prompt: Prompt) -> None:
+        self.owners[slot] = prompt
+        self.done[prompt.row] = []
+        if self.decoding.do_sample:
+            # Philox, keyed: a row's draws do not depend on its neighbours.
+            rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
+            self.draws[slot] = rng.random(self.decoding.max_new_tokens, np.float32)
+
+    # -- going on -------------------------------------------------------------------------------
+    def _decode(self) -> None:
+        """Some steps on the device, then one read."""
+        backend = self.generator.backend
+        tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
+        steps = []
+        for step in range(self.generator.steps_a_read):
+            tokens = self._choose(self.slots.decode(tokens), self._draws_of_step(step))
+            backend.finish()
+            steps.append(tokens)
+        for chosen in [step.cpu().tolist() for step in steps]:
+            for slot, token in enumerate(chosen):
+                self._take(slot, token)
+
+    def _draws_of_step(self, step: int) -> Array:
+        counts = [len(self.done[p.row]) + step if p else 0 for p in self.owners]
+        places = np.minimum(counts, self.decoding.max_new_tokens - 1)
+        return self.draws[np.arange(len(counts)), places]
+
+    def _take(self, slot: int, token: int) -> None:
+        """Books a slot's new token; an ended row leaves its slot."""
+        owner = self.owners[slot]
+        if owner is None:
+            return
+        self.tokens[slot] = token
+        tokens = self.done[owner.row]
+        tokens.append(token)
+        room = self.generator.model.config.block_size - len(owner.tokens)
+        if token == self.generator.end or len(tokens) >= min(self.decoding.max_new_tokens, room):
+            self.owners[slot] = None
+
+    def _choose(self, logits: Tensor, draws: Array) -> Tensor:
+        """The next token of each row of `logits`."""
+        logits = logits[:, : self.generator.vocabulary]
+        if not self.decoding.do_sample:
+            return logits.argmax(-1)
+        uniform = torch.from_numpy(draws).to(logits.device)
+        return sample(logits, uniform, self.decoding)
+
+
+def sample(logits: Tensor, uniform: Tensor, decoding: Decoding) -> Tensor:
+    """Draws a token for each row of logits (rows, vocabulary) from uniform numbers (rows,).
+
+    Temperature, then top-k, then top-p, as transformers applies them; the draw inverts the
+    cumulative distribution, so one uniform number decides one token.
+    """
+    count = decoding.top_k or logits.shape[-1]
+    values, tokens = torch.topk(logits / decoding.temperature, min(count, logits.shape[-1]))
+    probability = values.softmax(-1)
+    before = probability.cumsum(-1) - probability
+    kept = torch.where(before < decoding.top_p, probability, torch.zeros_like(probability))
+    cumulative = kept.cumsum(-1)
+    place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
+    last = (kept > 0).sum(-1) - 1
+    return tokens.gather(1, torch.minimum(place, last)[:, None])[:, 0]
+
+
+def in_chunks(
+    generator: Generator, plan: GenerationPlan, process: int, processes: int
+) -> Iterator[tuple[int, dict[int, list[int]]]]:
+    """This process' chunks, each with its number."""
+    for number in range(process, len(plan.chunks), processes):
+        yield number, generator.run(plan.chunks[number])

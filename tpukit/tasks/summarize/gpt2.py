@@ -1,0 +1,205 @@
+"""GPT-2 (Radford et al., 2019), lean: the vocabulary is projected where a token is wanted only.
+
+One `forward` serves training, prefilling and decoding, so that any wrapper around the module
+(DDP, FSDP, a compiler) serves all three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tpukit.hardware.backend import ModelOps
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """A GPT-2's shape."""
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    vocabulary_size: int = 50257
+    block_size: int = 1024
+    """Positions the model knows."""
+    exact_gelu: bool = False
+    """nanoGPT trains with the exact GELU, OpenAI with the tanh approximation."""
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    recompute: bool = False
+    """Blocks are computed again in the backward pass instead of being kept."""
+
+
+class KeyValues(NamedTuple):
+    """The keys and values of past tokens, a ring over columns that all rows share.
+
+    keys, values: for each layer (rows, heads, columns, width of a head). Positions are learned and added
+    to the input, so the order of columns means nothing to attention: every row writes its next
+    token into the same column, and `visible` says which columns are a row's own.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    column: Tensor
+    """(1,): where this step's keys and values go."""
+    visible: Tensor
+    """(rows, columns): whether a row may look at a column, this step's included."""
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, config: GPT2Config, ops: ModelOps) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.ops = ops
+        self.exact_gelu = config.exact_gelu
+        self.dropout = config.dropout
+        self.norm_1 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each (rows, heads, length, width of a head)."""
+        rows, length, width = x.shape
+        qkv = self.qkv(self.norm_1(x)).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return query, key, value
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention, position by position: x and attended are (..., width)."""
+        x = x + self._drop(self.attention_out(attended))
+        hidden = self.mlp_in(self.norm_2(x))
+        hidden = F.gelu(hidden, approximate="none" if self.exact_gelu else "tanh")
+        return x + self._drop(self.mlp_out(hidden))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal attention before its output projection: (rows, length, width)."""
+        query, key, value = self.project(x)
+        return _merge_heads(self.ops.attention(query, key, value, causal=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.finish(x, self.attend(x))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+class GPT2(nn.Module):
+    """The model; its output projection is the token embedding."""
+
+    def __init__(self, config: GPT2Config, ops: ModelOps) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.token_embedding = nn.Embedding(config.vocabulary_size, config.width)
+        self.position_embedding = nn.Embedding(config.block_size, config.width)
+        self.blocks = nn.ModuleList(Block(config, ops) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.apply(self._initialise)
+
+    def _initialise(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, Block):
+            # Children come first: this scales what they drew, by depth, as in the paper.
+            residual = 0.02 / math.sqrt(2 * self.config.layers)
+            nn.init.normal_(module.attention_out.weight, std=residual)
+            nn.init.normal_(module.mlp_out.weight, std=residual)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        wanted: Tensor | None = None,
+        *,
+        keep_keys: bool = False,
+        past: KeyValues | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Logits of `tokens`, (rows, length) with positions from 0.
+
+        wanted: (groups, count) indices into the flattened positions of each group of rows (rows
+            are cut into `groups` equal runs); logits are then (groups, count, vocabulary), and what
+            follows the last attention is computed there only. Without it: (rows, length,
+            vocabulary).
+        keep_keys: also returns keys and values, (layers, rows, heads, length, width of a head).
+        past, positions: `tokens` (rows, 1) continue what `past` holds, at `positions` (rows, 1);
+            the new keys and values are written into `past`.
+        """
+        if past is not None:
+            assert positions is not None
+            return self._decode(tokens, past, positions)
+        x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+        if keep_keys:
+            return self._prefill(x, wanted)
+        for block in self.blocks[:-1]:
+            x = self.ops.recompute(block, x) if self.config.recompute else block(x)
+        return self._last(x, self._last_block().attend(x), wanted)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        if self.config.dropout:
+            x = F.dropout(x, self.config.dropout, self.training)
+        return x
+
+    def _last_block(self) -> Block:
+        block = self.blocks[-1]
+        assert isinstance(block, Block)
+        return block
+
+    def _last(self, x: Tensor, attended: Tensor, wanted: Tensor | None) -> Tensor:
+        """What follows the last attention, at the wanted positions."""
+        if wanted is not None:
+            x, attended = gather_positions(x, wanted), gather_positions(attended, wanted)
+        x = self._last_block().finish(x, attended)
+        return F.linear(self.norm(x), self.token_embedding.weight)
+
+    def _prefill(self, x: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = [], []
+        attended = x
+        for number, block in enumerate(self.blocks):
+            query, key, value = block.project(x)
+            keys.append(key)
+            values.append(value)
+            attended = _merge_heads(self.ops.attention(query, key, value, causal=True))
+            if number < len(self.blocks) - 1:
+                x = block.finish(x, attended)
+        return self._last(x, attended, wanted), torch.stack(keys), torch.stack(values)
+
+    def _decode(self, tokens: Tensor, past: KeyValues, positions: Tensor) -> Tensor:
+        x = self._embed(tokens, positions)
+        hidden = torch.zeros(past.visible.shape, dtype=x.dtype, device=x.device)
+        bias = hidden.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
+        for layer, block in enumerate(self.blocks):
+            query, key, value = block.project(x)
+            keys, values = past.keys[layer], past.values[layer]
+            keys.index_copy_(2, past.column, key.to(keys.dtype))
+            values.index_copy_(2, past.column, value.to(values.dtype))
+            attended = self.ops.attention(query, keys, values, bias.to(query.dtype))
+            x = block.finish(x, _merge_heads(attended))
+        return F.linear(self.norm(x), self.token_embedding.weight)
+
+
+def gather_positions(x: Tensor, wanted: Tensor) -> Tensor:
+    """x (rows, length, width) at `wanted` (groups, count), counted within each group's rows."""
+    groups, width = wanted.shape[0], x.shape[-1]
+    grouped = x.reshape(groups, -1, width)
+    return grouped.gather(1, wanted[..., None].expand(-1, -1, width))
+
+
+def _merge_heads(x: Tensor) -> Tensor:
+    rows, heads, length, width = x.shape
+    return x.transpose(1, 2).reshape(rows, length, heads * width)
