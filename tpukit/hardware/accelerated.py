@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
 from tpukit.hardware.choice import choose_precision
-from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, allowed_cores, check_cuda
+from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
 from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.hardware.parallel import Alone, Parallelism, Replicated, Sharded
-from tpukit.hardware.process import die_with_parent
+from tpukit.hardware.process import allowed_cores, die_with_parent, quiet_stdout
 from tpukit.hardware.processes import (
     COLLECTIVE_TIMEOUT,
     ManyProcesses,
@@ -168,7 +168,7 @@ class AcceleratedBackend:
     ) -> None:
         for group in optimizer.param_groups:
             group["lr"] = lr
-        divisor = weight * self.update.gradient_scale()
+        divisor = weight * self.update.gradient_scale() / self.parallelism.divided_by
         raw_norm = self.parallelism.norm(gradients_of(optimizer))
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
@@ -259,11 +259,12 @@ def open_accelerated(options: HardwareOptions, kind: Kind) -> AcceleratedBackend
         share_cores(local_world)
     if kind == "gpu":
         check_cuda()
-    accelerator = _start_accelerate(kind)
+    with quiet_stdout():
+        accelerator = _start_accelerate(kind)
+        processes = OneProcess() if world == 1 else ManyProcesses(world)
     eager: EagerDevice = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
     precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
     _set_arithmetic(precision, deterministic=options.deterministic)
-    processes = OneProcess() if world == 1 else ManyProcesses(world)
     parallelism = _parallelism(accelerator, options, world)
     if options.memory_limit is not None:
         eager.limit_memory(options.memory_limit)

@@ -134,6 +134,8 @@ def _check_gpu(options: HardwareOptions) -> None:
 
 
 def _prepare_xla(options: HardwareOptions) -> None:
+    # XLA announces the end of its own partitioner several times a compilation.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if is_rehearsal():
         if options.devices is not None:
             os.environ["CPU_NUM_DEVICES"] = str(options.devices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -190,10 +189,3 @@ def _start_thread_pools() -> None:
     """Thread stacks count as memory: they must be there before a limit is set."""
     operand = torch.ones(256, 256, requires_grad=True)
     (operand @ operand).sum().backward()  # type: ignore[no-untyped-call]
-
-
-def allowed_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "TPUKIT_PARENT"
@@ -35,3 +37,26 @@ class WorkerInit:
         # Under "forkserver" the parent is the fork server, which dies with the main process.
         die_with_parent(self.parent if os.getppid() == self.parent else None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def allowed_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Drops what native libraries print on descriptor 1 meanwhile (gloo greets each connection)."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
