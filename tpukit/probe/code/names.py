@@ -1,0 +1,223 @@
+"""Which qualified name an expression means: imports, aliases, assignments and scopes followed.
+
+import torch_xla.core.xla_model as xm      xm.xla_device   -> torch_xla.core.xla_model.xla_device
+accelerator = Accelerator()                accelerator.x   -> accelerate.Accelerator().x
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+_MOST_STEPS = 12
+"""Aliases of aliases are followed so far, so that a cycle ends."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass
+class Binding:
+    """What one statement binds a name to."""
+
+    name: str | None = None
+    """A qualified name, from an import."""
+    value: ast.expr | None = None
+    """An expression, from an assignment."""
+    instance: bool = False
+    """The name is an instance of what `value` names (an annotated parameter)."""
+
+
+@dataclass
+class Scope:
+    """The names that one module, class or function binds."""
+
+    parent: Scope | None
+    is_class: bool = False
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    """Modules whose names were imported with `*`."""
+    outer: set[str] = field(default_factory=set)
+    """Names declared global or nonlocal."""
+
+    def bind(self, name: str, binding: Binding) -> None:
+        self.bindings.setdefault(name, []).append(binding)
+
+
+class Names:
+    """The scopes of a module, and what names mean in them."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.module = Scope(None)
+        self.scopes: dict[ast.AST, Scope] = {tree: self.module}
+        self.attributes: dict[str, list[tuple[ast.expr, Scope]]] = {}
+        """`self.x = value` anywhere: x -> values."""
+        self._collect_body(tree, self.module)
+
+    # -- what a name means ----------------------------------------------------------------------
+    def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:
+        """Every qualified name an expression may mean; nothing where that is not known."""
+        if steps <= 0:
+            return []
+        if isinstance(node, ast.Name):
+            return self._lookup(node.id, scope, steps - 1)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope, steps)
+        if isinstance(node, ast.Call):
+            return self._call(node, scope, steps)
+        return []
+
+    def _attribute(self, node: ast.Attribute, scope: Scope, steps: int) -> list[str]:
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            values = self.attributes.get(node.attr, [])
+            return [q for value, where in values[:4] for q in self.resolve(value, where, steps - 1)]
+        return [f"{base}.{node.attr}" for base in self.resolve(node.value, scope, steps)]
+
+    def _call(self, node: ast.Call, scope: Scope, steps: int) -> list[str]:
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) >= 2:
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                return [f"{b}.{name.value}" for b in self.resolve(node.args[0], scope, steps - 1)]
+        return [f"{function}()" for function in self.resolve(node.func, scope, steps - 1)]
+
+    def _lookup(self, name: str, scope: Scope, steps: int) -> list[str]:
+        where: Scope | None = scope
+        first = True
+        while where is not None:
+            visible = first or not where.is_class
+            if visible and name in where.bindings and name not in where.outer:
+                return self._meanings(where.bindings[name], where, steps)
+            first, where = False, where.parent
+        return [f"{module}.{name}" for module in self._stars(scope)]
+
+    def _meanings(self, bindings: list[Binding], scope: Scope, steps: int) -> list[str]:
+        imported = [binding.name for binding in bindings if binding.name is not None]
+        if imported:
+            return list(dict.fromkeys(imported))
+        found: list[str] = []
+        for binding in bindings[:4]:
+            if binding.value is not None:
+                meanings = self.resolve(binding.value, scope, steps)
+                found += [f"{m}()" for m in meanings] if binding.instance else meanings
+        return list(dict.fromkeys(found))
+
+    def _stars(self, scope: Scope | None) -> Iterator[str]:
+        while scope is not None:
+            yield from scope.stars
+            scope = scope.parent
+
+    # -- what binds a name ------------------------------------------------------------------------
+    def _collect_body(self, node: ast.AST, scope: Scope) -> None:
+        for child in ast.iter_child_nodes(node):
+            self._collect(child, scope)
+
+    def _collect(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            _bind_import(node, scope)
+        elif isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                scope.bind(node.id, Binding())
+        elif isinstance(node, _FUNCTIONS):
+            self._collect_function(node, scope)
+        elif isinstance(node, ast.ClassDef):
+            scope.bind(node.name, Binding())
+            self.scopes[node] = Scope(scope, is_class=True)
+            for part in (*node.decorator_list, *node.bases, *node.keywords):
+                self._collect(part, scope)
+            for statement in node.body:
+                self._collect(statement, self.scopes[node])
+        elif isinstance(node, _COMPREHENSIONS):
+            self.scopes[node] = Scope(scope)
+            self._collect_body(node, self.scopes[node])
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            scope.outer.update(node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            self._collect_assignment(node, scope)
+        else:
+            self._bind_others(node, scope)
+            self._collect_body(node, scope)
+
+    def _bind_others(self, node: ast.AST, scope: Scope) -> None:
+        """Names that are plain texts in the tree: `except E as name`, patterns of `match`."""
+        name = getattr(node, "name", None) or getattr(node, "rest", None)
+        if isinstance(name, str) and isinstance(
+            node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping
+        ):
+            scope.bind(name, Binding())
+
+    def _collect_assignment(
+        self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr, scope: Scope
+    ) -> None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        value = node.value
+        if value is not None:
+            self._collect(value, scope)
+        followed = value if isinstance(value, ast.Name | ast.Attribute | ast.Call) else None
+        for target in targets:
+            if isinstance(target, ast.Name):
+                scope.bind(target.id, Binding(value=followed))
+                continue
+            if followed is not None and _is_own_attribute(target):
+                self.attributes.setdefault(target.attr, []).append((followed, scope))
+            self._collect(target, scope)
+
+    def _collect_function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope
+    ) -> None:
+        own = self.scopes[node] = Scope(scope)
+        arguments = node.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        every += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+        for argument in every:
+            annotated = _annotated_class(argument.annotation)
+            own.bind(argument.arg, Binding(value=annotated, instance=annotated is not None))
+        for default in (*arguments.defaults, *arguments.kw_defaults):
+            if default is not None:
+                self._collect(default, scope)
+        if isinstance(node, ast.Lambda):
+            self._collect(node.body, own)
+            return
+        scope.bind(node.name, Binding())
+        for decorator in node.decorator_list:
+            self._collect(decorator, scope)
+        for statement in node.body:
+            self._collect(statement, own)
+
+
+def _is_own_attribute(node: ast.expr) -> TypeGuard[ast.Attribute]:
+    """`self.x`."""
+    if not isinstance(node, ast.Attribute):
+        return False
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _bind_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            scope.bind(alias.asname or name, Binding(name=name))
+        return
+    for alias in node.names:
+        if node.level or node.module is None:
+            scope.bind(alias.asname or alias.name, Binding())
+        elif alias.name == "*":
+            scope.stars.append(node.module)
+        else:
+            scope.bind(alias.asname or alias.name, Binding(name=f"{node.module}.{alias.name}"))
+
+
+def _annotated_class(annotation: ast.expr | None) -> ast.expr | None:
+    """The class an annotation names: `Accelerator`, `"Accelerator"`, `Accelerator | None`."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            annotation = ast.parse(annotation.value, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+    if isinstance(annotation, ast.BinOp):
+        return _annotated_class(annotation.left)
+    if isinstance(annotation, ast.Subscript):
+        head = annotation.value
+        is_optional = isinstance(head, ast.Name) and head.id == "Optional"
+        return _annotated_class(annotation.slice) if is_optional else None
+    return annotation if isinstance(annotation, ast.Name | ast.Attribute) else None

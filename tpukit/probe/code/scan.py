@@ -1,0 +1,149 @@
+"""Scans files and folders: reads, parses, finds, and never stops at a file that it cannot read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpukit.errors import DataError
+from tpukit.knowledge.calls import call_table
+from tpukit.probe.code.calls import find_calls
+from tpukit.probe.code.finding import Finding, Place
+from tpukit.probe.code.habits import find_habits
+from tpukit.probe.code.names import Names
+from tpukit.probe.code.source import (
+    Module,
+    decode_source,
+    notebook_modules,
+    python_module,
+    read_bytes,
+    read_notebook,
+)
+
+IGNORE = "tpukit: ignore"
+_SKIPPED_FOLDERS = {
+    ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints",
+    ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
+}  # fmt: skip
+_SUFFIXES = (".py", ".ipynb", ".pyi")
+_HABIT_WORDS = (b"torch_xla", b"Accelerator")
+_FILES_FOR_WORKERS = 300
+
+
+@dataclass
+class ScanReport:
+    """What a scan found, and which files it could not read."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: int = 0
+    seconds: float = 0.0
+
+
+def scan_paths(paths: Sequence[str]) -> ScanReport:
+    """Scans files, and the Python files and notebooks in folders.
+
+    Raises DataError where a path itself is not there or cannot be read.
+    """
+    start = time.perf_counter()
+    report = ScanReport()
+    named = [Path(path) for path in paths]
+    for path in named:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder", "Check the path.")
+    files = list(dict.fromkeys(file for path in named for file in source_files(path)))
+    for found, notes in _scan_all([str(file) for file in files]):
+        report.findings += found
+        report.notes += notes
+    report.findings.sort(key=lambda f: (f.path, f.cell or 0, f.line, f.column))
+    report.files, report.seconds = len(files), time.perf_counter() - start
+    return report
+
+
+def source_files(path: Path) -> Iterator[Path]:
+    """A file itself; of a folder the Python files and notebooks, in order."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder, inner, names in os.walk(path):
+        inner[:] = sorted(name for name in inner if name not in _SKIPPED_FOLDERS)
+        for name in sorted(names):
+            if name.endswith(_SUFFIXES):
+                yield Path(folder) / name
+
+
+def _scan_all(files: list[str]) -> Iterable[tuple[list[Finding], list[str]]]:
+    workers = min(os.cpu_count() or 1, 8)
+    if len(files) < _FILES_FOR_WORKERS or workers == 1:
+        return map(scan_file, files)
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(scan_file, files, chunksize=32))
+
+
+def scan_file(path: str) -> tuple[list[Finding], list[str]]:
+    """The findings of one file, and notes on what could not be read in it."""
+    try:
+        data = read_bytes(Path(path))
+        if not may_concern(data):
+            return [], []
+        text = decode_source(data)
+        if path.endswith(".ipynb"):
+            modules = notebook_modules(path, read_notebook(path, text))
+        else:
+            modules = [python_module(path, text)]
+    except DataError as error:
+        return [], [error.message]
+    found = [finding for module in modules for finding in module_findings(module)]
+    return found, [note for module in modules for note in module.notes]
+
+
+def may_concern(data: bytes) -> bool:
+    """Whether a file holds any of the table's words: most need not be parsed."""
+    table = call_table()
+    if any(word in data for word in _HABIT_WORDS):
+        return True
+    if not any(package in data for package in table.packages):
+        return False
+    return any(word in data for word in table.words)
+
+
+def module_findings(module: Module) -> list[Finding]:
+    """One module's findings in terms of files and cells."""
+    lines = module.text.split("\n")
+    return [
+        Finding(
+            module.path,
+            *module.place(place.line),
+            place.column + 1,
+            place.id,
+            place.old,
+            place.new,
+            place.since,
+            place.status,
+            place.fix is not None,
+        )
+        for place in places_of(module)
+        if not _ignored(place, lines)
+    ]
+
+
+def places_of(module: Module) -> list[Place]:
+    """Everything found in a module, in order; nothing in one that does not parse."""
+    if module.tree is None:
+        return []
+    try:
+        names = Names(module.tree)
+        places = find_calls(module, names, call_table()) + list(find_habits(module.tree, names))
+    except RecursionError:
+        module.notes.append(f"{module.path}: nested too deeply: left out")
+        return []
+    return sorted(places, key=lambda place: (place.line, place.column))
+
+
+def _ignored(place: Place, lines: Sequence[str]) -> bool:
+    here = {place.line, place.end_line}
+    return any(IGNORE in lines[line - 1] for line in here if line <= len(lines))

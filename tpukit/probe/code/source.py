@@ -1,0 +1,212 @@
+"""Python files and notebooks as modules: one text each, and where its lines come from.
+
+The cells of a notebook make one module, because names flow from cell to cell; what is not Python
+in them (magics, shell lines, cells in another language) becomes comments of as many lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import tokenize
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpukit.errors import DataError
+
+LARGEST_BYTES = 20 << 20
+_MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
+_PYTHON_CELL_MAGICS = ("time", "timeit", "capture", "prun")
+_WRITEFILE = re.compile(r"%%(?:writefile|file)\s+(?:-a\s+)?(\S+\.py)\b")
+MASK = "#~tpukit~"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of a module's lines that comes from one cell (or is the whole file)."""
+
+    first_line: int
+    """In the module, from 1."""
+    lines: int
+    cell: int | None
+    skipped: int = 0
+    """Lines of the cell before it (the `%%writefile` line)."""
+
+
+@dataclass
+class Module:
+    """One text to parse."""
+
+    path: str
+    text: str
+    chunks: list[Chunk]
+    tree: ast.Module | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def place(self, line: int) -> tuple[int | None, int]:
+        """(cell, line in it) of a line of the module."""
+        for chunk in reversed(self.chunks):
+            if line >= chunk.first_line:
+                return chunk.cell, line - chunk.first_line + 1 + chunk.skipped
+        return None, line
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook as it lies in its file."""
+
+    document: dict[str, Any]
+    cells: list[dict[str, Any]]
+
+
+def read_bytes(path: Path) -> bytes:
+    """A source file. Raises DataError where it cannot be read or is no source."""
+    try:
+        if not path.is_file():
+            raise DataError(f"{path}: is no file", "Name Python files, notebooks or folders.")
+        if path.stat().st_size > LARGEST_BYTES:
+            raise DataError(f"{path}: is larger than {LARGEST_BYTES >> 20} MiB", "Name its parts.")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read ({reason})", "Check its permissions.") from None
+
+
+def decode_source(data: bytes) -> str:
+    """Text by the file's own declaration, as Python reads it; the newlines stay as they are."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except (SyntaxError, LookupError, UnicodeDecodeError, ValueError):
+        return data.decode("utf-8", errors="replace")
+
+
+def python_module(path: str, text: str) -> Module:
+    """A Python file as a module; one exported from a notebook has its magics masked."""
+    module = Module(path, text, [Chunk(1, text.count("\n") + 1, None)])
+    module.tree, problem = parse(text)
+    if module.tree is None:
+        masked = mask_magics(text)
+        if masked != text:
+            module.tree, _ = parse(masked)
+            module.text = masked if module.tree is not None else text
+    if module.tree is None:
+        module.notes.append(f"{path}: no Python that can be parsed ({problem}): left out")
+    return module
+
+
+def parse(text: str) -> tuple[ast.Module | None, str]:
+    """The syntax tree, or None and the reason."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text), ""
+    except SyntaxError as error:
+        return None, f"line {error.lineno}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        return None, f"{type(error).__name__}: {str(error)[:80]}"
+
+
+def mask_magics(text: str) -> str:
+    """Lines that only a notebook understands, each behind a comment mark on a `pass`."""
+    return "\n".join(
+        f"{line[: len(line) - len(line.lstrip())]}pass  {MASK}{line.lstrip()}"
+        if line.strip() and _MAGIC.match(line)
+        else line
+        for line in text.split("\n")
+    )
+
+
+def unmask(text: str) -> str:
+    """Undoes `mask_magics` and `comment_out`."""
+    lines = (
+        re.sub(rf"(?:pass  )?{re.escape(MASK)}", "", line, count=1) for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
+def comment_out(text: str) -> str:
+    """A cell that is no Python, as comments."""
+    return "\n".join(f"{MASK}{line}" for line in text.split("\n"))
+
+
+def read_notebook(path: str, text: str) -> Notebook:
+    """A notebook's cells. Raises DataError where the file is none."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is no notebook ({error})", "It must be JSON.") from None
+    cells = document.get("cells") if isinstance(document, dict) else None
+    if cells is None and isinstance(document, dict):
+        cells = _version_3_cells(document)
+    if not isinstance(cells, list):
+        raise DataError(f"{path}: is no notebook (no cells)", "Jupyter's format 3 or 4 is read.")
+    return Notebook(document, [cell if isinstance(cell, dict) else {} for cell in cells])
+
+
+def _version_3_cells(document: dict[str, Any]) -> Any:
+    sheets = document.get("worksheets")
+    first = sheets[0] if isinstance(sheets, list) and sheets else None
+    return first.get("cells") if isinstance(first, dict) else None
+
+
+def cell_source(cell: dict[str, Any]) -> str:
+    """A code cell's text; empty for another kind of cell."""
+    if cell.get("cell_type") != "code":
+        return ""
+    source = cell.get("source", cell.get("input", ""))
+    if isinstance(source, list):
+        return "".join(part for part in source if isinstance(part, str))
+    return source if isinstance(source, str) else ""
+
+
+def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
+    """The cells as one module, and every `%%writefile x.py` cell as one of its own."""
+    joined: list[str] = []
+    chunks: list[Chunk] = []
+    written: list[Module] = []
+    main = Module(path, "", chunks)
+    line = 1
+    for number, cell in enumerate(notebook.cells, start=1):
+        source = cell_source(cell)
+        if _WRITEFILE.match(source):
+            written.append(_written_file(path, source, number))
+        text = _as_python(source, number, main)
+        count = text.count("\n") + 1
+        chunks.append(Chunk(line, count, number))
+        joined.append(text)
+        line += count
+    main.text = "\n".join(joined)
+    main.tree, problem = parse(main.text)
+    if main.tree is None:
+        main.notes.append(f"{path}: its cells together are no Python ({problem}): left out")
+    return [main, *written]
+
+
+def _written_file(path: str, source: str, number: int) -> Module:
+    text = source.partition("\n")[2]
+    module = Module(path, text, [Chunk(1, text.count("\n") + 1, number, skipped=1)])
+    module.tree, problem = parse(text)
+    if module.tree is None:
+        module.notes.append(f"{path}, cell {number}: no Python ({problem}): left out")
+    return module
+
+
+def _as_python(source: str, number: int, main: Module) -> str:
+    """One cell's text as Python of as many lines."""
+    if source.startswith("%%"):
+        magic = source[2:].split(maxsplit=1)
+        if not magic or magic[0] not in _PYTHON_CELL_MAGICS:
+            return comment_out(source)
+    if parse(source)[0] is not None:
+        return source
+    masked = mask_magics(source)
+    _, problem = parse(masked)
+    if not problem:
+        return masked
+    main.notes.append(f"{main.path}, cell {number}: no Python ({problem}): left out")
+    return comment_out(source)
