@@ -71,7 +71,7 @@ def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Te
     """The largest over all tensors of |left - right| / |right|, in the 2-norm."""
     assert left.keys() == right.keys()
     return max(
-        float((left[n].double() - right[n].double()).norm() / right[n].double().norm())
+        float((left[n] - right[n]).detach().double().norm() / right[n].detach().double().norm())
         for n in left
         if right[n].norm() > 0
     )

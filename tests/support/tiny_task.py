@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from torch import nn
 
@@ -44,6 +46,7 @@ class Tiny(Task):
         dropout: float = 0.0,
         noise: float = 0.1,
         bad: int | None = None,
+        pause: float = 0.0,
         data_path: str = "",
     ) -> None:
         self.samples = samples
@@ -51,6 +54,7 @@ class Tiny(Task):
         self.dropout = dropout
         self.noise = noise
         self.bad = bad
+        self.pause = pause
 
     def identity(self):
         return {"width": self.width, "samples": self.samples}
@@ -74,6 +78,7 @@ class Tiny(Task):
         return {**sample, "x": sample["x"] + noise}
 
     def loss(self, model, batch):
+        time.sleep(self.pause)
         error = (model(batch["x"]).float() - batch["y"]).square().mean(1)
         return {"loss": error, "worst": error.detach().sqrt()}
 

@@ -38,6 +38,11 @@ class Output:
                 self._stdout, (json.dumps(fields, default=str, allow_nan=False) + "\n").encode()
             )
 
+    def hand_over(self) -> None:
+        """Gives standard output back: child processes are going to answer on it."""
+        if self._stdout is not None:
+            os.dup2(self._stdout, 1)
+
 
 _reserved: int | None = None
 

@@ -178,6 +178,7 @@ def run_training(request: TrainingRequest, options: TrainingOptions, output: Out
         _check_before_launch(request, options)
         from tpukit.hardware.launch import launch
 
+        output.hand_over()
         raise typer.Exit(launch(sys.argv[1:], processes, hardware))
     decided = decide(request, options)
     backend = open_backend(hardware)

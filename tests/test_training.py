@@ -1,0 +1,247 @@
+"""What a training run leaves, how it stops, how it goes on: through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from runs import (
+    TINY,
+    VIRTUAL_TPU,
+    environment,
+    failure,
+    latest,
+    parameters,
+    relative_difference,
+    result,
+    same_bytes,
+    tpukit,
+)
+
+BASE = ["train", "--task", TINY, "--hw", "cpu", "--log-every", "5", "--ckpt-every", "10"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of 40 steps, and what it printed."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    summary = result(tpukit(*BASE, "--max-steps", "40", "--results-dir", run, "--json"))
+    return run, summary
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_run_folder_holds_everything(whole):
+    run, summary = whole
+    assert summary["steps"] == 40 and summary["run"] == str(run) and summary["finished"]
+    assert latest(run).name == "step-00000040"
+    assert {f.name for f in latest(run).iterdir()} == {
+        "model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json", "note.txt",
+    }  # fmt: skip
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list(run.glob("events.out.tfevents.*"))
+    config = (run / "config.toml").read_text()
+    assert all(part in config for part in ('name = "tiny"', "lr = 0.001", "[versions]", "torch = "))
+    assert "Done: 40 steps" in (run / "log.txt").read_text()
+
+
+def test_the_log_tells_what_a_user_watches(whole):
+    rows = metrics(whole[0])
+    train = [row for row in rows if row["kind"] == "train"]
+    assert [row["step"] for row in train] == list(range(5, 41, 5))
+    for field in ("loss", "worst", "lr", "gradient_norm", "samples_per_second", "compilations"):
+        assert all(field in row for row in train), field
+    valid = [row["valid_loss"] for row in rows if row["kind"] == "valid"]
+    assert len(valid) == 4 and valid[-1] < valid[0], "the small network must learn"
+    assert whole[1]["best"]["loss"] == min(valid)
+
+
+def test_tensorboard_has_the_same_figures(whole):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole[0]))
+    events.Reload()
+    told = {row["step"]: row["loss"] for row in metrics(whole[0]) if row["kind"] == "train"}
+    assert {e.step: e.value for e in events.Scalars("loss")} == pytest.approx(told, rel=1e-6)
+
+
+def test_a_finished_run_says_so(whole):
+    done = tpukit(*BASE, "--max-steps", "40", "--results-dir", whole[0])
+    assert done.returncode == 0 and "is finished (40 steps)" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(
+    tmp_path, whole, number, code, devices
+):
+    run = tmp_path / "run"
+    arguments = [*BASE, "--max-steps", "40", "--results-dir", str(run), "--devices", devices]
+    command = [sys.executable, "-m", "tpukit", *arguments, "--set", "pause=0.2"]
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    while "step" not in (run / "log.txt").read_text() if (run / "log.txt").exists() else True:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code, told
+    assert "the checkpoint is written" in told and "tpukit train" in told
+    assert "Traceback" not in told
+    stopped = int(latest(run).name.removeprefix("step-"))
+    assert 0 < stopped < 40
+    summary = result(tpukit(*arguments, "--json"))
+    assert summary["resumed_from"] == stopped
+    if devices == "1":
+        assert same_bytes(run, whole[0])
+
+
+def test_max_time_stops_in_time_and_the_run_goes_on(tmp_path, whole):
+    run = tmp_path / "run"
+    arguments = [*BASE, "--max-steps", "40", "--results-dir", run, "--json"]
+    first = result(tpukit(*arguments, "--max-time", "2s", "--set", "pause=0.3"))
+    assert not first["finished"] and 0 < first["steps"] < 40
+    assert result(tpukit(*arguments))["resumed_from"] == first["steps"]
+    assert same_bytes(run, whole[0])
+
+
+def test_resume_from_a_read_only_run(tmp_path, whole):
+    source = tmp_path / "input"
+    half = result(tpukit(*BASE, "--max-steps", "20", "--results-dir", source, "--json"))
+    before = sorted((f, f.stat().st_mtime_ns) for f in source.rglob("*"))
+    arguments = [*BASE, "--max-steps", "40", "--results-dir", tmp_path / "run", "--json"]
+    summary = result(tpukit(*arguments, "--resume-from", source))
+    assert summary["resumed_from"] == half["steps"] == 20
+    assert same_bytes(tmp_path / "run", whole[0])
+    assert sorted((f, f.stat().st_mtime_ns) for f in source.rglob("*")) == before
+
+
+def test_no_resume_sets_the_old_run_aside(tmp_path, whole):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    arguments = [*BASE, "--max-steps", "4", "--results-dir", run, "--no-resume", "--json"]
+    summary = result(tpukit(*arguments))
+    assert summary["steps"] == 4 and summary["resumed_from"] is None
+    assert same_bytes(tmp_path / "run.old-1", whole[0])
+
+
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, whole):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    weights = latest(run) / "optimizer.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    done = tpukit(*BASE, "--max-steps", "40", "--results-dir", run)
+    assert done.returncode == 0, done.stderr
+    assert "step-00000040" in done.stdout and "damaged" in done.stdout
+    assert "step-00000030" in done.stdout
+    assert same_bytes(run, whole[0])
+
+
+def test_a_non_finite_loss_is_named_and_no_checkpoint_follows(tmp_path):
+    run = tmp_path / "run"
+    arguments = [*BASE, "--max-steps", "40", "--results-dir", run, "--set", "bad=17"]
+    told = failure(tpukit(*arguments, "--ckpt-every", "1"), code=1)
+    bad = int(told.split("in step ")[1].split(";")[0])
+    assert 1 <= bad <= 4, "each pass of four steps meets the sample once"
+    steps = [int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")]
+    assert max(steps, default=0) == bad - 1
+
+
+def test_accumulation_is_exact_with_weights(tmp_path):
+    """Rows that count differently: a mean of micro-batches' means would be another gradient."""
+    task = TINY.replace(":Tiny", ":Weighted")
+    arguments = ["train", "--task", task, "--hw", "cpu", "--max-steps", "5", "--log-every", "1"]
+    losses = []
+    for micro_steps in ("1", "8"):
+        run = tmp_path / micro_steps
+        result(tpukit(*arguments, "--results-dir", run, "--accumulate", micro_steps, "--json"))
+        losses.append([row["loss"] for row in metrics(run) if row["kind"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    difference = relative_difference(parameters(tmp_path / "1"), parameters(tmp_path / "8"))
+    assert difference < 1e-4
+
+
+def test_decoupled_decay_and_clipping_equal_plain_torch(tmp_path):
+    """Ten steps against a loop written out with torch's own AdamW and clipping."""
+    sys.path.insert(0, str(Path(TINY.split(":")[0]).parent))
+    from tiny_task import Tiny
+
+    from tpukit.train.restore import seed_everything
+    from tpukit.train.task import PlanSettings, sample_rng
+
+    run = tmp_path / "run"
+    arguments = [*BASE, "--max-steps", "10", "--set", "clip_norm=0.05", "--results-dir", run]
+    result(tpukit(*arguments, "--json"))
+    task = Tiny()
+    seed_everything(0)
+    model = task.build_model(None)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=1e-3
+    )
+    data = task.datasets().train
+    plan = task.plan(data, PlanSettings(16, 16, 1, 0))
+    for step in range(10):
+        micro = plan.step(step)[0]
+        draws = [task.draw(data[k.sample], sample_rng(0, k.epoch, k.sample)) for k in micro.keys]
+        optimizer.zero_grad()
+        task.loss(model, task.collate(draws, micro))["loss"].mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    assert relative_difference(parameters(run), dict(model.named_parameters())) < 1e-5
+
+
+def test_bf16_check_and_profile(tmp_path):
+    run = tmp_path / "run"
+    done = tpukit(*BASE, "--max-steps", "10", "--results-dir", run, "--check-bf16", "--profile")
+    assert done.returncode == 0, done.stderr
+    assert "bf16 against fp32" in done.stdout and "fit for bf16" in done.stdout
+    assert any(f.stat().st_size for f in (run / "profile").rglob("*") if f.is_file())
+
+
+@pytest.mark.xla
+def test_a_run_moves_from_virtual_tpu_to_cpu(tmp_path, whole):
+    run = tmp_path / "run"
+    arguments = [*BASE, "--precision", "fp32", "--results-dir", run, "--json"]
+    result(tpukit(*arguments, "--max-steps", "20", "--hw", "tpu", env=VIRTUAL_TPU))
+    summary = result(tpukit(*arguments, "--max-steps", "40", "--hw", "cpu"))
+    assert summary["resumed_from"] == 20
+    assert relative_difference(parameters(run), parameters(whole[0])) < 1e-4
+
+
+def test_the_example_of_a_users_own_task(tmp_path):
+    """docs/own_task.py on red and blue pictures: it must learn to tell them apart."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 32), ("valid", 8)):
+        for name, channel in (("red", 0), ("blue", 2)):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 120, (32, 32, 3), dtype=np.uint8)
+                pixels[..., channel] += 100
+                Image.fromarray(pixels).save(folder / f"{index}.png")
+    example = Path(__file__).parent.parent / "docs" / "own_task.py"
+    summary = result(
+        tpukit(
+            "train", "--task", f"{example}:Images", "--data-path", tmp_path / "photos",
+            "--hw", "cpu", "--max-steps", "8", "--set", "side=32", "--set", "model=resnet10t",
+            "--results-dir", tmp_path / "run", "--json", "--ckpt-every", "8",
+        )
+    )  # fmt: skip
+    assert metrics(tmp_path / "run")[-1]["valid_accuracy"] == 1.0
+    assert summary["steps"] == 8
