@@ -70,9 +70,9 @@ class LeanBlock(Block):
     def branches(self, x: Tensor, modulation: Tensor) -> Tensor:
         """Both branches added; modulation is (batch, 6 width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation.chunk(6, dim=1)
-        branch = self.attend(modulated_norm(x, self.norm1, shift1, scale1))
+        branch: Tensor = self.attend(modulated_norm(x, self.norm1, shift1, scale1))
         x = x + gate1.unsqueeze(1) * branch
-        branch: Tensor = self.mlp(modulated_norm(x, self.norm2, shift2, scale2))
+        branch = self.mlp(modulated_norm(x, self.norm2, shift2, scale2))
         return x + gate2.unsqueeze(1) * branch
 
     def attend(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from tpukit.tasks.eit.diffusion import (
 from tpukit.tasks.eit.lean import lean_network
 from tpukit.tasks.eit.network import SIZES, NetworkConfig, reference_network
 from tpukit.tasks.eit.normalisation import Normalisation
-from tpukit.train.task import Datasets, Sample, Task, TrainingDefaults, stack_samples
+from tpukit.train.task import Datasets, Preset, Sample, Task, TrainingDefaults, stack_samples
 
 NORMALISATION_FILE = "normalisation.npz"
 REFERENCE_SUFFIX = "-reference"
@@ -100,6 +100,10 @@ class EITTask(Task):
     """
 
     name = "eit"
+    config_class = EITConfig
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "quick": Preset(train={"global_batch_size": 32}, task={"size": "tiny"}),
+    }
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `EITConfig`."""
