@@ -60,6 +60,11 @@ class AdamSettings:
 class ModelOps(Protocol):
     """What a model asks of the hardware it is built for."""
 
+    @property
+    def devices(self) -> int:
+        """All devices, over all processes, that a batch's rows are split over."""
+        ...
+
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, its activations computed again in the backward pass."""
         ...

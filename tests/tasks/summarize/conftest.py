@@ -18,6 +18,8 @@ from tpukit.tasks.summarize.tokenizer import Tokenizer, train_tokenizer
 class PlainOps:
     """ModelOps by the book."""
 
+    devices = 1
+
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
 

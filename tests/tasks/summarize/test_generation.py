@@ -30,7 +30,8 @@ def pair(tmp_path, ops):  # type: ignore[no-untyped-def]
     """The same random weights in transformers and here, lively enough to end now and then."""
     torch.manual_seed(3)
     config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=32, vocab_size=VOCABULARY, n_positions=96, initializer_range=0.6,
+        n_layer=2, n_head=2, n_embd=32, vocab_size=VOCABULARY, n_positions=96,
+        initializer_range=0.6,
         bos_token_id=END, eos_token_id=END,
     )  # fmt: skip
     theirs = transformers.GPT2LMHeadModel(config).eval()
@@ -56,14 +57,18 @@ def generate(model, prompts, decoding, *, slots=4, devices=1):  # type: ignore[n
     generator = (BeamGenerator if decoding.num_beams > 1 else SlotGenerator)(
         model, backend, plan, decoding, VOCABULARY, END
     )
-    return {row: tokens for _, done in in_chunks(generator, plan, 0, 1) for row, tokens in done.items()}
+    return {
+        row: tokens for _, done in in_chunks(generator, plan, 0, 1) for row, tokens in done.items()
+    }
 
 
 def theirs_one_by_one(model, prompts, **options):  # type: ignore[no-untyped-def]
     answers = {}
     for prompt in prompts:
         tokens = torch.from_numpy(prompt.tokens)[None]
-        made = model.generate(tokens, attention_mask=torch.ones_like(tokens), pad_token_id=END, **options)
+        made = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), pad_token_id=END, **options
+        )
         answer = made[0, len(prompt.tokens) :].tolist()
         answers[prompt.row] = answer[: answer.index(END) + 1] if END in answer else answer
     return answers
@@ -142,7 +147,8 @@ def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-
 
 
 @pytest.mark.parametrize("options", [
-    {"max_new_tokens": 0}, {"temperature": 0.0}, {"top_p": 1.5}, {"do_sample": True, "num_beams": 2},
+    {"max_new_tokens": 0}, {"temperature": 0.0}, {"top_p": 1.5},
+    {"do_sample": True, "num_beams": 2},
 ])  # fmt: skip
 def test_senseless_options(options):  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError):

@@ -23,7 +23,11 @@ from tpukit.tasks.summarize.weights import (
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
-SHAPES = [(2, 2, 32, 97, 64, "gelu_new"), (1, 4, 64, 130, 33, "gelu"), (3, 3, 48, 300, 128, "gelu_new")]
+SHAPES = [
+    (2, 2, 32, 97, 64, "gelu_new"),
+    (1, 4, 64, 130, 33, "gelu"),
+    (3, 3, 48, 300, 128, "gelu_new"),
+]
 
 
 def written_by_transformers(folder: Path, shape: tuple[int, int, int, int, int, str]):  # type: ignore[no-untyped-def]
@@ -71,13 +75,20 @@ def test_wanted_positions_are_those_of_the_full_form(ops):  # type: ignore[no-un
     # Two groups of two rows each: indices count within a group.
     wanted = torch.tensor([[0, 19, 20, 39], [5, 6, 25, 38]])
     picked = model(tokens, wanted)
-    expected = torch.stack([full[:2].reshape(40, 50)[wanted[0]], full[2:].reshape(40, 50)[wanted[1]]])
+    expected = torch.stack(
+        [full[:2].reshape(40, 50)[wanted[0]], full[2:].reshape(40, 50)[wanted[1]]]
+    )
     assert torch.allclose(picked, expected, atol=1e-5)
 
 
 def nanogpt_checkpoint(path: Path, *, bias: bool) -> None:
     width, tensors = 32, {}
-    shapes = {"attn.c_attn": (96, 32), "attn.c_proj": (32, 32), "mlp.c_fc": (128, 32), "mlp.c_proj": (32, 128)}
+    shapes = {
+        "attn.c_attn": (96, 32),
+        "attn.c_proj": (32, 32),
+        "mlp.c_fc": (128, 32),
+        "mlp.c_proj": (32, 128),
+    }
     for name, shape in shapes.items():
         tensors[f"_orig_mod.transformer.h.0.{name}.weight"] = torch.randn(shape) * 0.1
         if bias:
@@ -89,7 +100,15 @@ def nanogpt_checkpoint(path: Path, *, bias: bool) -> None:
     tensors["_orig_mod.transformer.wte.weight"] = torch.randn(64, width)
     tensors["_orig_mod.transformer.wpe.weight"] = torch.randn(16, width)
     tensors["_orig_mod.lm_head.weight"] = tensors["_orig_mod.transformer.wte.weight"]
-    shape = {"n_layer": 1, "n_head": 2, "n_embd": width, "vocab_size": 64, "block_size": 16, "bias": bias, "dropout": 0.0}
+    shape = {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": width,
+        "vocab_size": 64,
+        "block_size": 16,
+        "bias": bias,
+        "dropout": 0.0,
+    }
     torch.save({"model": tensors, "model_args": shape, "iter_num": 3, "config": {}}, path)
 
 
@@ -111,13 +130,17 @@ def test_cropping_the_context(tmp_path):  # type: ignore[no-untyped-def]
 
 def test_vocabulary_must_fit(tmp_path, tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
     nanogpt_checkpoint(tmp_path / "ckpt.pt", bias=True)
-    with pytest.raises(ConfigError, match="512 tokens.*have 64"):
+    with pytest.raises(ConfigError, match=r"512 tokens.*have 64"):
         require_vocabulary(read_pretrained(str(tmp_path / "ckpt.pt")), tokenizer)
 
 
 def test_what_is_no_model_is_said(tmp_path):  # type: ignore[no-untyped-def]
     (tmp_path / "x.pt").write_bytes(b"nothing")
-    for source, text in [(str(tmp_path / "x.pt"), "nanoGPT"), (str(tmp_path), "config.json"), ("./nowhere", "nothing there")]:
+    for source, text in [
+        (str(tmp_path / "x.pt"), "nanoGPT"),
+        (str(tmp_path), "config.json"),
+        ("./nowhere", "nothing there"),
+    ]:
         with pytest.raises(DataError, match=text):
             read_pretrained(source)
 

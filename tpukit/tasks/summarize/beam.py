@@ -124,7 +124,9 @@ class _BeamDecoding:
     def _fill(self) -> None:
         per_device = len(self.groups) // self.slots.shape.devices
         filler = self.waiting[-1].tokens
-        prompts, taken, fresh = [], [], []
+        prompts: list[Array] = []
+        taken: list[list[int]] = []
+        fresh: list[tuple[int, int]] = []
         for device in range(self.slots.shape.devices):
             own = range(device * per_device, (device + 1) * per_device)
             free = next((g for g in own if self.groups[g] is None), None)
@@ -187,7 +189,8 @@ class _BeamDecoding:
         assert group is not None
         room = self.generator.model.config.block_size - len(group.prompt.tokens)
         limit = min(self.decoding.max_new_tokens, room)
-        going_on = group.advance(*best, self.generator.end, limit, self.decoding)
+        scores, origins, tokens = best
+        going_on = group.advance(scores, origins, tokens, self.generator.end, limit, self.decoding)
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None

@@ -71,9 +71,9 @@ def _least_padding(candidates: Array, ends: Array, count: int) -> list[int]:
     best[0] = 0.0
     choices: list[Array] = []
     for _ in range(min(count, sizes)):
-        tokens = best[:, None] + (samples_before[None, :] - samples_before[:, None]) * np.concatenate(
-            [[0], candidates]
-        )
+        tokens = best[:, None] + (
+            samples_before[None, :] - samples_before[:, None]
+        ) * np.concatenate([[0], candidates])
         tokens[np.tril_indices(sizes + 1)] = np.inf
         choices.append(tokens.argmin(0))
         best = tokens.min(0)
@@ -86,13 +86,16 @@ def _least_padding(candidates: Array, ends: Array, count: int) -> list[int]:
     return sorted(chosen)
 
 
-def make_buckets(lengths: Sequence[int], sizes: SampleSizes, rows_per_device: int) -> list[Bucket]:
+def make_buckets(
+    lengths: Sequence[int], sizes: SampleSizes, rows_per_device: int, most_targets: int
+) -> list[Bucket]:
     """Shapes that hold `rows_per_device` samples of mean length, whatever the bucket.
 
-    All buckets cost about the same memory and time: long ones have fewer rows.
+    All buckets cost about the same memory and time: long ones have fewer rows. Any sample of at
+    most `most_targets` targets fits.
     """
     budget = rows_per_device * float(sizes.lengths.mean())
-    most = int(sizes.targets.max())
+    most = max(most_targets, int(sizes.targets.max()))
     buckets, shorter = [], 0
     for length in lengths:
         rows = max(1, round(budget / length))
@@ -193,5 +196,3 @@ def padding_share(micro_batches: Sequence[MicroBatch], plan: BucketPlan) -> floa
 def _bucket_number(micro: MicroBatch) -> int:
     assert micro.bucket is not None
     return micro.bucket
-
-

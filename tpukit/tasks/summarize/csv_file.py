@@ -1,4 +1,4 @@
-"""CSV files as people have them: read in a stream, and every fault is named by file, row, column."""
+"""CSV files as people have them, in a stream; every fault is named by file, row, column."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import os
 import random
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -24,19 +24,6 @@ from tpukit.errors import ConfigError, DataError
 
 Part = Literal["train", "test"]
 
-NAME_STARTS = (
-    "Mar Lor Ste Kal Nil Alb Ben Dar Elm Fer Gar Hal Jov Ken Lin Mir Nad Osk Pal Ran Sam Tan Ulf"
-    " Vas Wil Yar Zed Bru Cla Dor Fran Gre Hel Jas Kor Lud Mon Nor Per Ros Sel Tor Vic Quen Bas"
-).split()
-NAME_ENDS = (
-    "ina ko uel ette ard is o ander ily us ane ick ora ulf eena ian a ert olo isha em ito ugo"
-    " elle una or eth ix ando yne iro ova im ese ada"
-).split()
-TOWN_STARTS = (
-    "Ash Bram Crow Dun East Fair Glen Hart Iron King Lang Moor North Oak Pem Red Stone Thorn Whit"
-    " Bell Cold Elder Fox Green High Lake Mill Raven Silver Wood"
-).split()
-TOWN_ENDS = "ford ville ham burg ton field port bridge mouth dale wick stead".split()
 TEST_SHARE = 10
 """One invented name in so many belongs to the test part."""
 
@@ -121,17 +108,17 @@ def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
 
 def invent_name(rng: random.Random, part: Part) -> str:
     """A person's name put together; a name belongs to one part only."""
-    return _draw_of_part(lambda: rng.choice(NAME_STARTS) + rng.choice(NAME_ENDS), part)
+    return _put_together(rng, part, dialogue_parts()["names"])
 
 
 def invent_town(rng: random.Random, part: Part) -> str:
     """A town's name; it belongs to one part only."""
-    return _draw_of_part(lambda: rng.choice(TOWN_STARTS) + rng.choice(TOWN_ENDS), part)
+    return _put_together(rng, part, dialogue_parts()["towns"])
 
 
-def _draw_of_part(draw: Callable[[], str], part: Part) -> str:
+def _put_together(rng: random.Random, part: Part, halves: dict[str, list[str]]) -> str:
     while True:
-        word = draw()
+        word = rng.choice(halves["starts"]) + rng.choice(halves["ends"])
         in_test = hashlib.sha256(word.encode()).digest()[0] % TEST_SHARE == 0
         if in_test == (part == "test"):
             return word

@@ -152,9 +152,7 @@ class _SlotDecoding:
         self.decoding = generator.decoding
         longest = max(len(prompt.tokens) for prompt in prompts)
         columns = longest + self.decoding.max_new_tokens + generator.steps_a_read
-        shape = SlotShape(
-            plan.slots, -(-columns // COLUMN_STEP) * COLUMN_STEP, generator.devices
-        )
+        shape = SlotShape(plan.slots, -(-columns // COLUMN_STEP) * COLUMN_STEP, generator.devices)
         self.slots = Slots(generator.model, generator.backend, shape)
         self.waiting = list(reversed(prompts))
         self.owners: list[Prompt | None] = [None] * plan.slots

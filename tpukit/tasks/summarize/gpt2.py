@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,9 @@ class GPT2Config:
 class KeyValues(NamedTuple):
     """The keys and values of past tokens, a ring over columns that all rows share.
 
-    keys, values: for each layer (rows, heads, columns, width of a head). Positions are learned and added
-    to the input, so the order of columns means nothing to attention: every row writes its next
-    token into the same column, and `visible` says which columns are a row's own.
+    keys, values: for each layer (rows, heads, columns, width of a head). Positions are learned and
+    added to the input, so the order of columns means nothing to attention: every row writes its
+    next token into the same column, and `visible` says which columns are a row's own.
     """
 
     keys: Sequence[Tensor]
@@ -145,32 +145,30 @@ class GPT2(nn.Module):
         x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
         if keep_keys:
             return self._prefill(x, wanted)
-        for block in self.blocks[:-1]:
+        for block in self._all_blocks()[:-1]:
             x = self.ops.recompute(block, x) if self.config.recompute else block(x)
-        return self._last(x, self._last_block().attend(x), wanted)
+        return self._last(x, self._all_blocks()[-1].attend(x), wanted)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        x: Tensor = self.token_embedding(tokens) + self.position_embedding(positions)
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         return x
 
-    def _last_block(self) -> Block:
-        block = self.blocks[-1]
-        assert isinstance(block, Block)
-        return block
+    def _all_blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
 
     def _last(self, x: Tensor, attended: Tensor, wanted: Tensor | None) -> Tensor:
         """What follows the last attention, at the wanted positions."""
         if wanted is not None:
             x, attended = gather_positions(x, wanted), gather_positions(attended, wanted)
-        x = self._last_block().finish(x, attended)
+        x = self._all_blocks()[-1].finish(x, attended)
         return F.linear(self.norm(x), self.token_embedding.weight)
 
     def _prefill(self, x: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = [], []
         attended = x
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self._all_blocks()):
             query, key, value = block.project(x)
             keys.append(key)
             values.append(value)
@@ -183,7 +181,7 @@ class GPT2(nn.Module):
         x = self._embed(tokens, positions)
         hidden = torch.zeros(past.visible.shape, dtype=x.dtype, device=x.device)
         bias = hidden.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self._all_blocks()):
             query, key, value = block.project(x)
             keys, values = past.keys[layer], past.values[layer]
             keys.index_copy_(2, past.column, key.to(keys.dtype))

@@ -178,7 +178,9 @@ def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress
     try:
         with beside.open("wb") as file:
             file.write(b"\0" * HEADER_BYTES)
-            header = _write_samples(file, read_rows(csv_path, summaries=True), prompts, dtype, progress)
+            header = _write_samples(
+                file, read_rows(csv_path, summaries=True), prompts, dtype, progress
+            )
             file.seek(0)
             file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
             file.flush()

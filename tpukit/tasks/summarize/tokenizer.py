@@ -1,4 +1,4 @@
-"""Byte-level BPE through tiktoken: GPT-2's own, a local file, or one trained on the training file."""
+"""Byte-level BPE through tiktoken: GPT-2's own, a local file, or one trained on the data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ import tiktoken
 from tpukit.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-GPT2_PATTERN = (
-    r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-)
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 DOWNLOAD_SECONDS = 60
 BRING_A_FILE = (
     "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2` (or a `.tiktoken`"
@@ -56,7 +55,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; the end token is never among them, whatever the text says."""
-        return self.encoding.encode_ordinary(text)
+        tokens: list[int] = self.encoding.encode_ordinary(text)
+        return tokens
 
     def encode_start(self, text: str, limit: int) -> list[int]:
         """The first `limit` tokens of `text`, without reading much further (fields of 10 MB)."""
@@ -74,7 +74,8 @@ class Tokenizer:
             if token == self.end:
                 break
             kept.append(token)
-        return self.encoding.decode(kept)
+        text: str = self.encoding.decode(kept)
+        return text
 
     def to_bytes(self) -> bytes:
         """As a `.tiktoken` file: base64 of a token, its rank; the end token on the last line."""
@@ -144,7 +145,9 @@ def _gpt2() -> Tokenizer:
             f"The GPT-2 tokenizer could not be downloaded in {DOWNLOAD_SECONDS} s.", BRING_A_FILE
         ) from None
     if done.returncode != 0:
-        raise DataError("The GPT-2 tokenizer is not here and could not be downloaded.", BRING_A_FILE)
+        raise DataError(
+            "The GPT-2 tokenizer is not here and could not be downloaded.", BRING_A_FILE
+        )
     encoding = tiktoken.get_encoding("gpt2")
     return Tokenizer(encoding._mergeable_ranks, encoding.eot_token)
 
@@ -204,7 +207,7 @@ def _end_of(parsed: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
 def _check_merge_order(merges: Any, vocabulary: Mapping[str, int], source: str) -> None:
     """tiktoken merges by rank: ids must grow in the order of the merges."""
     ids = [vocabulary["".join(pair)] for pair in merges]
-    if any(later < earlier for earlier, later in zip(ids, ids[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(ids)):
         raise DataError(
             f"{source}: its ids are not in the order of its merges.",
             "tpukit reads tokenizers whose ids grow with the merges, as GPT-2's do.",

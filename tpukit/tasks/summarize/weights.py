@@ -1,4 +1,4 @@
-"""GPT-2's weights from elsewhere and to elsewhere: Hugging Face directories, nanoGPT checkpoints."""
+"""GPT-2's weights from and to elsewhere: Hugging Face directories, nanoGPT checkpoints."""
 
 from __future__ import annotations
 
@@ -94,8 +94,7 @@ def cropped(pretrained: Pretrained, block_size: int) -> Pretrained:
     known = pretrained.config.block_size
     if block_size > known:
         raise ConfigError(
-            f"--block-size {block_size} is more than the {known} positions of"
-            f" {pretrained.source}.",
+            f"--block-size {block_size} is more than the {known} positions of {pretrained.source}.",
             f"Choose at most {known}.",
         )
     tensors = dict(pretrained.tensors)

@@ -1,0 +1,90 @@
+"""`tpukit summarize-train`: fine-tunes GPT-2 on dialogues and their summaries."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tpukit.commands.option_sets import with_option_sets
+from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.commands.training import TrainingOptions, TrainingRequest, run_training
+
+app = typer.Typer()
+USUAL_FOLDER = "out-summarization"
+MODEL = "Model"
+
+
+@app.command()
+@with_option_sets
+def summarize_train(
+    training: TrainingOptions,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", rich_help_panel=MODEL,
+                     help="gpt2, gpt2-medium, gpt2-large, gpt2-xl or LAYERSxHEADSxWIDTH (gpt2)."),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option("--init", rich_help_panel=MODEL,
+                     help="Weights: a directory, a hub name, a nanoGPT checkpoint, scratch."),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", rich_help_panel=MODEL,
+                     help="Longest prompt and summary together, in tokens (1024)."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", rich_help_panel=MODEL,
+                     help="gpt2, train, or a .tiktoken or tokenizer.json file (gpt2)."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", rich_help_panel=MODEL,
+                     help="lean projects where there is a target, reference everywhere (lean)."),
+    ] = None,
+    valid_file: Annotated[
+        str | None,
+        typer.Option("--valid-file", rich_help_panel=MODEL,
+                     help="A CSV file to validate on (5 % of train.csv)."),
+    ] = None,
+    lora_rank: Annotated[
+        int | None,
+        typer.Option("--lora-rank", rich_help_panel=MODEL,
+                     help="Train LoRA adapters of this rank only."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", rich_help_panel=MODEL,
+                     help="Write the best weights as a Hugging Face directory at the end."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:  # fmt: skip
+    """Fine-tune GPT-2 on dialogue summaries (train.csv: id, dialogue, summary).
+
+    The same command again goes on where the run stopped.
+    """
+    settings = {
+        "model": model,
+        "init": init,
+        "block_size": block_size,
+        "tokenizer": tokenizer,
+        "loss": loss,
+        "valid_file": valid_file,
+        "lora_rank": lora_rank,
+    }
+    output = Output(as_json=as_json)
+    run_training(TrainingRequest("summarize", settings, USUAL_FOLDER), training, output)
+    if export is not None and os.environ.get("RANK", "0") == "0":
+        _export(Path(training.results_dir or USUAL_FOLDER), export, output)
+
+
+def _export(run: Path, folder: Path, output: Output) -> None:
+    from tpukit.tasks.summarize.trained import export_run
+
+    export_run(run, folder, output.text)
+    output.text(f"Exported to {folder}: transformers loads it.")

@@ -1,0 +1,421 @@
+"""Dialogue summaries with GPT-2 as a task of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps
+from tpukit.tasks.summarize.buckets import (
+    Bucket,
+    BucketPlan,
+    choose_lengths,
+    evaluation_plan,
+    make_buckets,
+)
+from tpukit.tasks.summarize.csv_file import read_rows
+from tpukit.tasks.summarize.generation import Decoding, Prompt
+from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.lora import LoraConfig, add_lora, parse_targets
+from tpukit.tasks.summarize.progress import RowProgress
+from tpukit.tasks.summarize.rouge import rouge_scores
+from tpukit.tasks.summarize.samples import (
+    IGNORED,
+    TokenSamples,
+    collate,
+    example_batch,
+    split_samples,
+)
+from tpukit.tasks.summarize.summaries import clean_summary, summarise
+from tpukit.tasks.summarize.token_cache import (
+    TokenCache,
+    cache_folder,
+    file_digest,
+    locked,
+    open_token_cache,
+)
+from tpukit.tasks.summarize.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from tpukit.tasks.summarize.weights import (
+    SIZES,
+    Pretrained,
+    cropped,
+    parse_size,
+    read_pretrained,
+    require_vocabulary,
+)
+from tpukit.train.task import (
+    BatchPlan,
+    Datasets,
+    MicroBatch,
+    PlanSettings,
+    Preset,
+    Sample,
+    SampleSource,
+    Task,
+    TrainingDefaults,
+)
+
+TOKENIZER_FILE = "tokenizer.tiktoken"
+MODEL_FILE = "model.json"
+FROM_SCRATCH = "scratch"
+ROWS_FOR_TOKENIZER = 50_000
+"""A tokenizer is trained on so many rows at most: more change it little."""
+
+FINE_TUNING = TrainingDefaults(
+    global_batch_size=256,
+    rows_per_device=16,
+    epochs=None,
+    max_steps=500,
+    lr=5e-5,
+    schedule="cosine",
+    warmup_steps=100,
+    final_lr_fraction=0.1,
+    clip_norm=1.0,
+    weight_decay=0.1,
+    adam=AdamSettings((0.9, 0.95)),
+)
+
+
+@dataclass(frozen=True)
+class SummarizeConfig:
+    """The task's own settings."""
+
+    data_path: str = "./data"
+    """A folder with `train.csv`, or the file itself."""
+    valid_file: str | None = None
+    """A CSV file to validate on; None splits the training file."""
+    valid_fraction: float = 0.05
+    """The part of the training file that is validated on."""
+    split_seed: int = 0
+    """Seeds the split."""
+    model: str = "gpt2"
+    """`gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl` or LAYERSxHEADSxWIDTH."""
+    block_size: int = 1024
+    """Longest prompt and summary together, in tokens."""
+    init: str | None = None
+    """Weights to start from: a directory, a name on the hub, a nanoGPT checkpoint, or `scratch`.
+    None: the hub's weights for a named size, from scratch for a custom one."""
+    tokenizer: str = "gpt2"
+    """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file."""
+    vocabulary_size: int = 4096
+    """Tokens of a trained tokenizer."""
+    loss: str = "lean"
+    """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
+    buckets: int = 8
+    """Batch shapes: more pad less, and compile longer where graphs are compiled."""
+    dropout: float = 0.0
+    """Dropout on embeddings and residual branches."""
+    recompute: bool = False
+    """Recompute blocks in the backward pass instead of keeping them."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
+    lora_alpha: float = 16.0
+    """LoRA updates are scaled by alpha / rank."""
+    lora_targets: str = "qkv"
+    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, separated by commas."""
+    score_samples: int = 32
+    """Validation samples whose summaries are written and scored at each validation; 0: none."""
+    max_new_tokens: int = 100
+    """Most tokens of a summary at validation."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for values that make no sense."""
+        problems = []
+        if self.loss not in ("lean", "reference"):
+            problems.append(f"loss {self.loss!r} is neither lean nor reference")
+        if not 0 <= self.valid_fraction < 1:
+            problems.append(f"valid_fraction {self.valid_fraction} is not in [0, 1)")
+        if self.block_size < 32:
+            problems.append(f"block_size {self.block_size} is under 32")
+        if self.buckets < 1:
+            problems.append(f"buckets {self.buckets} is under 1")
+        if self.vocabulary_size < 300:
+            problems.append(f"vocabulary_size {self.vocabulary_size} is under 300")
+        if problems:
+            raise ConfigError(f"{'; '.join(problems)}.", "`summarize-train --help` lists values.")
+
+    @property
+    def from_scratch(self) -> bool:
+        return self.init == FROM_SCRATCH or (self.init is None and self.model not in SIZES)
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        if not self.lora_rank:
+            return None
+        return LoraConfig(self.lora_rank, self.lora_alpha, parse_targets(self.lora_targets))
+
+
+class SummarizeTask(Task):
+    """Learns the summary that follows a dialogue; only its tokens are targets."""
+
+    name = "summarize"
+    config_class = SummarizeConfig
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "quick": Preset(
+            train={"global_batch_size": 32, "max_steps": 300, "lr": 3e-3, "ckpt_every": 100,
+                   "warmup_steps": 30},
+            task={"model": "4x4x192", "tokenizer": "train", "vocabulary_size": 1024,
+                  "block_size": 256, "score_samples": 16},
+        ),
+        "safe": Preset(train={"global_batch_size": 64}),
+        "balanced": Preset(train={"global_batch_size": 128}),
+        "fast": Preset(train={"global_batch_size": 256}),
+    }  # fmt: skip
+
+    def __init__(self, **settings: Any) -> None:
+        """Settings are the fields of `SummarizeConfig`."""
+        self.config = SummarizeConfig(**settings)
+        self.config.check()
+        self.defaults = replace(FINE_TUNING, lr=1e-3) if self.config.from_scratch else FINE_TUNING
+        self.devices = 1
+        self.buckets: list[Bucket] = []
+        self._lengths: list[int] = []
+        self._most_targets = 0
+        self._digest = ""
+        self._tokenizer: Tokenizer | None = None
+        self._model_config: GPT2Config | None = None
+        self._pretrained: Pretrained | None = None
+
+    # -- data -----------------------------------------------------------------------------------
+    @property
+    def train_file(self) -> Path:
+        path = Path(self.config.data_path)
+        return path if path.suffix == ".csv" else path / "train.csv"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The run's tokenizer: restored, read, or trained on the training file."""
+        if self._tokenizer is None:
+            if self.config.tokenizer == "train":
+                self._tokenizer = trained_tokenizer(self.train_file, self.config.vocabulary_size)
+            else:
+                self._tokenizer = load_tokenizer(self.config.tokenizer)
+        return self._tokenizer
+
+    def datasets(self) -> Datasets:
+        """Training and validation samples as tokens; the cache is built on first use."""
+        if not self.train_file.is_file():
+            raise DataError(
+                f"There is no training file {self.train_file}.",
+                "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
+            )
+        self._digest = file_digest(self.train_file)[:16]
+        cache = self.open_cache(self.train_file)
+        valid: TokenSamples | None
+        if self.config.valid_file is not None:
+            train = TokenSamples(cache, np.arange(len(cache)))
+            valid_cache = self.open_cache(Path(self.config.valid_file))
+            valid = TokenSamples(valid_cache, np.arange(len(valid_cache)))
+        else:
+            train, valid = split_samples(cache, self.config.valid_fraction, self.config.split_seed)
+        self._lengths = bucket_lengths(train, valid, self.config.buckets)
+        self._most_targets = max(int(part.sizes.targets.max()) for part in (train, valid) if part)
+        return Datasets(train, valid)
+
+    def open_cache(self, path: Path) -> TokenCache:
+        with RowProgress(f"Tokenising {path.name}") as progress:
+            cache = open_token_cache(
+                path, self.tokenizer, self.model_config.block_size, progress=progress.update
+            )
+            if cache.skipped:
+                progress.tell(
+                    f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out: their"
+                    f" summaries take over 30 % of {self.model_config.block_size} tokens."
+                )
+        return cache
+
+    # -- batches --------------------------------------------------------------------------------
+    def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
+        assert isinstance(data, TokenSamples)
+        self.devices = settings.devices
+        rows_per_device = settings.micro_rows // settings.devices
+        self.buckets = make_buckets(self._lengths, data.sizes, rows_per_device, self._most_targets)
+        return BucketPlan(data.sizes, self.buckets, settings)
+
+    def evaluation_batches(self, data: SampleSource, rows: int) -> Iterator[MicroBatch]:
+        """Every sample once; `rows` over all devices are of mean length, as in training."""
+        assert isinstance(data, TokenSamples)
+        if not self.buckets:
+            lengths = bucket_lengths(data, None, self.config.buckets)
+            self.buckets = make_buckets(lengths, data.sizes, max(1, rows // self.devices), 0)
+        return evaluation_plan(data.sizes, self.buckets, self.devices)
+
+    def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+        assert micro.bucket is not None
+        return collate(samples, micro, self.buckets[micro.bucket])
+
+    def example_batches(self, rows: int) -> list[Batch]:
+        """With data, its buckets; without, rows as long as the context, a tenth of it targets."""
+        per_device = max(1, rows // self.devices)
+        if self.train_file.is_file():
+            train = self.datasets().train
+            assert isinstance(train, TokenSamples)
+            buckets = make_buckets(self._lengths, train.sizes, per_device, self._most_targets)
+        else:
+            length = self.model_config.block_size
+            buckets = [Bucket(length, per_device, per_device * -(-length // 10))]
+        costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
+        vocabulary = self.model_config.vocabulary_size
+        return [example_batch(bucket, self.devices, vocabulary) for bucket in costliest]
+
+    # -- model ----------------------------------------------------------------------------------
+    @property
+    def pretrained(self) -> Pretrained | None:
+        """The weights to start from; None from scratch."""
+        if self.config.from_scratch:
+            return None
+        if self._pretrained is None:
+            found = read_pretrained(self.config.init or self.config.model)
+            require_vocabulary(found, self.tokenizer)
+            self._require_size(found)
+            self._pretrained = cropped(found, min(self.config.block_size, found.config.block_size))
+        return self._pretrained
+
+    def _require_size(self, found: Pretrained) -> None:
+        asked, default = self.config.model, SummarizeConfig.model
+        if self.config.init is None or asked == default:
+            return
+        size = parse_size(asked)
+        if (size.layers, size.heads, size.width) != (
+            found.config.layers, found.config.heads, found.config.width,
+        ):  # fmt: skip
+            raise ConfigError(
+                f"--model {asked} is not the size of {found.source}"
+                f" ({found.config.layers}x{found.config.heads}x{found.config.width}).",
+                "Leave --model out: --init brings its size along.",
+            )
+
+    @property
+    def model_config(self) -> GPT2Config:
+        """The model's shape: restored, of the weights to start from, or asked for."""
+        if self._model_config is None:
+            if self.pretrained is not None:
+                shape = self.pretrained.config
+            else:
+                shape = replace(
+                    parse_size(self.config.model),
+                    vocabulary_size=self.tokenizer.vocabulary_size,
+                    block_size=self.config.block_size,
+                )
+            self._model_config = replace(
+                shape, dropout=self.config.dropout, recompute=self.config.recompute
+            )
+        return self._model_config
+
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        self.devices = ops.devices
+        model = GPT2(self.model_config, ops)
+        if self._pretrained is not None:
+            model.load_state_dict(self._pretrained.tensors)
+        if self.config.lora:
+            add_lora(model, self.config.lora)
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Mean cross entropy over the batch's targets, weighted by their number."""
+        labels = batch["labels"]
+        if self.config.loss == "lean":
+            logits = model(batch["tokens"], batch["wanted"])
+        else:
+            groups = labels.shape[0]
+            full = model(batch["tokens"])
+            flat = full.reshape(groups, -1, full.shape[-1])
+            logits = flat.gather(1, batch["wanted"][..., None].expand(-1, -1, flat.shape[-1]))
+        counted = (labels != IGNORED).float()
+        losses = F.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        weight = counted.sum()
+        return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
+
+    # -- what a run keeps -------------------------------------------------------------------------
+    def identity(self) -> dict[str, Any]:
+        shape = asdict(self.model_config)
+        shape.pop("recompute")
+        kept = ("init", "valid_file", "valid_fraction", "split_seed", "buckets", "lora_rank",
+                "lora_alpha", "lora_targets")  # fmt: skip
+        return {
+            **{f"model_{name}": value for name, value in shape.items()},
+            **{name: getattr(self.config, name) for name in kept},
+            "tokenizer": self.tokenizer.fingerprint[:16],
+            "data": self._digest,
+        }
+
+    def artifacts(self) -> dict[str, bytes]:
+        """The tokenizer, and the model's shape."""
+        return {
+            TOKENIZER_FILE: self.tokenizer.to_bytes(),
+            MODEL_FILE: json.dumps(asdict(self.model_config)).encode(),
+        }
+
+    def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
+        self._tokenizer = Tokenizer.from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
+        shape = GPT2Config(**json.loads(artifacts[MODEL_FILE]))
+        self._model_config = replace(
+            shape, dropout=self.config.dropout, recompute=self.config.recompute
+        )
+
+    # -- scores -----------------------------------------------------------------------------------
+    def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
+        """ROUGE on the first few validation samples, greedily."""
+        assert isinstance(data, TokenSamples)
+        count = min(self.config.score_samples, len(data))
+        if count == 0:
+            return {}
+        references, made = self.summarise_samples(model, backend, data, count)
+        scores = rouge_scores(references, made)
+        return {kind: float(values.mean()) for kind, values in scores.items()}
+
+    def summarise_samples(
+        self, model: nn.Module, backend: Backend, data: TokenSamples, count: int
+    ) -> tuple[list[str], list[str]]:
+        """References and written summaries of the first `count` samples."""
+        parts = [data.prompt_and_targets(index) for index in range(count)]
+        prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
+        decoding = Decoding(max_new_tokens=min(self.config.max_new_tokens, room_of(prompts, self)))
+        was_training = model.training
+        model.eval()
+        try:
+            made = summarise(model, backend, prompts, decoding, self.tokenizer)
+        finally:
+            model.train(was_training)
+        references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
+        return references, [made[index] for index in range(count)]
+
+
+def room_of(prompts: Sequence[Prompt], task: SummarizeTask) -> int:
+    """New tokens that the context leaves to the shortest prompt."""
+    return task.model_config.block_size - min(len(prompt.tokens) for prompt in prompts)
+
+
+def bucket_lengths(train: TokenSamples, valid: TokenSamples | None, count: int) -> list[int]:
+    """Bucket lengths with the least padding on the training samples that hold all others too."""
+    longest = int(train.sizes.lengths.max())
+    if valid is not None:
+        longest = max(longest, int(valid.sizes.lengths.max()))
+    return choose_lengths(train.sizes.lengths, count, longest)
+
+
+def trained_tokenizer(csv_path: Path, vocabulary_size: int) -> Tokenizer:
+    """A tokenizer trained on the file, kept in the cache by content and size."""
+    folder = cache_folder() / "tokenizers"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.tiktoken"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            rows = islice(read_rows(csv_path, summaries=True), ROWS_FOR_TOKENIZER)
+            texts = (text for row in rows for text in (row.dialogue, row.summary))
+            tokenizer = train_tokenizer(texts, vocabulary_size)
+            beside = path.with_suffix(".part")
+            beside.write_bytes(tokenizer.to_bytes())
+            beside.replace(path)
+        return Tokenizer.from_bytes(path.read_bytes(), str(path))
