@@ -1,0 +1,132 @@
+"""`tpukit test`: evaluates a run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.errors import ConfigError
+from tpukit.hardware.choice import open_backend, prepare_environment, process_count
+from tpukit.hardware.options import HardwareOptions
+
+if TYPE_CHECKING:
+    from tpukit.tasks.evaluation import Evaluate, EvaluationRequest
+
+app = typer.Typer()
+
+USUAL_RUN = Path("results/deit")
+
+
+@app.command()
+def test(
+    run: Annotated[
+        Path | None, typer.Option(help=f"Run folder, or one checkpoint in it ({USUAL_RUN}).")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A file of the published code (best.pt) instead of a run.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="EIT: simulated, uef2017, ktc2023, or a folder of .npz (simulated)."),
+    ] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
+    ] = None,
+    sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="EIT: images a measurement; their mean is tested.")
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N samples.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples at once, over devices.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for predictions and pictures (in the run).")
+    ] = None,
+    hw: Annotated[str, typer.Option(help="auto, tpu, gpu or cpu.")] = "auto",
+    devices: Annotated[int | None, typer.Option("--devices", "--nproc", help="Devices.")] = None,
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Evaluate a run: metrics, baselines and pictures."""
+    if run is not None and checkpoint is not None:
+        raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
+    output = Output(as_json=as_json)
+    hardware = _hardware(hw, devices, precision)
+    kind = prepare_environment(hardware)
+    request, evaluate = _request(run, checkpoint, output)
+    processes = process_count(hardware, kind)
+    if processes > 1 and not _is_launched():
+        from tpukit.hardware.launch import launch
+
+        raise typer.Exit(launch(sys.argv[1:], processes, hardware))
+    options = {
+        "data": data,
+        "data_path": data_path,
+        "out": out,
+        "sampling_steps": sampling_steps,
+        "samples": samples,
+        "limit": limit,
+        "rows": batch_size,
+        "seed": seed,
+    }
+    _run(request, evaluate, options, hardware, output)
+
+
+def _hardware(hw: str, devices: int | None, precision: str) -> HardwareOptions:
+    """The hardware options, checked as a training's are."""
+    from tpukit.train.config import resolve
+
+    config = resolve({"hw": hw, "devices": devices, "precision": precision})
+    return HardwareOptions(hw=config.hw, devices=config.devices, precision=config.precision)
+
+
+def _request(
+    run: Path | None, checkpoint: Path | None, output: Output
+) -> tuple[EvaluationRequest, Evaluate]:
+    """What is tested, and the function that tests it."""
+    from tpukit.tasks.evaluation import EVALUATIONS, EvaluationRequest
+    from tpukit.train.run_folder import open_run
+
+    if checkpoint is not None:
+        request, task = EvaluationRequest(checkpoint=checkpoint), "eit"
+    else:
+        opened = open_run(run or USUAL_RUN, output.text)
+        request, task = EvaluationRequest(run=opened), opened.task
+    if task not in EVALUATIONS:
+        raise ConfigError(
+            f"`test` does not know how to evaluate {task!r}.",
+            f"It evaluates {', '.join(EVALUATIONS)}; training logs the validation loss of others.",
+        )
+    evaluate: Evaluate = importlib.import_module(EVALUATIONS[task]).evaluate
+    return request, evaluate
+
+
+def _run(
+    request: EvaluationRequest,
+    evaluate: Evaluate,
+    options: dict[str, Any],
+    hardware: HardwareOptions,
+    output: Output,
+) -> None:
+    import dataclasses
+
+    backend = open_backend(hardware)
+    try:
+        tell = output.text if backend.is_main else lambda message: None
+        result = evaluate(dataclasses.replace(request, **options), backend, tell)
+        if backend.is_main:
+            output.result(result)
+    finally:
+        backend.close()
+
+
+def _is_launched() -> bool:
+    from tpukit.hardware.launch import is_launched
+
+    return is_launched()

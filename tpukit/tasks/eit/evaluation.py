@@ -1,0 +1,244 @@
+"""`tpukit test` for EIT: reconstructs a set, and compares with the truth and with baselines."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpukit.errors import CheckpointError, ConfigError
+from tpukit.hardware.backend import Backend
+from tpukit.tasks.eit.baseline import noser, tikhonov
+from tpukit.tasks.eit.conditioning import voltage_map
+from tpukit.tasks.eit.dataset import DEFAULT_FOLDER, data_normalisation
+from tpukit.tasks.eit.generate import writing_errors
+from tpukit.tasks.eit.measured import TestSet, check_units, open_test_set
+from tpukit.tasks.eit.metrics import METRICS, Summary, Values, measure_all, summarise
+from tpukit.tasks.eit.normalisation import Normalisation
+from tpukit.tasks.eit.npz import write_whole
+from tpukit.tasks.eit.pictures import draw_grid, save_predictions
+from tpukit.tasks.eit.progress import Progress
+from tpukit.tasks.eit.published import load_published
+from tpukit.tasks.eit.task import EITTask
+from tpukit.tasks.evaluation import EvaluationRequest
+from tpukit.tasks.registry import make_task
+
+Images = NDArray[np.float32]
+Tell = Callable[[str], None]
+
+ROWS_PER_DEVICE = 16
+SHOWN = 12
+"""Rows of the picture."""
+CALIBRATION = (
+    "The simulation's ranges of contrast, size and noise were chosen after looking at the measured "
+    "voltages of these sets."
+)
+
+
+@dataclass(frozen=True)
+class Reconstructed:
+    """One way's images of all frames."""
+
+    label: str
+    """In the picture and in text."""
+    suffix: str
+    """Of its metrics' names in JSON: `correlation`, `correlation_baseline`, ..."""
+    images: Images
+
+
+def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[str, Any]:
+    """The JSON fields of `tpukit test`. Every process must call it; the main one writes."""
+    task, normalisation = _open_task(request)
+    data = request.data or "simulated"
+    path = request.data_path or _path_of_run(request)
+    frames = open_test_set(data, path, tell, request.limit)
+    warning = check_units(frames, normalisation)
+    if warning:
+        tell(f"warning: {warning}")
+    out = request.out or _usual_folder(request, data)
+    if backend.is_main:
+        with writing_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+    ways = _reconstruct(request, backend, task, normalisation, frames)
+    if not backend.is_main:
+        return {}
+    with writing_errors(out):
+        return _report(frames, ways, data, out, tell)
+
+
+def _open_task(request: EvaluationRequest) -> tuple[EITTask, Normalisation]:
+    """The task of the run, or the published one, and the normalisation it learned with."""
+    if request.run is not None:
+        task = make_task(EITTask, request.run.task_config, "")
+        task.restore_artifacts(request.run.checkpoint.artifacts())
+    else:
+        task = EITTask(size="published")
+        task.normalisation = data_normalisation(request.data_path or DEFAULT_FOLDER)
+    assert isinstance(task, EITTask)
+    if task.normalisation is None:
+        raise CheckpointError("The run keeps no normalisation.", "Use another checkpoint.")
+    return task, task.normalisation
+
+
+def _path_of_run(request: EvaluationRequest) -> Path | None:
+    """Where the run's data was, for its own test split."""
+    if request.run is None or request.data not in {None, "simulated"}:
+        return None
+    return Path(request.run.train_config.get("data_path", DEFAULT_FOLDER))
+
+
+def _usual_folder(request: EvaluationRequest, data: str) -> Path:
+    name = f"test-{Path(data).name}"
+    return request.run.path / name if request.run else Path("results") / name
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+def _reconstruct(
+    request: EvaluationRequest,
+    backend: Backend,
+    task: EITTask,
+    normalisation: Normalisation,
+    frames: TestSet,
+) -> list[Reconstructed]:
+    """Ours first: the mean of K samples (the one sample where K is 1), then a single one."""
+    maps = voltage_map(frames.ys, normalisation.mean, normalisation.std)[:, None]
+    model = task.build_model(backend)
+    if request.run is not None:
+        model.load_state_dict(request.run.weights())
+    elif request.checkpoint is not None:
+        load_published(model, request.checkpoint)
+    model = backend.prepare(model, train=False)
+    model.eval()
+    draws = len(maps) * request.samples
+    sampler = task.sampler(
+        _rows(request, backend, draws), steps=request.sampling_steps, seed=request.seed
+    )
+    single = np.zeros((len(maps), sampler.side, sampler.side), np.float32)
+    total = np.zeros(single.shape, np.float64)
+    with Progress("reconstructing", draws) as progress:
+        for draw, image in sampler.images(model, backend, maps, request.samples):
+            total[draw.sample] += image
+            if draw.repeat == 0:
+                single[draw.sample] = image
+            if backend.is_main:
+                progress.advance(1)
+    mean = (total / request.samples).astype(np.float32)
+    label = "ours" if request.samples == 1 else f"ours, mean of {request.samples}"
+    ways = [Reconstructed(label, "", mean)]
+    if request.samples > 1:
+        ways.append(Reconstructed("ours, one sample", "_single", single))
+    degrees = frames.electrode_degrees
+    ways.append(Reconstructed("Tikhonov", "_baseline", tikhonov(degrees).images(frames.ys)))
+    ways.append(Reconstructed("NOSER", "_noser", noser(degrees).images(frames.ys)))
+    return ways
+
+
+def _rows(request: EvaluationRequest, backend: Backend, draws: int) -> int:
+    """Images sampled at once: a multiple of the devices, no more than there are to draw."""
+    devices = backend.devices
+    if request.rows is None:
+        return devices * min(ROWS_PER_DEVICE, -(-draws // devices))
+    if request.rows < 1 or request.rows % devices:
+        raise ConfigError(
+            f"--batch-size {request.rows} does not divide over {devices} devices.",
+            f"The nearest that does: {max(devices, round(request.rows / devices) * devices)}.",
+        )
+    return request.rows
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def _report(
+    frames: TestSet, ways: list[Reconstructed], data: str, out: Path, tell: Tell
+) -> dict[str, Any]:
+    """Writes predictions, pictures and figures; returns the JSON fields."""
+    images = {f"images{way.suffix}": way.images for way in ways}
+    truth = {} if frames.xs is None else {"truth": frames.xs}
+    save_predictions(out, {**images, **truth}, frames.names)
+    result: dict[str, Any] = {
+        "task": "eit",
+        "data": data,
+        "samples": len(frames.names),
+        "metrics": {},
+        "intervals": {},
+        "predictions": str(out / "predictions.npz"),
+        "picture": str(out / "reconstructions.png"),
+    }
+    figures = (
+        {} if frames.xs is None else {w.suffix: measure_all(w.images, frames.xs) for w in ways}
+    )
+    _draw(frames, ways, figures, out)
+    if frames.xs is None:
+        tell(f"{frames.title} has no images to compare with: no metrics.")
+    else:
+        for name, summary in _summaries(figures).items():
+            result["metrics"][name] = summary.mean
+            result["intervals"][name] = [summary.low, summary.high]
+        _write_table(out / "metrics.csv", frames.names, figures)
+        result["per_sample"] = str(out / "metrics.csv")
+        _tell_figures(frames, ways, result, tell)
+    tell(f"Picture: {result['picture']}; predictions: {result['predictions']} (and .mat)")
+    return result
+
+
+def _summaries(figures: dict[str, dict[str, Values]]) -> dict[str, Summary]:
+    return {
+        f"{metric}{suffix}": summarise(values)
+        for suffix, measured in figures.items()
+        for metric, values in measured.items()
+    }
+
+
+def _draw(
+    frames: TestSet, ways: list[Reconstructed], figures: dict[str, dict[str, Values]], out: Path
+) -> None:
+    shown = slice(0, SHOWN)
+    columns: dict[str, Images] = {} if frames.xs is None else {"truth": frames.xs[shown]}
+    # The baselines stand between the truth and ours.
+    ordered = [w for w in ways if w.suffix in {"_baseline", "_noser"}][:1]
+    ordered += [w for w in ways if w.suffix in {"", "_single"}]
+    columns |= {way.label: way.images[shown] for way in ordered}
+    notes = {
+        way.label: [f"corr. {value:.2f}" for value in figures[way.suffix]["correlation"][shown]]
+        for way in ordered
+        if figures
+    }
+    caption = f"{frames.title}. {CALIBRATION}" if frames.real else frames.title
+    draw_grid(out / "reconstructions.png", columns, frames.names[shown], notes, caption)
+
+
+def _write_table(path: Path, names: list[str], figures: dict[str, dict[str, Values]]) -> None:
+    """A row a sample, a column a metric and way."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    columns = {f"{m}{s}": v for s, measured in figures.items() for m, v in measured.items()}
+    writer.writerow(["sample", *columns])
+    for row, name in enumerate(names):
+        writer.writerow([name, *(f"{values[row]:.6g}" for values in columns.values())])
+    write_whole(path, stream.getvalue().encode())
+
+
+def _tell_figures(
+    frames: TestSet, ways: list[Reconstructed], result: dict[str, Any], tell: Tell
+) -> None:
+    tell(f"{frames.title}: {len(frames.names)} samples; mean and 95 % interval")
+    tell(f"{'':20}" + "".join(f"{name:>26}" for name in METRICS))
+    for way in ways:
+        cells = []
+        for metric in METRICS:
+            name = f"{metric}{way.suffix}"
+            low, high = result["intervals"][name]
+            cells.append(f"{result['metrics'][name]:.3f} [{low:.3f}, {high:.3f}]")
+        tell(f"{way.label:20}" + "".join(f"{cell:>26}" for cell in cells))
+    tell("PSNR as published: on x/2 + 1/2, its peak that of each true image.")
+    if frames.real:
+        tell(CALIBRATION)
