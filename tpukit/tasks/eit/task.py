@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from tpukit.errors import ConfigError
+from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
 from tpukit.tasks.eit.dataset import data_normalisation, existing_data_path, open_split
 from tpukit.tasks.eit.diffusion import (
@@ -120,12 +120,19 @@ class EITTask(Task):
         train, valid = (open_split(root, name, self.normalisation) for name in ("train", "valid"))
         return Datasets(train, valid)
 
+    def identity(self) -> dict[str, Any]:
+        return {"size": self.config.size}
+
     def artifacts(self) -> dict[str, bytes]:
         """The normalisation of the data it learns from."""
         known = self.normalisation
         return {} if known is None else {NORMALISATION_FILE: known.to_bytes()}
 
     def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
+        if NORMALISATION_FILE not in artifacts:
+            raise CheckpointError(
+                f"The checkpoint holds no {NORMALISATION_FILE}.", "Is it a run of the eit task?"
+            )
         self.normalisation = Normalisation.from_bytes(artifacts[NORMALISATION_FILE])
 
     def build_model(self, ops: ModelOps) -> nn.Module:
