@@ -160,7 +160,9 @@ def _exit_code(
     # Those were asked to stop: by a signal, or because another one failed.
     guilty = [s for s in failed if s.exit_code not in STOPPED]
     if guilty:
-        _name_silent_ranks(folder, statuses)
+        if killed := _killed(folder):
+            # It took the others with it: their errors are not the cause.
+            print(f"{killed}.", file=sys.stderr)
         if all(s.rank != 0 for s in guilty):
             _show_words(folder, guilty[0].rank)
         return guilty[0].exit_code
@@ -171,19 +173,18 @@ def _exit_code(
     if torchrun_code == 0:
         return 0
     raise JobError(
-        "One of the processes was killed (out of memory, or by somebody) before it could say why.",
-        "Run the same command again: it goes on from the last checkpoint. `dmesg` names a process "
-        "that the system killed; fewer --num-workers need less memory.",
+        f"{_killed(folder) or 'A process of the run was killed'} before it could say why.",
+        "Run the same command again: it goes on from the last checkpoint. SIGKILL is often the "
+        "system's answer to full memory (`dmesg` says so): fewer --num-workers need less.",
         id="process-killed",
     )
 
 
-def _name_silent_ranks(folder: Path, statuses: list[RankStatus]) -> None:
-    """A process that was killed takes the others with it: their errors are not the cause."""
-    spoke = {status.rank for status in statuses}
-    started = {int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")}
-    for rank in sorted(started - spoke):
-        print(f"Process {rank} of the run was killed; the others then lost it.", file=sys.stderr)
+def _killed(folder: Path) -> str:
+    """The processes that a signal ended, in words; empty where there are none."""
+    files = sorted(folder.glob("killed-*"))
+    ends = [f"Process {f.name.removeprefix('killed-')} ended by {f.read_text()}" for f in files]
+    return ", ".join(ends)
 
 
 def _show_words(folder: Path, rank: int) -> None:

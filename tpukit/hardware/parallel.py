@@ -92,7 +92,8 @@ class Sharded:
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         for block in repeated_blocks(model):
             fully_shard(block, mesh=self.mesh)
-        fully_shard(model, mesh=self.mesh)
+        # Left whole after an evaluation, weights would be copies that an exchange never reaches.
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=True)
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:

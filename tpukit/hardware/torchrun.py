@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+from pathlib import Path
 
+from tpukit.hardware.launch import STATUS_VARIABLE
 from tpukit.hardware.process import PARENT_VARIABLE, die_with_parent
 
 
@@ -24,11 +27,20 @@ def main() -> int:
 
     try:
         torchrun(sys.argv[1:])
-    except ChildFailedError:
+    except ChildFailedError as failed:
+        _name_killed({rank: failure.exitcode for rank, failure in failed.failures.items()})
         return 1
     except SignalException as stop:
         return 128 + int(stop.sigval)
     return 0
+
+
+def _name_killed(exit_codes: dict[int, int]) -> None:
+    """Leaves the signals that ended processes without a word."""
+    status = Path(os.environ[STATUS_VARIABLE])
+    for rank, code in exit_codes.items():
+        if code < 0:
+            (status / f"killed-{rank}").write_text(signal.Signals(-code).name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,420 @@
+// Attention in bf16 on processors with AVX512-BF16, forward and backward, blocks of scores kept in
+// the first cache (Dao et al., FlashAttention, 2022; Dao, FlashAttention-2, 2023).
+//
+// Scores are kept in base 2: exp(x) = exp2(x log2 e). Sequence lengths are multiples of 64, the
+// head's width is 32 or 64. A "word" is two bf16 numbers in 32 bits: what one lane of
+// _mm512_dpbf16_ps multiplies.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int QUERY_BLOCK = 64;
+constexpr int KEY_BLOCK = 64;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+using Word = uint32_t;
+using Half = uint16_t;
+
+// Rows of `width` bf16 numbers: element (batch, head, row) starts at the given strides.
+struct Rows {
+  Half *data;
+  int64_t batch, head, row;
+  Half *at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+};
+
+struct Sizes {
+  int64_t batches, heads, queries, keys;
+  float scale;
+};
+
+inline float to_float(Half x) {
+  Word bits = Word(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline __m512 dot(__m512 sum, Word left, __m512i right) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(left)), (__m512bh)right);
+}
+
+// 2^x for x <= 0 or so; relative error 2e-6, underflows to 0.
+inline __m512 exp2_of(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-150.f));
+  __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 part = _mm512_sub_ps(x, whole);
+  __m512 y = _mm512_set1_ps(1.3333558e-3f);
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.6181291e-3f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(5.5504109e-2f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.4022651e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.9314718e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(1.f));
+  return _mm512_scalef_ps(y, whole);
+}
+
+inline __m512i halves(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+inline __m512i wide(__m512 x) {
+  return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// Lane n holds the word (first[n], second[n]).
+inline __m512i pairs(__m512 first, __m512 second) {
+  return _mm512_or_si512(wide(first), _mm512_slli_epi32(wide(second), 16));
+}
+
+// C[r][n] += sum over k of A[r][k] B[k][n]; A and B hold words along k, n runs over 16 NZ lanes.
+template <int R, int NZ>
+inline void multiply_add(const Word *a, int64_t a_row, int64_t a_step, const Word *b, int steps,
+                         float *c, int64_t c_row) {
+  __m512 sum[R][NZ];
+  for (int r = 0; r < R; r++)
+    for (int n = 0; n < NZ; n++) sum[r][n] = _mm512_loadu_ps(c + r * c_row + 16 * n);
+  for (int k = 0; k < steps; k++) {
+    __m512i right[NZ];
+    for (int n = 0; n < NZ; n++) right[n] = _mm512_loadu_si512(b + (k * NZ + n) * 16);
+    for (int r = 0; r < R; r++) {
+      Word left = a[r * a_row + k * a_step];
+      for (int n = 0; n < NZ; n++) sum[r][n] = dot(sum[r][n], left, right[n]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int n = 0; n < NZ; n++) _mm512_storeu_ps(c + r * c_row + 16 * n, sum[r][n]);
+}
+
+template <int D>
+void copy_rows(const Half *source, int64_t stride, int64_t rows, Half *target) {
+  for (int64_t i = 0; i < rows; i++) std::memcpy(target + i * D, source + i * stride, 2 * D);
+}
+
+// target[w][row]: word w of each row, rows side by side within blocks of KEY_BLOCK rows.
+template <int D>
+void pack_across(const Half *source, int64_t stride, int64_t rows, Word *target) {
+  for (int64_t start = 0; start < rows; start += KEY_BLOCK)
+    for (int64_t i = 0; i < KEY_BLOCK; i++) {
+      const Word *row = reinterpret_cast<const Word *>(source + (start + i) * stride);
+      for (int w = 0; w < D / 2; w++)
+        target[start * (D / 2) + w * KEY_BLOCK + i] = row[w];
+    }
+}
+
+// target[pair of rows][d]: the word (first row's d, second row's d).
+template <int D>
+void pack_pairs(const Half *source, int64_t stride, int64_t rows, Word *target) {
+  for (int64_t i = 0; i < rows / 2; i++) {
+    const Half *first = source + 2 * i * stride, *second = first + stride;
+    for (int d = 0; d < D; d++) target[i * D + d] = Word(first[d]) | Word(second[d]) << 16;
+  }
+}
+
+template <int D>
+void write_rows(const float *source, float factor, int64_t rows, Half *target, int64_t stride) {
+  __m512 by = _mm512_set1_ps(factor);
+  for (int64_t i = 0; i < rows; i++)
+    for (int d = 0; d < D; d += 32) {
+      __m512 low = _mm512_mul_ps(_mm512_loadu_ps(source + i * D + d), by);
+      __m512 high = _mm512_mul_ps(_mm512_loadu_ps(source + i * D + d + 16), by);
+      _mm512_storeu_si512(target + i * stride + d, halves(high, low));
+    }
+}
+
+// -- forward ---------------------------------------------------------------------------------
+template <int D>
+struct ForwardScratch {
+  std::vector<Half> query;
+  std::vector<Word> key_across, value_pairs;
+  alignas(64) float out[QUERY_BLOCK * D];
+  float top[QUERY_BLOCK], sum[QUERY_BLOCK];
+  explicit ForwardScratch(const Sizes &s)
+      : query(QUERY_BLOCK * D), key_across(s.keys * D / 2), value_pairs(s.keys * D / 2) {}
+};
+
+constexpr int TILE = 4;
+
+// Scores of TILE queries and one block of keys, in base 2, with their bias.
+template <int D>
+inline void score_tile(const Half *query, const Word *key, float factor, const float *bias,
+                       int64_t bias_row, __m512 (&scores)[TILE][KEY_BLOCK / 16]) {
+  constexpr int NZ = KEY_BLOCK / 16;
+  for (auto &row : scores)
+    for (auto &part : row) part = _mm512_setzero_ps();
+  const Word *words = reinterpret_cast<const Word *>(query);
+  for (int k = 0; k < D / 2; k++) {
+    __m512i right[NZ];
+    for (int n = 0; n < NZ; n++) right[n] = _mm512_loadu_si512(key + k * KEY_BLOCK + 16 * n);
+    for (int r = 0; r < TILE; r++)
+      for (int n = 0; n < NZ; n++) scores[r][n] = dot(scores[r][n], words[r * D / 2 + k], right[n]);
+  }
+  __m512 by = _mm512_set1_ps(factor), base = _mm512_set1_ps(LOG2_E);
+  for (int r = 0; r < TILE; r++)
+    for (int n = 0; n < NZ; n++) {
+      scores[r][n] = _mm512_mul_ps(scores[r][n], by);
+      if (bias)
+        scores[r][n] = _mm512_fmadd_ps(_mm512_loadu_ps(bias + r * bias_row + 16 * n), base,
+                                       scores[r][n]);
+    }
+}
+
+// One block of keys for TILE queries: the running maximum, sum and output are brought up to date.
+template <int D>
+void forward_tile(const Half *query, const Word *key, const Word *value, float factor,
+                  const float *bias, int64_t bias_row, float *top, float *sum, float *out) {
+  constexpr int NZ = KEY_BLOCK / 16;
+  __m512 scores[TILE][NZ];
+  score_tile<D>(query, key, factor, bias, bias_row, scores);
+  alignas(64) Half weights[TILE][KEY_BLOCK];
+  for (int r = 0; r < TILE; r++) {
+    __m512 largest = scores[r][0];
+    for (int n = 1; n < NZ; n++) largest = _mm512_max_ps(largest, scores[r][n]);
+    float now = std::max(top[r], _mm512_reduce_max_ps(largest));
+    __m512 shift = _mm512_set1_ps(now), total = _mm512_setzero_ps();
+    for (int n = 0; n < NZ; n++) {
+      scores[r][n] = exp2_of(_mm512_sub_ps(scores[r][n], shift));
+      total = _mm512_add_ps(total, scores[r][n]);
+    }
+    for (int n = 0; n < NZ; n += 2)
+      _mm512_store_si512(weights[r] + 16 * n, halves(scores[r][n + 1], scores[r][n]));
+    float kept = std::exp2(top[r] - now);
+    sum[r] = sum[r] * kept + _mm512_reduce_add_ps(total);
+    top[r] = now;
+    if (kept != 1.f)
+      for (int d = 0; d < D; d += 16)
+        _mm512_storeu_ps(out + r * D + d, _mm512_mul_ps(_mm512_loadu_ps(out + r * D + d),
+                                                        _mm512_set1_ps(kept)));
+  }
+  multiply_add<TILE, D / 16>(reinterpret_cast<const Word *>(weights), KEY_BLOCK / 2, 1, value,
+                             KEY_BLOCK / 2, out, D);
+}
+
+template <int D>
+void forward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, int64_t k_row,
+                  const Half *v, int64_t v_row, const float *bias, Half *out, int64_t out_row,
+                  float *logsum, ForwardScratch<D> &t) {
+  pack_across<D>(k, k_row, s.keys, t.key_across.data());
+  pack_pairs<D>(v, v_row, s.keys, t.value_pairs.data());
+  for (int64_t i = 0; i < s.queries; i += QUERY_BLOCK) {
+    copy_rows<D>(q + i * q_row, q_row, QUERY_BLOCK, t.query.data());
+    std::fill_n(t.out, QUERY_BLOCK * D, 0.f);
+    std::fill_n(t.sum, QUERY_BLOCK, 0.f);
+    std::fill_n(t.top, QUERY_BLOCK, -std::numeric_limits<float>::infinity());
+    for (int64_t j = 0; j < s.keys; j += KEY_BLOCK)
+      for (int r = 0; r < QUERY_BLOCK; r += TILE)
+        forward_tile<D>(t.query.data() + r * D, t.key_across.data() + j * D / 2,
+                        t.value_pairs.data() + j * D / 2, s.scale * LOG2_E,
+                        bias ? bias + (i + r) * s.keys + j : nullptr, s.keys, t.top + r, t.sum + r,
+                        t.out + r * D);
+    for (int r = 0; r < QUERY_BLOCK; r++) {
+      write_rows<D>(t.out + r * D, 1.f / t.sum[r], 1, out + (i + r) * out_row, out_row);
+      logsum[i + r] = t.top[r] + std::log2(t.sum[r]);
+    }
+  }
+}
+
+// -- backward --------------------------------------------------------------------------------
+template <int D>
+struct BackwardScratch {
+  std::vector<Half> query, grad;
+  std::vector<Word> key_across, value_across, key_pairs, query_pairs, grad_pairs;
+  std::vector<float> query_grad, delta;
+  alignas(64) float key_grad[KEY_BLOCK * D], value_grad[KEY_BLOCK * D];
+  alignas(64) Half score_grad[QUERY_BLOCK][KEY_BLOCK];
+  alignas(64) Word score_grad_pairs[QUERY_BLOCK / 2][KEY_BLOCK];
+  alignas(64) Word weight_pairs[QUERY_BLOCK / 2][KEY_BLOCK];
+  explicit BackwardScratch(const Sizes &s)
+      : query(s.queries * D), grad(s.queries * D), key_across(s.keys * D / 2),
+        value_across(s.keys * D / 2), key_pairs(s.keys * D / 2), query_pairs(s.queries * D / 2),
+        grad_pairs(s.queries * D / 2), query_grad(s.queries * D), delta(s.queries) {}
+};
+
+// Weights and score gradients of two queries and 32 keys.
+template <int D>
+inline void backward_tile(const Half *query, const Half *grad, const Word *key, const Word *value,
+                          float factor, const float *bias, int64_t bias_row, const float *logsum,
+                          const float *delta, float *bias_grad, Half *score_grad,
+                          Word *score_grad_pairs, Word *weight_pairs) {
+  constexpr int NZ = 2;
+  __m512 weight[TILE][NZ], slope[TILE][NZ];
+  for (int r = 0; r < TILE; r++)
+    for (int n = 0; n < NZ; n++) weight[r][n] = slope[r][n] = _mm512_setzero_ps();
+  const Word *q = reinterpret_cast<const Word *>(query), *g = reinterpret_cast<const Word *>(grad);
+  for (int k = 0; k < D / 2; k++) {
+    __m512i keys[NZ], values[NZ];
+    for (int n = 0; n < NZ; n++) {
+      keys[n] = _mm512_loadu_si512(key + k * KEY_BLOCK + 16 * n);
+      values[n] = _mm512_loadu_si512(value + k * KEY_BLOCK + 16 * n);
+    }
+    for (int r = 0; r < TILE; r++)
+      for (int n = 0; n < NZ; n++) {
+        weight[r][n] = dot(weight[r][n], q[r * D / 2 + k], keys[n]);
+        slope[r][n] = dot(slope[r][n], g[r * D / 2 + k], values[n]);
+      }
+  }
+  __m512 by = _mm512_set1_ps(factor), base = _mm512_set1_ps(LOG2_E);
+  for (int r = 0; r < TILE; r++) {
+    __m512 shift = _mm512_set1_ps(-logsum[r]), mean = _mm512_set1_ps(delta[r]);
+    for (int n = 0; n < NZ; n++) {
+      __m512 score = _mm512_fmadd_ps(weight[r][n], by, shift);
+      if (bias)
+        score = _mm512_fmadd_ps(_mm512_loadu_ps(bias + r * bias_row + 16 * n), base, score);
+      weight[r][n] = exp2_of(score);
+      slope[r][n] = _mm512_mul_ps(weight[r][n], _mm512_sub_ps(slope[r][n], mean));
+      if (bias_grad) {
+        float *place = bias_grad + r * bias_row + 16 * n;
+        _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), slope[r][n]));
+      }
+    }
+    _mm512_storeu_si512(score_grad + r * KEY_BLOCK, halves(slope[r][1], slope[r][0]));
+  }
+  for (int r = 0; r < TILE; r += 2)
+    for (int n = 0; n < NZ; n++) {
+      int64_t place = r / 2 * KEY_BLOCK + 16 * n;
+      _mm512_storeu_si512(score_grad_pairs + place, pairs(slope[r][n], slope[r + 1][n]));
+      _mm512_storeu_si512(weight_pairs + place, pairs(weight[r][n], weight[r + 1][n]));
+    }
+}
+
+// One block of queries and one of keys: adds to the three gradients.
+template <int D>
+void backward_block(const Sizes &s, const float *bias, const float *logsum, float *bias_grad,
+                    int64_t i, int64_t j, BackwardScratch<D> &t) {
+  for (int r = 0; r < QUERY_BLOCK; r += TILE)
+    for (int n = 0; n < KEY_BLOCK; n += 32) {
+      int64_t place = (i + r) * s.keys + j + n;
+      backward_tile<D>(t.query.data() + (i + r) * D, t.grad.data() + (i + r) * D,
+                       t.key_across.data() + j * D / 2 + n, t.value_across.data() + j * D / 2 + n,
+                       s.scale * LOG2_E, bias ? bias + place : nullptr, s.keys, logsum + i + r,
+                       t.delta.data() + i + r, bias_grad ? bias_grad + place : nullptr,
+                       t.score_grad[r] + n, t.score_grad_pairs[r / 2] + n,
+                       t.weight_pairs[r / 2] + n);
+    }
+  constexpr int R = D == 32 ? 8 : 4, NZ = D / 16;
+  for (int r = 0; r < QUERY_BLOCK; r += R)
+    multiply_add<R, NZ>(reinterpret_cast<const Word *>(t.score_grad[r]), KEY_BLOCK / 2, 1,
+                        t.key_pairs.data() + j * D / 2, KEY_BLOCK / 2,
+                        t.query_grad.data() + (i + r) * D, D);
+  for (int r = 0; r < KEY_BLOCK; r += R) {
+    multiply_add<R, NZ>(&t.weight_pairs[0][r], 1, KEY_BLOCK, t.grad_pairs.data() + i * D / 2,
+                        QUERY_BLOCK / 2, t.value_grad + r * D, D);
+    multiply_add<R, NZ>(&t.score_grad_pairs[0][r], 1, KEY_BLOCK, t.query_pairs.data() + i * D / 2,
+                        QUERY_BLOCK / 2, t.key_grad + r * D, D);
+  }
+}
+
+struct HeadGradients {
+  Half *query, *key, *value;
+  int64_t query_row, key_row, value_row;
+};
+
+template <int D>
+void backward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, int64_t k_row,
+                   const Half *v, int64_t v_row, const float *bias, const Half *out,
+                   int64_t out_row, const Half *grad, int64_t grad_row, const float *logsum,
+                   const HeadGradients &to, float *bias_grad, BackwardScratch<D> &t) {
+  copy_rows<D>(q, q_row, s.queries, t.query.data());
+  copy_rows<D>(grad, grad_row, s.queries, t.grad.data());
+  pack_across<D>(k, k_row, s.keys, t.key_across.data());
+  pack_across<D>(v, v_row, s.keys, t.value_across.data());
+  pack_pairs<D>(k, k_row, s.keys, t.key_pairs.data());
+  pack_pairs<D>(q, q_row, s.queries, t.query_pairs.data());
+  pack_pairs<D>(grad, grad_row, s.queries, t.grad_pairs.data());
+  for (int64_t i = 0; i < s.queries; i++) {
+    float sum = 0;
+    for (int d = 0; d < D; d++)
+      sum += to_float(out[i * out_row + d]) * to_float(grad[i * grad_row + d]);
+    t.delta[i] = sum;
+  }
+  std::fill(t.query_grad.begin(), t.query_grad.end(), 0.f);
+  for (int64_t j = 0; j < s.keys; j += KEY_BLOCK) {
+    std::fill_n(t.key_grad, KEY_BLOCK * D, 0.f);
+    std::fill_n(t.value_grad, KEY_BLOCK * D, 0.f);
+    for (int64_t i = 0; i < s.queries; i += QUERY_BLOCK)
+      backward_block<D>(s, bias, logsum, bias_grad, i, j, t);
+    write_rows<D>(t.key_grad, s.scale, KEY_BLOCK, to.key + j * to.key_row, to.key_row);
+    write_rows<D>(t.value_grad, 1.f, KEY_BLOCK, to.value + j * to.value_row, to.value_row);
+  }
+  write_rows<D>(t.query_grad.data(), s.scale, s.queries, to.query, to.query_row);
+}
+
+// -- over batches, heads and threads -----------------------------------------------------------
+// Calls work(state, task) for each task, on `threads` threads with a state of their own.
+template <class State, class Work>
+void spread(int64_t tasks, int threads, const Sizes &s, Work work) {
+  std::atomic<int64_t> next{0};
+  auto run = [&] {
+    State state(s);
+    for (int64_t task; (task = next++) < tasks;) work(state, task);
+  };
+  std::vector<std::thread> others;
+  for (int64_t i = 1; i < std::min<int64_t>(threads, tasks); i++) others.emplace_back(run);
+  run();
+  for (auto &thread : others) thread.join();
+}
+
+template <int D>
+void forward(const Sizes &s, const Rows &q, const Rows &k, const Rows &v, const float *bias,
+             const Rows &out, float *logsum, int threads) {
+  spread<ForwardScratch<D>>(
+      s.batches * s.heads, threads, s, [&](ForwardScratch<D> &state, int64_t task) {
+        int64_t b = task / s.heads, h = task % s.heads;
+        forward_head<D>(s, q.at(b, h), q.row, k.at(b, h), k.row, v.at(b, h), v.row,
+                        bias ? bias + h * s.queries * s.keys : nullptr, out.at(b, h), out.row,
+                        logsum + task * s.queries, state);
+      });
+}
+
+// A head's batches stay with one thread: they add to the same bias gradient.
+template <int D>
+void backward(const Sizes &s, const Rows &q, const Rows &k, const Rows &v, const float *bias,
+              const Rows &out, const Rows &grad, const float *logsum, const Rows &q_grad,
+              const Rows &k_grad, const Rows &v_grad, float *bias_grad, int threads) {
+  int64_t runs = bias_grad ? 1 : s.batches, length = s.batches / runs;
+  spread<BackwardScratch<D>>(
+      runs * s.heads, threads, s, [&](BackwardScratch<D> &state, int64_t task) {
+        int64_t h = task % s.heads, first = task / s.heads * length;
+        int64_t place = h * s.queries * s.keys;
+        for (int64_t b = first; b < first + length; b++) {
+          HeadGradients to{q_grad.at(b, h), k_grad.at(b, h), v_grad.at(b, h),
+                           q_grad.row,      k_grad.row,      v_grad.row};
+          backward_head<D>(s, q.at(b, h), q.row, k.at(b, h), k.row, v.at(b, h), v.row,
+                           bias ? bias + place : nullptr, out.at(b, h), out.row, grad.at(b, h),
+                           grad.row, logsum + (b * s.heads + h) * s.queries, to,
+                           bias_grad ? bias_grad + place : nullptr, state);
+        }
+      });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Returns 0, or 1 for a width it has no code for.
+int attention_forward(const Sizes *s, int width, const Rows *q, const Rows *k, const Rows *v,
+                      const float *bias, const Rows *out, float *logsum, int threads) {
+  if (width == 32) return forward<32>(*s, *q, *k, *v, bias, *out, logsum, threads), 0;
+  if (width == 64) return forward<64>(*s, *q, *k, *v, bias, *out, logsum, threads), 0;
+  return 1;
+}
+
+int attention_backward(const Sizes *s, int width, const Rows *q, const Rows *k, const Rows *v,
+                       const float *bias, const Rows *out, const Rows *grad, const float *logsum,
+                       const Rows *q_grad, const Rows *k_grad, const Rows *v_grad,
+                       float *bias_grad, int threads) {
+  if (width == 32)
+    return backward<32>(*s, *q, *k, *v, bias, *out, *grad, logsum, *q_grad, *k_grad, *v_grad,
+                        bias_grad, threads), 0;
+  if (width == 64)
+    return backward<64>(*s, *q, *k, *v, bias, *out, *grad, logsum, *q_grad, *k_grad, *v_grad,
+                        bias_grad, threads), 0;
+  return 1;
+}
+}
