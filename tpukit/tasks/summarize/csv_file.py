@@ -27,24 +27,30 @@ class Row:
     """Empty where the file has no summaries."""
 
 
-def read_rows(path: Path, *, summaries: bool, allow_empty_summary: bool = False) -> Iterator[Row]:
-    """The rows of a CSV file with the columns `id`, `dialogue` and, if asked for, `summary`.
+def read_rows(
+    path: Path, *, summaries: bool, dialogues: bool = True, blank: bool = False
+) -> Iterator[Row]:
+    """The rows of a CSV file with the columns `id` and, as asked for, `dialogue` and `summary`.
 
     Takes a byte order mark, quoted newlines, CR LF and fields of tens of megabytes. Raises
     `DataError` at the first thing it cannot take: a missing column, bytes that are no UTF-8, a
-    quote left open, an empty or repeated id, an empty dialogue or summary, or no rows at all.
+    quote left open, an empty or repeated id, an empty field (unless `blank`), or no rows at all.
     """
-    needed = KNOWN_COLUMNS if summaries else KNOWN_COLUMNS[:2]
+    texts = tuple(
+        name for name, asked in (("dialogue", dialogues), ("summary", summaries)) if asked
+    )
     seen: dict[int, int] = {}
     records = _records(path)
-    place = _column_places(path, next(records, (0, []))[1], needed)
+    place = _column_places(path, next(records, (0, []))[1], ("id", *texts))
     number = 0
     for number, (line, fields) in enumerate(records, 1):
         where = f"{path}, row {number} (line {line})"
         if len(fields) != place.count:
             _raise_field_count(where, fields, place.count)
         row = _row(where, number, fields, place)
-        _check_row(where, row, seen, summaries=summaries and not allow_empty_summary)
+        _check_id(where, row, seen)
+        if not blank:
+            _check_texts(where, row, texts)
         yield row
     if number == 0:
         raise DataError(
@@ -63,9 +69,7 @@ def extra_columns(path: Path) -> list[str]:
 @dataclass(frozen=True)
 class _Places:
     count: int
-    id: int
-    dialogue: int
-    summary: int | None
+    of: dict[str, int]
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -112,8 +116,8 @@ def _column_places(path: Path, header: list[str], needed: Sequence[str]) -> _Pla
     missing = [name for name in needed if name not in header]
     if missing:
         _raise_missing(path, header, missing, needed)
-    summary = header.index("summary") if "summary" in header else None
-    return _Places(len(header), header.index("id"), header.index("dialogue"), summary)
+    places = {name: header.index(name) for name in KNOWN_COLUMNS if name in header}
+    return _Places(len(header), places)
 
 
 def _raise_missing(
@@ -145,11 +149,10 @@ def _raise_field_count(where: str, fields: list[str], expected: int) -> NoReturn
 
 
 def _row(where: str, number: int, fields: list[str], place: _Places) -> Row:
-    summary = "" if place.summary is None else fields[place.summary]
-    row = Row(number, fields[place.id].strip(), fields[place.dialogue], summary)
-    for column in KNOWN_COLUMNS:
-        _check_text(where, column, getattr(row, column))
-    return row
+    texts = {name: fields[place.of[name]] if name in place.of else "" for name in KNOWN_COLUMNS}
+    for column, text in texts.items():
+        _check_text(where, column, text)
+    return Row(number, texts["id"].strip(), texts["dialogue"], texts["summary"])
 
 
 def _check_text(where: str, column: str, text: str) -> None:
@@ -164,17 +167,18 @@ def _check_text(where: str, column: str, text: str) -> None:
         ) from error
 
 
-def _check_row(where: str, row: Row, seen: dict[int, int], *, summaries: bool) -> None:
+def _check_texts(where: str, row: Row, columns: Sequence[str]) -> None:
+    for column in columns:
+        if not getattr(row, column).strip():
+            raise DataError(
+                f"{where}, column {column!r} is empty (id {row.id!r}).",
+                "Remove the row or fill it in.",
+            )
+
+
+def _check_id(where: str, row: Row, seen: dict[int, int]) -> None:
     if not row.id:
         raise DataError(f"{where}, column 'id' is empty.", "Every row needs an id of its own.")
-    if not row.dialogue.strip():
-        raise DataError(
-            f"{where}, column 'dialogue' is empty (id {row.id!r}).", "Remove the row or fill it in."
-        )
-    if summaries and not row.summary.strip():
-        raise DataError(
-            f"{where}, column 'summary' is empty (id {row.id!r}).", "Remove the row or fill it in."
-        )
     # Eight bytes an id: a million ids stay under 200 MB.
     digest = int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest(), "little")
     if digest in seen:

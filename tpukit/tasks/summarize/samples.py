@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,6 +15,13 @@ from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 
 Array = np.ndarray[Any, Any]
 IGNORED = -100
+
+
+@runtime_checkable
+class HasSizes(Protocol):
+    """Samples whose lengths are known without reading them."""
+
+    sizes: SampleSizes
 
 
 class TokenSamples:

@@ -19,8 +19,6 @@ from tpukit.tasks.summarize.generation import (
 from tpukit.tasks.summarize.gpt2 import GPT2
 from tpukit.tasks.summarize.tokenizer import Tokenizer
 
-SLOTS_PER_DEVICE = 32
-
 
 def plan_prompts(
     prompts: Sequence[Prompt], backend: Backend, slots_per_device: int, processes: int
@@ -50,12 +48,13 @@ def summarise(
     prompts: Sequence[Prompt],
     decoding: Decoding,
     tokenizer: Tokenizer,
+    slots_per_device: int,
 ) -> dict[int, str]:
     """The summary of each prompt by row; every process does the same work.
 
     That keeps processes in step, which sharded weights need.
     """
-    plan = plan_prompts(prompts, backend, SLOTS_PER_DEVICE, 1)
+    plan = plan_prompts(prompts, backend, slots_per_device, 1)
     generator = make_generator(model, backend, plan, decoding, tokenizer)
     made: dict[int, str] = {}
     for chunk in plan.chunks:

@@ -30,6 +30,7 @@ from tpukit.tasks.summarize.progress import RowProgress
 from tpukit.tasks.summarize.rouge import rouge_scores
 from tpukit.tasks.summarize.samples import (
     IGNORED,
+    HasSizes,
     TokenSamples,
     collate,
     example_batch,
@@ -126,6 +127,8 @@ class SummarizeConfig:
     """Validation samples whose summaries are written and scored at each validation; 0: none."""
     max_new_tokens: int = 100
     """Most tokens of a summary at validation."""
+    generation_slots: int = 32
+    """Summaries a device writes at a time."""
 
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""
@@ -185,6 +188,10 @@ class SummarizeTask(Task):
         self._model_config: GPT2Config | None = None
         self._pretrained: Pretrained | None = None
 
+    @property
+    def generation_slots(self) -> int:
+        return self.config.generation_slots
+
     # -- data -----------------------------------------------------------------------------------
     @property
     def train_file(self) -> Path:
@@ -243,10 +250,7 @@ class SummarizeTask(Task):
 
     def evaluation_batches(self, data: SampleSource, rows: int) -> Iterator[MicroBatch]:
         """Every sample once; `rows` over all devices are of mean length, as in training."""
-        assert isinstance(data, TokenSamples)
-        if not self.buckets:
-            lengths = bucket_lengths(data, None, self.config.buckets)
-            self.buckets = make_buckets(lengths, data.sizes, max(1, rows // self.devices), 0)
+        assert isinstance(data, HasSizes)
         return evaluation_plan(data.sizes, self.buckets, self.devices)
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
@@ -312,13 +316,17 @@ class SummarizeTask(Task):
         return self._model_config
 
     def build_model(self, ops: ModelOps) -> nn.Module:
-        self.devices = ops.devices
-        model = GPT2(self.model_config, ops)
+        model = self.build_plain_model(ops)
         if self._pretrained is not None:
             model.load_state_dict(self._pretrained.tensors)
         if self.config.lora:
             add_lora(model, self.config.lora)
         return model
+
+    def build_plain_model(self, ops: ModelOps) -> GPT2:
+        """The model without adapters, freshly initialised."""
+        self.devices = ops.devices
+        return GPT2(self.model_config, ops)
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Mean cross entropy over the batch's targets, weighted by their number."""
@@ -385,7 +393,9 @@ class SummarizeTask(Task):
         was_training = model.training
         model.eval()
         try:
-            made = summarise(model, backend, prompts, decoding, self.tokenizer)
+            made = summarise(
+                model, backend, prompts, decoding, self.tokenizer, self.generation_slots
+            )
         finally:
             model.train(was_training)
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]

@@ -1,0 +1,171 @@
+"""`tpukit predict`: the summaries of a test file, or the images of an EIT folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tpukit.commands.option_sets import with_option_sets
+from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.errors import ConfigError
+from tpukit.hardware.choice import open_backend, prepare_environment, process_count
+from tpukit.hardware.options import HardwareOptions
+
+app = typer.Typer()
+USUAL_RUN = Path("out-summarization")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingOptions:
+    """Options of decoding, named as in transformers; None is not given."""
+
+    max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens of a summary (100).")] = (
+        None
+    )
+    do_sample: Annotated[
+        bool | None, typer.Option("--do-sample", help="Draw tokens instead of the likeliest.")
+    ] = None
+    temperature: Annotated[
+        float | None, typer.Option(help="Sharpens (under 1) or flattens; implies --do-sample.")
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw among so many (50); implies --do-sample.")
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw among this probability (1); implies --do-sample.")
+    ] = None
+    num_beams: Annotated[int | None, typer.Option(help="Beam search with so many beams.")] = None
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Beam scores are divided by length to this power (1).")
+    ] = None
+    early_stopping: Annotated[
+        bool | None, typer.Option("--early-stopping", help="End beams with the first full set.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Seeds the draws (0).")] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was given, drawing switched on by what only draws need."""
+        given = {n: v for n, v in dataclasses.asdict(self).items() if v is not None}
+        if {"temperature", "top_k", "top_p"} & given.keys():
+            given.setdefault("do_sample", True)
+        return given
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictHardware:
+    """The hardware options of `predict`."""
+
+    hw: Annotated[str, typer.Option(help="auto, tpu, gpu or cpu.")] = "auto"
+    devices: Annotated[
+        int | None, typer.Option("--devices", "--nproc", help="Devices to use (all).")
+    ] = None
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16, fp32.")] = "auto"
+    master_port: Annotated[int | None, typer.Option(help="torchrun's port (a free one).")] = None
+
+    def options(self) -> HardwareOptions:
+        """Raises ConfigError for a value that is none of the choices."""
+        allowed = {
+            "hw": ("auto", "tpu", "gpu", "cpu"),
+            "precision": ("auto", "bf16", "fp16", "fp32"),
+        }
+        for name, choices in allowed.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"--{name} {getattr(self, name)!r} is none of {', '.join(choices)}."
+                )
+        return HardwareOptions(**dataclasses.asdict(self), compile=False)
+
+
+@app.command()
+@with_option_sets
+def predict(
+    decoding: DecodingOptions,
+    hardware: PredictHardware,
+    run: Annotated[Path, typer.Option(help="Run folder.")] = USUAL_RUN,
+    test_csv: Annotated[
+        Path | None, typer.Option(help="File with id and dialogue (the data path's test.csv).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("submission.csv"),
+    sample_submission: Annotated[
+        Path | None, typer.Option(help="A file whose ids and order the answer must have.")
+    ] = None,
+    data_path: Annotated[Path | None, typer.Option(help="EIT: folder of .npz files.")] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write the summaries of a test file, or the images of an EIT folder.
+
+    The same command again goes on where a killed one stopped.
+    """
+    output = Output(as_json=as_json)
+    if task_of(run) == "eit":
+        from tpukit.tasks.eit.prediction import predict_images
+
+        predict_images(run, data_path, out, hardware.options(), output)
+        return
+    options = hardware.options()
+    kind = prepare_environment(options)
+    request = _request(run, test_csv, out, sample_submission, decoding)
+    processes = process_count(options, kind)
+    if processes > 1:
+        from tpukit.hardware.launch import is_launched, launch
+
+        if not is_launched():
+            raise typer.Exit(launch(sys.argv[1:], processes, options))
+    _predict(run, request, options, output)
+
+
+def task_of(run: Path) -> str:
+    """The task of a run folder, or of one of its checkpoints."""
+    from tpukit.train.run_folder import RunFolder, read_config
+
+    folder = run.parent.parent if run.parent.name == "checkpoints" else run
+    if not folder.is_dir():
+        from tpukit.errors import CheckpointError
+
+        raise CheckpointError(
+            f"There is no run folder {run}.", "Train first, or give another one with --run DIR."
+        )
+    return str(read_config(RunFolder(folder)).get("task", {}).get("name", ""))
+
+
+def _request(
+    run: Path,
+    test_csv: Path | None,
+    out: Path,
+    sample_submission: Path | None,
+    decoding: DecodingOptions,
+) -> Any:
+    from tpukit.tasks.summarize.generation import Decoding
+    from tpukit.tasks.summarize.prediction import PredictionRequest, check_request
+    from tpukit.tasks.summarize.trained import usual_test_file
+
+    request = PredictionRequest(
+        test_csv or usual_test_file(run), out, Decoding(**decoding.given()), sample_submission
+    )
+    check_request(request)
+    return request
+
+
+def _predict(run: Path, request: Any, options: HardwareOptions, output: Output) -> None:
+    from tpukit.tasks.summarize.prediction import predict_summaries
+    from tpukit.tasks.summarize.trained import open_summarizer
+
+    started = time.monotonic()
+    backend = open_backend(options)
+    try:
+        tell = output.text if backend.is_main else lambda _: None
+        trained = open_summarizer(run, tell)
+        rows = predict_summaries(trained, request, backend, tell)
+        if backend.is_main:
+            seconds = time.monotonic() - started
+            output.text(f"{rows:,} summaries in {request.out}, {seconds:.1f} s")
+            output.result({"rows": rows, "path": str(request.out), "seconds": seconds,
+                           "compilations": backend.compilations()})  # fmt: skip
+    finally:
+        backend.close()

@@ -1,0 +1,260 @@
+"""`test` on a run of summaries: loss, ROUGE with intervals, baselines, the best and the worst."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpukit.errors import DataError
+from tpukit.hardware.backend import Backend
+from tpukit.tasks.summarize.buckets import SampleSizes, choose_lengths, make_buckets
+from tpukit.tasks.summarize.csv_file import Row, read_rows
+from tpukit.tasks.summarize.generation import Decoding, Prompt
+from tpukit.tasks.summarize.nearest import first_line, nearest_summaries
+from tpukit.tasks.summarize.prompt import Example, PromptFormat
+from tpukit.tasks.summarize.rouge import KINDS, confidence_interval, rouge_scores
+from tpukit.tasks.summarize.summaries import clean_summary, make_generator, plan_prompts
+from tpukit.tasks.summarize.task import SummarizeTask
+from tpukit.tasks.summarize.trained import TrainedSummarizer
+from tpukit.train.task import Sample
+
+Array = np.ndarray[Any, Any]
+Tell = Callable[[str], None]
+CAPITALISED = re.compile(r"\b[A-Z]\w+")
+SHOWN = 3
+"""Samples shown from either end."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What `test` reports."""
+
+    data: str
+    samples: int
+    skipped: int
+    """Samples whose summary is too long for the context."""
+    metrics: dict[str, float]
+    """`loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
+    better one), `_lead` and `_nearest`; `names_copied`."""
+    best: list[dict[str, Any]] = field(default_factory=list)
+    worst: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ListedSamples:
+    """Samples in memory (a SampleSource)."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+        self.sizes = SampleSizes(
+            np.array([len(example.tokens) for example in examples]),
+            np.array([example.targets for example in examples]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        example = self.examples[index]
+        return {"tokens": np.array(example.tokens, np.int64), "targets": example.targets}
+
+
+def evaluate_summaries(
+    trained: TrainedSummarizer,
+    backend: Backend,
+    data_path: Path | None,
+    decoding: Decoding,
+    tell: Tell,
+    out: Path | None = None,
+    limit: int | None = None,
+) -> EvaluationResult:
+    """Evaluates a run on `data_path` (a CSV file with summaries, or a folder with test.csv and
+    test_references.csv); None: the folder it was trained from. Every process gets the result.
+    """
+    task = trained.task
+    source = data_path or Path(task.config.data_path)
+    rows = read_references(source)[:limit]
+    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
+    examples = [formats.example(row.dialogue, row.summary) for row in rows]
+    kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
+    if not kept:
+        raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
+    model = trained.model(backend)
+    loss = mean_loss(task, model, backend, ListedSamples([example for _, example in kept]))
+    rows = [row for row, _ in kept]
+    made = write_summaries(task, model, backend, [row.dialogue for row in rows], decoding)
+    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, tell)}
+    order = np.argsort(_row_scores(rows, made), kind="stable")
+    shown = [_shown(rows[i], made[i], _row_scores([rows[i]], [made[i]])[0]) for i in order]
+    result = EvaluationResult(
+        str(source), len(rows), len(examples) - len(kept), metrics,
+        best=shown[::-1][:SHOWN], worst=shown[:SHOWN],
+    )  # fmt: skip
+    if out is not None and backend.is_main:
+        _write_predictions(out, shown)
+    return result
+
+
+def read_references(path: Path) -> list[Row]:
+    """Rows with their summaries from one file, or from a folder's test.csv and its references."""
+    if path.suffix == ".csv":
+        return list(read_rows(path, summaries=True))
+    tests, references = path / "test.csv", path / "test_references.csv"
+    if not tests.is_file():
+        raise DataError(
+            f"There is no {tests}.",
+            "Give a folder with test.csv and test_references.csv, or one CSV file with summaries.",
+        )
+    if not references.is_file():
+        return list(read_rows(tests, summaries=True))
+    summaries = read_columns(references)
+    rows = list(read_rows(tests, summaries=False))
+    missing = [row.id for row in rows if row.id not in summaries]
+    if missing:
+        raise DataError(
+            f"{references} has no summary for id {missing[0]!r} ({len(missing)} in all).",
+            "The ids must be those of test.csv.",
+        )
+    return [Row(row.number, row.id, row.dialogue, summaries[row.id]) for row in rows]
+
+
+def read_columns(path: Path) -> dict[str, str]:
+    """`summary` by `id` of a file with these two columns."""
+    return {row.id: row.summary for row in read_rows(path, summaries=True, dialogues=False)}
+
+
+@torch.no_grad()
+def mean_loss(
+    task: SummarizeTask, model: nn.Module, backend: Backend, data: ListedSamples
+) -> float:
+    """Mean cross entropy of all targets."""
+    rows = task.defaults.rows_per_device
+    longest, most = int(data.sizes.lengths.max()), int(data.sizes.targets.max())
+    lengths = choose_lengths(data.sizes.lengths, task.config.buckets, longest)
+    task.buckets = make_buckets(lengths, data.sizes, rows, most)
+    shares = [
+        micro.share(backend.process, backend.processes)
+        for micro in task.evaluation_batches(data, rows)
+    ]
+    batches = (task.collate([data[key.sample] for key in share.keys], share) for share in shares)
+    totals = torch.zeros(2, device=backend.device)
+    for batch in backend.batches(batches):
+        with backend.autocast():
+            part = task.loss(model, batch)
+        totals = totals + torch.stack([part["loss"] * part["weight"], part["weight"]])
+        backend.finish()
+    total, weight = backend.to_host({"t": backend.sum_over_processes(totals)})["t"].tolist()
+    return float(total / weight)
+
+
+def write_summaries(
+    task: SummarizeTask,
+    model: nn.Module,
+    backend: Backend,
+    dialogues: Sequence[str],
+    decoding: Decoding,
+) -> list[str]:
+    """The summary of each dialogue, the work shared between processes."""
+    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
+    room = min(decoding.max_new_tokens, task.model_config.block_size // 2)
+    prompts = [
+        Prompt(number, np.array(formats.prompt(dialogue, room), np.int64))
+        for number, dialogue in enumerate(dialogues)
+    ]
+    plan = plan_prompts(prompts, backend, task.generation_slots, backend.processes)
+    generator = make_generator(model, backend, plan, decoding, task.tokenizer)
+    own: dict[int, str] = {}
+    for chunk in plan.chunks[backend.process :: backend.processes]:
+        for row, tokens in generator.run(chunk).items():
+            own[row] = clean_summary(task.tokenizer.decode(tokens))
+    made = {row: text for part in backend.gather_objects(own) for row, text in part.items()}
+    return [made[number] for number in range(len(dialogues))]
+
+
+# -- scores -------------------------------------------------------------------------------------
+def score_rows(
+    rows: Sequence[Row], made: Sequence[str], train_csv: Path, tell: Tell
+) -> dict[str, float]:
+    """ROUGE of the summaries with intervals, and of the baselines beside them."""
+    references = [row.summary for row in rows]
+    dialogues = [row.dialogue for row in rows]
+    scores = rouge_scores(references, made)
+    baselines = {"lead": rouge_scores(references, [first_line(d) for d in dialogues])}
+    if train_csv.is_file():
+        baselines["nearest"] = rouge_scores(references, nearest_summaries(train_csv, dialogues))
+    else:
+        tell(f"No nearest-summary baseline: {train_csv} is not here.")
+    metrics: dict[str, float] = {}
+    for kind in KINDS:
+        metrics[kind] = float(scores[kind].mean())
+        low, high = confidence_interval(scores[kind])
+        metrics |= {f"{kind}_low": low, f"{kind}_high": high}
+        means = {name: float(values[kind].mean()) for name, values in baselines.items()}
+        metrics[f"{kind}_baseline"] = max(means.values())
+        metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}
+    copied = names_copied(dialogues, references, made)
+    return metrics if copied is None else {**metrics, "names_copied": copied}
+
+
+def names_copied(
+    dialogues: Sequence[str], references: Sequence[str], made: Sequence[str]
+) -> float | None:
+    """Of the capitalised words that a reference shares with its dialogue, the part that the
+    summary has too; None where there are none."""
+    found = wanted = 0
+    for dialogue, reference, summary in zip(dialogues, references, made, strict=True):
+        names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue))
+        wanted += len(names)
+        found += len(names & set(CAPITALISED.findall(summary)))
+    return found / wanted if wanted else None
+
+
+def _row_scores(rows: Sequence[Row], made: Sequence[str]) -> Array:
+    return rouge_scores([row.summary for row in rows], made)["rougeL"]
+
+
+def _shown(row: Row, summary: str, score: float) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "rougeL": float(score),
+        "summary": summary,
+        "reference": row.summary,
+        "dialogue": row.dialogue,
+    }
+
+
+def _write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
+    from tpukit.tasks.summarize.submission import write_rows
+
+    out.mkdir(parents=True, exist_ok=True)
+    columns = ("id", "rougeL", "summary", "reference", "dialogue")
+    rows = [[str(sample[column]) for column in columns] for sample in shown]
+    write_rows(out / "predictions.csv", columns, rows)
+
+
+def result_lines(result: EvaluationResult) -> list[str]:
+    """The result for people."""
+    metrics = result.metrics
+    lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]
+    if result.skipped:
+        lines.append(f"{result.skipped} left out: their summaries are too long for the context")
+    for kind in KINDS:
+        nearest = metrics.get(f"{kind}_nearest")
+        beside = f"first line {metrics[f'{kind}_lead']:.3f}"
+        beside += "" if nearest is None else f", nearest training summary {nearest:.3f}"
+        interval = f"[{metrics[f'{kind}_low']:.3f}, {metrics[f'{kind}_high']:.3f}]"
+        lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
+    if "names_copied" in metrics:
+        lines.append(f"names copied: {metrics['names_copied']:.1%}")
+    for title, samples in (("Best", result.best), ("Worst", result.worst)):
+        for sample in samples:
+            lines.append(f"{title} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
+            lines.append(f"  written:   {sample['summary']}")
+            lines.append(f"  reference: {sample['reference']}")
+    return lines
