@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The whole of tpukit on simulated data, in about ten minutes on two cores: `make demo`.
+set -euo pipefail
+out=${TPUKIT_DEMO:-demo}
+
+echo "== Electrical impedance tomography: simulate, train, test"
+tpukit data eit --out "$out/eit" --n 6000 --seed 1
+tpukit train --preset quick --data-path "$out/eit" --results-dir "$out/deit" --max-time 4m
+tpukit test --run "$out/deit" --data simulated --data-path "$out/eit" --samples 4 --limit 64 --out "$out/deit/test"
+if [ -n "${TPUKIT_UEF2017:-}" ]; then
+  tpukit test --run "$out/deit" --data uef2017 --data-path "$TPUKIT_UEF2017" --samples 8 --out "$out/deit/uef2017"
+fi
+
+echo "== Dialogue summaries: make, train, predict"
+tpukit data dialogues --out "$out/dialogues" --n 4000 --seed 1
+tpukit summarize-train --preset quick --data-path "$out/dialogues" --results-dir "$out/summaries" --max-time 2m
+tpukit predict --run "$out/summaries" --test-csv "$out/dialogues/test.csv" --out "$out/submission.csv"
+
+echo "== Pictures: $out/deit/test; loss curves: $out/deit/loss.png, $out/summaries/loss.png; $out/submission.csv"
