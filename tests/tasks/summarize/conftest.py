@@ -45,13 +45,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def seeded() -> None:
     torch.manual_seed(0)
 
 
-def write_csv(path: Path, columns: list[str], rows: list[list[str]]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(rows)
-    return path
+@pytest.fixture
+def write_csv() -> Callable[[Path, list[str], list[list[str]]], Path]:
+    def write(path: Path, columns: list[str], rows: list[list[str]]) -> Path:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(rows)
+        return path
+
+    return write

@@ -125,15 +125,19 @@ def _raise_missing(
 ) -> NoReturn:
     shown = ", ".join(repr(name) for name in header[:8])
     names = ", ".join(repr(name) for name in missing)
-    hint = f"Expected the columns {', '.join(needed)}."
+    raise DataError(
+        f"{path} has no column {names}; it has {shown}.", _column_hint(header, missing, needed)
+    )
+
+
+def _column_hint(header: list[str], missing: list[str], needed: Sequence[str]) -> str:
     if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
-        hint = "The file does not seem to be separated by commas."
+        return "The file does not seem to be separated by commas."
     for name in missing:
         near = difflib.get_close_matches(name, [h.strip().lower() for h in header], 1, 0.5)
         if near:
-            hint = f"Rename {near[0]!r} to {name!r}?"
-            break
-    raise DataError(f"{path} has no column {names}; it has {shown}.", hint)
+            return f"Rename {near[0]!r} to {name!r}?"
+    return f"Expected the columns {', '.join(needed)}."
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str:
