@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tpukit.commands.launching import in_all_processes
 from tpukit.commands.output import Output
 from tpukit.errors import ConfigError
-from tpukit.hardware.choice import open_backend, prepare_environment, process_count
+from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
 from tpukit.train.config import (
     ConfigFile,
@@ -173,14 +174,9 @@ def run_training(request: TrainingRequest, options: TrainingOptions, output: Out
     if options.plan is not None:
         plan_training(request, options, output)
         return
-    processes = process_count(hardware, kind)
-    if processes > 1 and not _is_launched():
-        _check_before_launch(request, options)
-        from tpukit.hardware.launch import launch
-
-        output.hand_over()
-        raise typer.Exit(launch(sys.argv[1:], processes, hardware))
+    # Bad options end here, once, instead of in every process.
     decided = decide(request, options)
+    in_all_processes(hardware, kind, output)
     backend = open_backend(hardware)
     try:
         from tpukit.train.run import RunRequest, train
@@ -198,17 +194,6 @@ def run_training(request: TrainingRequest, options: TrainingOptions, output: Out
             output.result(dataclasses.asdict(summary))
     finally:
         backend.close()
-
-
-def _is_launched() -> bool:
-    from tpukit.hardware.launch import is_launched
-
-    return is_launched()
-
-
-def _check_before_launch(request: TrainingRequest, options: TrainingOptions) -> None:
-    """Bad options end here, once, instead of in every process."""
-    decide(request, options)
 
 
 def plan_training(request: TrainingRequest, options: TrainingOptions, output: Output) -> None:
