@@ -62,8 +62,8 @@ def eit(
     debug: DebugOption = False,
 ) -> None:
     """Simulate an EIT data set. The same command again goes on where a killed one stopped."""
+    from tpukit.hardware.process import allowed_cores
     from tpukit.tasks.eit.generate import DatasetPlan, check_plan, make_dataset, missing_chunks
-    from tpukit.tasks.eit.parallel import available_cores
     from tpukit.tasks.eit.progress import Progress
     from tpukit.tasks.eit.simulation import SimulationSettings
 
@@ -79,7 +79,7 @@ def eit(
     already = n - sum(stop - begin for begin, stop in missing_chunks(plan))
     output = Output(as_json=as_json)
     with Progress("simulating", n, already=already) as progress:
-        made = make_dataset(plan, workers or available_cores(), progress.advance)
+        made = make_dataset(plan, workers or allowed_cores(), progress.advance)
     if already:
         output.text(f"{already:,} samples were there already.")
     output.text(

@@ -78,16 +78,20 @@ def disk_mesh(electrode_degrees: float, refinement: int = 1) -> DiskMesh:
 def _boundary_angles(width: float, refinement: int) -> tuple[Array, int]:
     """Angles of the boundary's nodes and the number of edges under each electrode.
 
-    8 edges a pitch, half of them under the electrode; shorter towards its ends, where the current
-    density is steep.
+    8 edges a pitch, at least 3 under the electrode and 3 beside it; shorter towards the electrode's
+    ends, where the current density is steep.
     """
-    count = 4 * refinement
-    steps = np.linspace(-1, 1, count, endpoint=False)
-    ends = np.sin(np.pi / 2 * steps)
-    electrode = width / 2 * (0.4 * steps + 0.6 * ends)
-    gap = PITCH / 2 + (PITCH - width) / 2 * (0.5 * steps + 0.5 * ends)
+    under = refinement * min(5, max(3, round(8 * width / PITCH)))
+    electrode = width / 2 * _towards_ends(under, 0.6)
+    gap = PITCH / 2 + (PITCH - width) / 2 * _towards_ends(8 * refinement - under, 0.5)
     one = np.concatenate([electrode, gap])
-    return (np.arange(ELECTRODES)[:, None] * PITCH + one).ravel(), count
+    return (np.arange(ELECTRODES)[:, None] * PITCH + one).ravel(), under
+
+
+def _towards_ends(count: int, share: float) -> Array:
+    """`count` parts of -1..1 (the last end left out), `share` of the way from even to sine."""
+    steps = np.linspace(-1, 1, count, endpoint=False)
+    return (1 - share) * steps + share * np.sin(np.pi / 2 * steps)
 
 
 RING_STEP = 0.8

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tpukit.hardware.process import allowed_cores
 from tpukit.tasks.eit.conditioning import IMAGE_SIZE, VOLTAGES
-from tpukit.tasks.eit.parallel import available_cores, run_chunks
+from tpukit.tasks.eit.parallel import run_chunks
 from tpukit.tasks.eit.progress import Progress
 from tpukit.tasks.eit.sample_file import read_sample
 
@@ -175,7 +176,7 @@ def _fill(folder: Path, files: Sequence[Path], kind: str) -> bool:
     source = files[0].parent
     arguments = {"source": str(source), "pack": str(folder)}
     with Progress(f"packing {source}", len(files)) as progress:
-        for position, exact in run_chunks(_pack_chunk, arguments, chunks, available_cores()):
+        for position, exact in run_chunks(_pack_chunk, arguments, chunks, allowed_cores()):
             if not exact:
                 return False
             progress.advance(len(chunks[position][1]))

@@ -1,7 +1,7 @@
 """Chunks of work over all cores: child processes that read chunk numbers and write results.
 
 Plain subprocesses instead of a pool: they start without the parent's main module, with one thread
-of linear algebra each, and end when their parent does, however it ends, because their pipes close.
+of linear algebra each, and end when their parent does, however it ends.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ import os
 import selectors
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tpukit
 from tpukit.errors import DataError, JobError, TpukitError
+from tpukit.hardware.process import die_with_parent
 
 Json = Any
 ChunkFunction = Callable[[dict[str, Json], Json], Json]
 """`function(arguments, chunk) -> result`, all of them JSON values; a module-level function."""
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_chunks(
@@ -38,10 +35,11 @@ def run_chunks(
     text), `JobError` where a worker died.
     """
     workers = min(workers, len(chunks))
-    if len(chunks) <= 1:
-        yield from ((i, function(arguments, chunk)) for i, chunk in enumerate(chunks))
-        return
-    job = {"function": f"{function.__module__}:{function.__name__}", "arguments": arguments}
+    job = {
+        "function": f"{function.__module__}:{function.__name__}",
+        "arguments": arguments,
+        "parent": os.getpid(),
+    }
     processes = [_start_worker(job) for _ in range(workers)]
     try:
         yield from _hand_out(processes, chunks)
@@ -136,6 +134,7 @@ def _work() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.readline())
+    die_with_parent(job["parent"])
     module, name = job["function"].split(":")
     function: ChunkFunction = getattr(importlib.import_module(module), name)
     for line in sys.stdin:
@@ -153,6 +152,11 @@ def _attempt(function: ChunkFunction, arguments: dict[str, Json], chunk: Json) -
     except TpukitError as error:
         named = {"message": error.message, "hint": error.hint, "id": error.id}
         return {"error": {**named, "exit_code": error.exit_code}}
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}"
+        named = {"message": message, "hint": None, "id": "unexpected"}
+        return {"error": {**named, "exit_code": JobError.exit_code}}
 
 
 if __name__ == "__main__":

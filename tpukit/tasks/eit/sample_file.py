@@ -22,9 +22,10 @@ def read_sample(path: Path, *, image: bool = True) -> tuple[Array, Array | None]
     Raises `DataError` naming file and field. Pickled arrays are never loaded.
     """
     try:
-        with np.load(path, allow_pickle=False) as fields:
-            if not isinstance(fields, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is a single array, not an .npz.", EXPECTED)
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is a single array, not an .npz.", EXPECTED)
+        with loaded as fields:
             ys = _field(path, fields, "ys")
             xs = _field(path, fields, "xs") if image else None
     except OSError as error:
