@@ -73,8 +73,12 @@ class Found:
     trials: tuple[int, ...]
 
 
-def search(question: Question, settings: SearchSettings) -> Found:
-    """Asks until a batch fits and the next one (a multiple further on) does not, both tried."""
+def search(question: Question, settings: SearchSettings, *, settle: bool = False) -> Found:
+    """Asks until a batch fits and the next one (a multiple further on) does not, both tried.
+
+    settle: stops where all that is left to ask is the very next batch, for a search that goes on
+    from there with a better question.
+    """
     step = settings.multiple
     top = settings.maximum // step * step
     if top < step:
@@ -91,6 +95,8 @@ def search(question: Question, settings: SearchSettings) -> Found:
         if bracket.high is None:
             batch, reason = _above(bracket, settings, jumps)
             batch = min(batch, top)
+            if settle and batch == bracket.low + step:
+                return Found(bracket.low, None, tuple(bracket.readings))
         else:
             batch, reason = _inside(bracket, step, jumps)
 

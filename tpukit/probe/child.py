@@ -1,0 +1,136 @@
+"""A child process that answers questions, and may die, hang or run out of memory doing so."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from tpukit.probe.trial import Death
+
+OUTPUT_KEPT = 20_000
+"""Bytes of a child's last output that are read when it dies."""
+MAIN = ("-m", "tpukit.probe.trial_child")
+
+
+class ChildDiedError(Exception):
+    """The child gave no answer."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(death.describe())
+        self.death = death
+
+
+class Child:
+    """A process in a group of its own; leaving the context ends the whole group.
+
+    Each question and each answer is a line of JSON; what libraries print goes to a file.
+    """
+
+    def __init__(self, environment: Mapping[str, str], command: Sequence[str] = MAIN) -> None:
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        reading, writing = os.pipe()
+        self._answers = reading
+        self._buffer = b""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *command, str(writing), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, **environment},
+                pass_fds=(writing,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The child's answer.
+
+        Raises:
+            ChildDiedError: it ended, or `seconds` passed (it is ended then).
+        """
+        deadline = time.monotonic() + seconds
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps(question).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._death(timed_out=False) from None
+        line = self._read_line(deadline)
+        if line is None:
+            raise self._death(timed_out=time.monotonic() >= deadline)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """The next line of the answers; None when the child is gone or out of time."""
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            ready = select.select([self._answers], [], [], max(left, 0))[0] if left > 0 else []
+            chunk = os.read(self._answers, 1 << 20) if ready else b""
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _death(self, *, timed_out: bool) -> ChildDiedError:
+        if not timed_out:
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+        code = None if timed_out else self._process.returncode
+        self._end_group()
+        return ChildDiedError(Death(code, self.output()))
+
+    def output(self) -> str:
+        """The end of what the child has written so far."""
+        # Its own descriptor: the child shares this file's position.
+        path = Path(f"/proc/self/fd/{self._output.fileno()}")
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - OUTPUT_KEPT))
+            return file.read().decode(errors="replace")
+
+    def _end_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Ends the child and everything it started."""
+        self._end_group()
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if self._answers >= 0:
+            os.close(self._answers)
+            self._answers = -1
+        self._output.close()

@@ -1,0 +1,140 @@
+"""Inside the child: the engine's own step on a made-up batch, timed, its memory read."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from tpukit.hardware.backend import Backend, Batch, Memory
+from tpukit.hardware.choice import is_rehearsal
+from tpukit.hardware.memory_limit import host_memory_bytes, resident_bytes
+from tpukit.probe.trial import MemoryByKind, Trial
+from tpukit.train.config import TrainConfig
+from tpukit.train.restore import load_learner
+from tpukit.train.step import Learner
+from tpukit.train.task import Task
+
+WARM_STEPS = 2
+"""Steps that are not timed: they compile, and show what the optimizer's state adds."""
+TIMED_STEPS = 3
+LONGEST_TIMING_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """One batch to try on the hardware that is here."""
+
+    rows: int
+    """Samples a device and micro-step."""
+    accumulate: int
+
+
+def measure(
+    task: Task, config: TrainConfig, backend: Backend, request: MeasureRequest
+) -> tuple[Trial, int]:
+    """Trains, evaluates and copies a checkpoint as a run would; the trial, and the parameters.
+
+    Whatever the hardware raises when memory runs out passes through.
+    """
+    before = memory_of(backend)
+    learner = load_learner(task, config, backend, None)
+    batches = _batches(task, backend, request)
+    for _ in range(WARM_STEPS):
+        _step(learner, config, batches[0])
+    seconds = _seconds_per_step(learner, config, batches[0])
+    # Where lengths vary: every other shape once, they hold their programs at the same time.
+    for other in batches[1:]:
+        _step(learner, config, other)
+    _evaluate(learner, batches[0][0])
+    fixed = _copy_checkpoint(learner, backend)
+    used, limit = _memory(backend, before, config)
+    samples = request.rows * backend.devices * request.accumulate
+    trial = Trial(
+        batch=request.rows,
+        fits=True,
+        used_bytes=used,
+        limit_bytes=limit,
+        fixed_bytes=fixed.parameters + fixed.optimizer + fixed.ema if used else None,
+        samples_per_second=samples / seconds,
+        accumulate=request.accumulate,
+        memory=fixed
+        if used is None
+        else MemoryByKind(
+            fixed.parameters,
+            fixed.optimizer,
+            fixed.ema,
+            temporaries=max(0, used - fixed.parameters - fixed.optimizer - fixed.ema),
+        ),
+    )
+    parameters = sum(p.numel() for p in backend.parameters(learner.model).values())
+    return trial, parameters
+
+
+def _batches(task: Task, backend: Backend, request: MeasureRequest) -> list[list[Batch]]:
+    """One step's micro-batches for each shape, the costliest first, on the device."""
+    rows = request.rows * backend.devices // backend.processes
+    return [
+        list(backend.batches([host] * request.accumulate)) for host in task.example_batches(rows)
+    ]
+
+
+def _step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> None:
+    learner.train_step(batches, config.lr)
+    # XLA raises only when a value is read.
+    learner.read_figures()
+
+
+def _seconds_per_step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> float:
+    started = time.monotonic()
+    steps = 0
+    while steps < TIMED_STEPS and time.monotonic() - started < LONGEST_TIMING_SECONDS:
+        learner.train_step(batches, config.lr)
+        steps += 1
+        if steps == 1:
+            learner.read_figures()
+    learner.read_figures()
+    return (time.monotonic() - started) / steps
+
+
+def _evaluate(learner: Learner, batch: Batch) -> None:
+    """An evaluation batch by the averaged weights, as a run validates."""
+    average = learner.average
+    with average.in_place_of_weights(learner.backend) if average else nullcontext():
+        learner.model.eval()
+        learner.evaluation_step(batch)
+        learner.read_evaluation()
+        learner.model.train()
+
+
+def _copy_checkpoint(learner: Learner, backend: Backend) -> MemoryByKind:
+    """What a checkpoint copies to the host, held at once; its bytes by kind."""
+    copies = {
+        "parameters": backend.to_host(learner.model_tensors()),
+        "optimizer": backend.to_host(learner.optimizer_tensors()),
+        "ema": backend.to_host(learner.average.averages) if learner.average else {},
+    }
+    return MemoryByKind(
+        **{kind: sum(t.numel() * t.element_size() for t in tensors.values())
+           for kind, tensors in copies.items()}
+    )  # fmt: skip
+
+
+def memory_of(backend: Backend) -> Memory | None:
+    """The device's memory; on virtual devices of the CPU, this process' own."""
+    reported = backend.memory()
+    if reported is not None or not is_rehearsal():
+        return reported
+    used, peak = resident_bytes()
+    return Memory(used, peak, host_memory_bytes())
+
+
+def _memory(
+    backend: Backend, before: Memory | None, config: TrainConfig
+) -> tuple[int | None, int | None]:
+    """Bytes that training added at most, and those there are for it."""
+    after = memory_of(backend)
+    if before is None or after is None:
+        return None, config.memory_limit
+    free = after.limit - before.used if after.limit else None
+    return after.peak - before.used, config.memory_limit or free
