@@ -98,6 +98,7 @@ def build_task(question: Mapping[str, Any]) -> tuple[Task, TrainConfig]:
     source = TaskSource(**question["task"])
     module, _, name = source.factory.partition(":")
     task: Task = getattr(importlib.import_module(module), name)(**source.arguments)
+    task.for_probing()
     return task, TrainConfig(**question["config"])
 
 

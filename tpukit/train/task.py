@@ -194,6 +194,9 @@ class Task(ABC):
         """Made-up host batches of every shape training meets, the costliest first; for probing."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a batch looks like")
 
+    def for_probing(self) -> None:
+        """Called first where only shapes matter: no weights need be read, no network asked."""
+
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
         """Further validation figures (ROUGE on a few samples, say); a costly one bounds itself."""
         return {}

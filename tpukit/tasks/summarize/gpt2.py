@@ -52,6 +52,25 @@ class KeyValues(NamedTuple):
     """(rows, columns): whether a row may look at a column, this step's included."""
 
 
+class PlainOps:
+    """Attention as torch writes it whatever the hardware has: the form to compare with."""
+
+    def __init__(self, ops: ModelOps) -> None:
+        self.devices = ops.devices
+        self.recompute = ops.recompute
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+
+
 class Block(nn.Module):
     """Pre-norm attention and MLP."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +25,7 @@ from tpukit.tasks.summarize.buckets import (
 )
 from tpukit.tasks.summarize.csv_file import read_rows
 from tpukit.tasks.summarize.generation import Decoding, Prompt
-from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config, PlainOps
 from tpukit.tasks.summarize.lora import LoraConfig, add_lora, parse_targets
 from tpukit.tasks.summarize.progress import RowProgress
 from tpukit.tasks.summarize.rouge import rouge_scores
@@ -326,7 +327,21 @@ class SummarizeTask(Task):
     def build_plain_model(self, ops: ModelOps) -> GPT2:
         """The model without adapters, freshly initialised."""
         self.devices = ops.devices
-        return GPT2(self.model_config, ops)
+        return GPT2(self.model_config, PlainOps(ops) if self.config.loss == "reference" else ops)
+
+    def for_probing(self) -> None:
+        if self._model_config is None and (self.config.init in (None, FROM_SCRATCH)):
+            size = parse_size(self.config.model)
+            if self.config.tokenizer == "train":
+                size = replace(size, vocabulary_size=self.config.vocabulary_size)
+            elif self.config.tokenizer != "gpt2":
+                size = replace(size, vocabulary_size=self.tokenizer.vocabulary_size)
+            self._model_config = replace(
+                size,
+                block_size=self.config.block_size,
+                dropout=self.config.dropout,
+                recompute=self.config.recompute,
+            )
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Mean cross entropy over the batch's targets, weighted by their number."""
@@ -334,10 +349,8 @@ class SummarizeTask(Task):
         if self.config.loss == "lean":
             logits = model(batch["tokens"], batch["wanted"])
         else:
-            groups = labels.shape[0]
-            full = model(batch["tokens"])
-            flat = full.reshape(groups, -1, full.shape[-1])
-            logits = flat.gather(1, batch["wanted"][..., None].expand(-1, -1, flat.shape[-1]))
+            logits = model(batch["tokens"])
+            labels = spread_labels(labels, batch["wanted"], batch["tokens"].numel())
         counted = (labels != IGNORED).float()
         losses = F.cross_entropy(
             logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
@@ -400,6 +413,16 @@ class SummarizeTask(Task):
             model.train(was_training)
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
         return references, [made[index] for index in range(count)]
+
+
+def spread_labels(labels: Tensor, wanted: Tensor, positions: int) -> Tensor:
+    """`labels` (groups, count) put where `wanted` says among all positions, `IGNORED` elsewhere:
+    (groups, positions / groups)."""
+    groups = labels.shape[0]
+    size = positions // groups
+    places = torch.where(labels == IGNORED, size, wanted)
+    everywhere = labels.new_full((groups, size + 1), IGNORED)
+    return everywhere.scatter(1, places, labels)[:, :size]
 
 
 def room_of(prompts: Sequence[Prompt], task: SummarizeTask) -> int:
