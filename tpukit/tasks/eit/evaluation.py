@@ -74,11 +74,12 @@ def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[s
 
 def _open_task(request: EvaluationRequest) -> tuple[EITTask, Normalisation]:
     """The task of the run, or the published one, and the normalisation it learned with."""
+    steps = {} if request.sampling_steps is None else {"sampling_steps": request.sampling_steps}
     if request.run is not None:
-        task = make_task(EITTask, request.run.task_config, "")
+        task = make_task(EITTask, {**request.run.task_config, **steps}, "")
         task.restore_artifacts(request.run.checkpoint.artifacts())
     else:
-        task = EITTask(size="published")
+        task = EITTask(size="published", **steps)
         task.normalisation = data_normalisation(request.data_path or DEFAULT_FOLDER)
     assert isinstance(task, EITTask)
     if task.normalisation is None:
@@ -118,9 +119,7 @@ def _reconstruct(
     model = backend.prepare(model, train=False)
     model.eval()
     draws = len(maps) * request.samples
-    sampler = task.sampler(
-        _rows(request, backend, draws), steps=request.sampling_steps, seed=request.seed
-    )
+    sampler = task.sampler(_rows(request, backend, draws), seed=request.seed)
     single = np.zeros((len(maps), sampler.side, sampler.side), np.float32)
     total = np.zeros(single.shape, np.float64)
     with Progress("reconstructing", draws) as progress:
