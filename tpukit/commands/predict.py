@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tpukit.commands.launching import in_all_processes
 from tpukit.commands.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
-from tpukit.hardware.choice import open_backend, prepare_environment, process_count
+from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
 
 app = typer.Typer()
@@ -111,12 +111,7 @@ def predict(
     options = hardware.options()
     kind = prepare_environment(options)
     request = _request(run, test_csv, out, sample_submission, decoding)
-    processes = process_count(options, kind)
-    if processes > 1:
-        from tpukit.hardware.launch import is_launched, launch
-
-        if not is_launched():
-            raise typer.Exit(launch(sys.argv[1:], processes, options))
+    in_all_processes(options, kind, output)
     _predict(run, request, options, output)
 
 

@@ -26,6 +26,7 @@ Part = Literal["train", "test"]
 
 TEST_SHARE = 10
 """One invented name in so many belongs to the test part."""
+OPENER_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,11 @@ class _Speaker:
         self.part = part
         self.slots = slots
 
-    def turn(self, who: str, phrases: dict[str, list[str]]) -> str:
+    def turn(self, who: str, phrases: dict[str, list[str]], *, opener: bool = False) -> str:
         """`Name: text`, one phrase of this part with its alternatives chosen."""
         phrase = self.rng.choice(phrases[self.part])
+        if opener and self.rng.random() < OPENER_SHARE:
+            phrase = self.rng.choice(dialogue_parts()["openers"][self.part]) + phrase
         chosen = re.sub(r"\[([^]]*)\]", lambda m: self.rng.choice(m[1].split("|")), phrase)
         return f"{self.slots[who]}: {_with_articles(chosen.format(**self.slots))}"
 
@@ -86,7 +89,7 @@ def _chat(say: _Speaker, opening: list[Any], ending: list[Any]) -> list[str]:
     for turn in [*opening, *ending]:
         if say.rng.random() < 0.35:
             lines.append(say.chatter(say.rng.choice("ab"), "aside"))
-        lines.append(say.turn(turn["who"], turn))
+        lines.append(say.turn(turn["who"], turn, opener=True))
     if say.rng.random() < 0.6:
         lines.append(say.chatter("a", "closing"))
     return lines
@@ -94,8 +97,11 @@ def _chat(say: _Speaker, opening: list[Any], ending: list[Any]) -> list[str]:
 
 def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
     words = dialogue_parts()["words"]
-    slots = {name: rng.choice(lists.get("all") or lists[part]) for name, lists in words.items()}
-    slots["day2"] = rng.choice([day for day in words["day"]["all"] if day != slots["day"]])
+    slots = {
+        name: " ".join(rng.choice(words) for words in lists.get("all") or lists[part])
+        for name, lists in words.items()
+    }
+    slots["day2"] = rng.choice([day for day in words["day"]["all"][0] if day != slots["day"]])
     slots["time"] = f"{rng.randint(7, 11)} {rng.choice(['am', 'pm'])}"
     slots["price"] = str(rng.choice(range(5, 95, 5)))
     people: list[str] = []
@@ -108,17 +114,17 @@ def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
 
 def invent_name(rng: random.Random, part: Part) -> str:
     """A person's name put together; a name belongs to one part only."""
-    return _put_together(rng, part, dialogue_parts()["names"])
+    return _put_together(rng, part, dialogue_parts()["names"]["parts"])
 
 
 def invent_town(rng: random.Random, part: Part) -> str:
     """A town's name; it belongs to one part only."""
-    return _put_together(rng, part, dialogue_parts()["towns"])
+    return _put_together(rng, part, dialogue_parts()["towns"]["parts"])
 
 
-def _put_together(rng: random.Random, part: Part, halves: dict[str, list[str]]) -> str:
+def _put_together(rng: random.Random, part: Part, parts: list[list[str]]) -> str:
     while True:
-        word = rng.choice(halves["starts"]) + rng.choice(halves["ends"])
+        word = "".join(rng.choice(syllables) for syllables in parts)
         in_test = hashlib.sha256(word.encode()).digest()[0] % TEST_SHARE == 0
         if in_test == (part == "test"):
             return word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpukit.errors import DataError
+from tpukit.errors import CheckpointError, DataError
 from tpukit.hardware.backend import Backend
+from tpukit.tasks.evaluation import EvaluationRequest
 from tpukit.tasks.summarize.buckets import SampleSizes, choose_lengths, make_buckets
 from tpukit.tasks.summarize.csv_file import Row, read_rows
 from tpukit.tasks.summarize.generation import Decoding, Prompt
 from tpukit.tasks.summarize.nearest import first_line, nearest_summaries
 from tpukit.tasks.summarize.prompt import Example, PromptFormat
 from tpukit.tasks.summarize.rouge import KINDS, confidence_interval, rouge_scores
+from tpukit.tasks.summarize.submission import write_rows
 from tpukit.tasks.summarize.summaries import clean_summary, make_generator, plan_prompts
 from tpukit.tasks.summarize.task import SummarizeTask
-from tpukit.tasks.summarize.trained import TrainedSummarizer
+from tpukit.tasks.summarize.trained import TrainedSummarizer, summarizer_of
 from tpukit.train.task import Sample
 
 Array = np.ndarray[Any, Any]
@@ -43,8 +45,8 @@ class EvaluationResult:
     metrics: dict[str, float]
     """`loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
     better one), `_lead` and `_nearest`; `names_copied`."""
-    best: list[dict[str, Any]] = field(default_factory=list)
-    worst: list[dict[str, Any]] = field(default_factory=list)
+    scored: list[dict[str, Any]]
+    """Every sample with what was written, the worst first."""
 
 
 class ListedSamples:
@@ -65,20 +67,43 @@ class ListedSamples:
         return {"tokens": np.array(example.tokens, np.int64), "targets": example.targets}
 
 
-def evaluate_summaries(
-    trained: TrainedSummarizer,
-    backend: Backend,
-    data_path: Path | None,
-    decoding: Decoding,
-    tell: Tell,
-    out: Path | None = None,
-    limit: int | None = None,
-) -> EvaluationResult:
-    """Evaluates a run on `data_path` (a CSV file with summaries, or a folder with test.csv and
-    test_references.csv); None: the folder it was trained from. Every process gets the result.
+def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[str, Any]:
+    """What `tpukit test` reports of a run of summaries; every process gets the same.
+
+    The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
+    folder it was trained from, if none is named.
     """
+    if request.run is None:
+        raise CheckpointError(
+            "--checkpoint takes files of the published EIT code.", "Give a run folder with --run."
+        )
+    trained = summarizer_of(request.run)
+    named = request.data_path or (Path(request.data) if request.data else None)
+    source = named or Path(trained.task.config.data_path)
+    result = evaluate_summaries(trained, backend, source, request.limit, tell)
+    folder = request.out or request.run.path / "test"
+    if backend.is_main:
+        _write_predictions(folder, result.scored)
+        for line in result_lines(result):
+            tell(line)
+        tell(f"All summaries, the worst first: {folder / 'predictions.csv'}")
+    shown = {"best": result.scored[::-1][:SHOWN], "worst": result.scored[:SHOWN]}
+    return {
+        "task": "summarize",
+        "data": result.data,
+        "samples": result.samples,
+        "skipped": result.skipped,
+        "metrics": result.metrics,
+        "compilations": backend.compilations(),
+        **shown,
+    }
+
+
+def evaluate_summaries(
+    trained: TrainedSummarizer, backend: Backend, source: Path, limit: int | None, tell: Tell
+) -> EvaluationResult:
+    """Loss, greedy summaries and their scores, and the baselines' beside them."""
     task = trained.task
-    source = data_path or Path(task.config.data_path)
     rows = read_references(source)[:limit]
     formats = PromptFormat(task.tokenizer, task.model_config.block_size)
     examples = [formats.example(row.dialogue, row.summary) for row in rows]
@@ -88,17 +113,12 @@ def evaluate_summaries(
     model = trained.model(backend)
     loss = mean_loss(task, model, backend, ListedSamples([example for _, example in kept]))
     rows = [row for row, _ in kept]
+    decoding = Decoding(max_new_tokens=task.config.max_new_tokens)
     made = write_summaries(task, model, backend, [row.dialogue for row in rows], decoding)
     metrics = {"loss": loss, **score_rows(rows, made, task.train_file, tell)}
-    order = np.argsort(_row_scores(rows, made), kind="stable")
-    shown = [_shown(rows[i], made[i], _row_scores([rows[i]], [made[i]])[0]) for i in order]
-    result = EvaluationResult(
-        str(source), len(rows), len(examples) - len(kept), metrics,
-        best=shown[::-1][:SHOWN], worst=shown[:SHOWN],
-    )  # fmt: skip
-    if out is not None and backend.is_main:
-        _write_predictions(out, shown)
-    return result
+    scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
+    scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
+    return EvaluationResult(str(source), len(rows), len(examples) - len(kept), metrics, scored)
 
 
 def read_references(path: Path) -> list[Row]:
@@ -215,10 +235,6 @@ def names_copied(
     return found / wanted if wanted else None
 
 
-def _row_scores(rows: Sequence[Row], made: Sequence[str]) -> Array:
-    return rouge_scores([row.summary for row in rows], made)["rougeL"]
-
-
 def _shown(row: Row, summary: str, score: float) -> dict[str, Any]:
     return {
         "id": row.id,
@@ -230,8 +246,6 @@ def _shown(row: Row, summary: str, score: float) -> dict[str, Any]:
 
 
 def _write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
-    from tpukit.tasks.summarize.submission import write_rows
-
     out.mkdir(parents=True, exist_ok=True)
     columns = ("id", "rougeL", "summary", "reference", "dialogue")
     rows = [[str(sample[column]) for column in columns] for sample in shown]
@@ -252,7 +266,8 @@ def result_lines(result: EvaluationResult) -> list[str]:
         lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
     if "names_copied" in metrics:
         lines.append(f"names copied: {metrics['names_copied']:.1%}")
-    for title, samples in (("Best", result.best), ("Worst", result.worst)):
+    shown = {"Best": result.scored[::-1][:SHOWN], "Worst": result.scored[:SHOWN]}
+    for title, samples in shown.items():
         for sample in samples:
             lines.append(f"{title} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
             lines.append(f"  written:   {sample['summary']}")

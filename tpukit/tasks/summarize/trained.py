@@ -45,10 +45,14 @@ class TrainedSummarizer:
 
 def open_summarizer(path: Path, tell: Tell) -> TrainedSummarizer:
     """Opens a run folder of summaries. Raises `CheckpointError` for any other run."""
-    run = open_run(path, tell)
+    return summarizer_of(open_run(path, tell))
+
+
+def summarizer_of(run: TrainedRun) -> TrainedSummarizer:
+    """The task of an opened run. Raises `CheckpointError` for another task's."""
     if run.task != SummarizeTask.name:
         raise CheckpointError(
-            f"{path} is a run of task {run.task!r}, not of summaries.",
+            f"{run.path} is a run of task {run.task!r}, not of summaries.",
             "Give the run folder of a summarize-train with --run DIR.",
         )
     settings = {"data_path": run.train_config.get("data_path", "./data"), **run.task_config}
