@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,20 +22,20 @@ class Fix:
     to: str = ""
     imports: str = ""
     arguments: Literal["keep", "drop"] = "keep"
+    parameters: tuple[str, ...] = ()
+    """The old call's parameters in their order."""
+    only: tuple[str, ...] = ()
+    """Those that can be carried over: with another one given, nothing is rewritten."""
+    drop: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    as_keywords: bool = False
+    """Arguments given by position become keywords: the new call has another order."""
     prepend: tuple[str, ...] = ()
     append: Mapping[str, str] = field(default_factory=dict)
-    drop: tuple[str, ...] = ()
-    drop_position: int | None = None
-    only: tuple[str, ...] = ()
-    """Parameters, in their order, that can be carried over: another one, and nothing is fixed."""
-    rename: Mapping[str, str] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-    """Names for the positional arguments, which become keywords."""
+    """Keywords to add where they are not given."""
     module: str = ""
     member: str = ""
-    keyword: Mapping[str, str] = field(default_factory=dict)
     special: str = ""
-    attribute: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ class OldCall:
 
 @dataclass(frozen=True)
 class CallTable:
-    """The rows by qualified name, and words that a file must hold to concern any of them."""
+    """The rows by qualified name, and what a file must hold to concern any of them."""
 
     by_name: Mapping[str, tuple[OldCall, ...]]
     modules: Mapping[str, OldCall]
     environment: Mapping[str, OldCall]
-    words: tuple[bytes, ...]
-    packages: tuple[bytes, ...]
+    lasts: frozenset[str]
+    """Last parts of all names: an attribute of another name concerns no row."""
+    signs: Mapping[bytes, re.Pattern[bytes]]
+    """Package (or variable) -> what else a file that names it must hold."""
 
 
 @cache
@@ -81,7 +84,7 @@ def call_table() -> CallTable:
     by_name: dict[str, tuple[OldCall, ...]] = {}
     modules: dict[str, OldCall] = {}
     environment: dict[str, OldCall] = {}
-    words, packages = set[str](), set[str]()
+    signs: dict[str, set[str]] = {}
     for row in old_calls():
         for name in row.names:
             if row.kind == "environment":
@@ -90,19 +93,46 @@ def call_table() -> CallTable:
                 modules[name] = row
             else:
                 by_name[name] = (*by_name.get(name, ()), row)
-            words.update(row.keywords or (name.rpartition(".")[2],))
-            packages.add(name.partition(".")[0])
-    return CallTable(by_name, modules, environment, _encoded(words), _encoded(packages))
+            signs.setdefault(name.partition(".")[0], set()).update(_signs(row, name))
+    return CallTable(
+        by_name,
+        modules,
+        environment,
+        frozenset(name.rpartition(".")[2] for name in (*by_name, *modules)),
+        {package.encode(): _pattern(words) for package, words in signs.items()},
+    )
 
 
-def _encoded(words: set[str]) -> tuple[bytes, ...]:
-    return tuple(word.encode() for word in sorted(words))
+_TELLING = 9
+"""A name this long, or with an underscore inside, says enough alone; a shorter one must stand
+behind its module's name, or in an import."""
+
+
+def _signs(row: OldCall, name: str) -> set[str]:
+    if row.keywords:
+        return {rf"\b{keyword}\b" for keyword in row.keywords} | (
+            {r"\bspawn\s*\("} if row.position is not None else set()
+        )
+    parent, _, last = name.rpartition(".")
+    if not parent or len(last) >= _TELLING or "_" in last[1:-1]:
+        return {rf"\b{re.escape(last)}\b"}
+    module = parent.rpartition(".")[2].rstrip("()")
+    short = r"np|th|xm|xr|nn|init" if module != "Accelerator" else r"\w+"
+    return {
+        rf"\b(?:{module}|{short})(?:\(\))?\.{re.escape(last)}\b",
+        rf"\bimport\b[^\n]*\b{re.escape(last)}\b",
+        rf"\bimport\s*\((?:[^)]*\b)?{re.escape(last)}\b",
+    }
+
+
+def _pattern(words: set[str]) -> re.Pattern[bytes]:
+    return re.compile("|".join(sorted(words)).encode())
 
 
 def _row(row: Mapping[str, Any]) -> OldCall:
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key != "fix"}
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key != "fix"}
     raw = dict(row.get("fix", {}))
     if "import" in raw:
         raw["imports"] = raw.pop("import")
-    fix = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items()}
+    fix: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items()}
     return OldCall(**fields, fix=Fix(**fix) if fix else None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from tpukit.knowledge.calls import CallTable, OldCall
 from tpukit.probe.code.finding import Place
-from tpukit.probe.code.names import Names, Scope
+from tpukit.probe.code.names import Names, Scope, children
 from tpukit.probe.code.source import MASK, Module
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
@@ -40,10 +40,11 @@ class _Finder:
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._lines = module.text.split("\n")
+        self._methods = table.lasts | {name.rpartition(".")[2] for name in _WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
     def visit_body(self, node: ast.AST, scope: Scope) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self.visit(child, scope)
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
@@ -87,6 +88,11 @@ class _Finder:
     def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
         if isinstance(node, ast.Name):
             self._loaded.add(node.id)
+            if node.id not in self.names.followed:
+                # What an assignment made of an old name was reported there.
+                return
+        elif node.attr not in self.table.lasts:
+            return
         meanings = self.names.resolve(node, scope)
         for row, name in self._rows(meanings):
             if row.kind in ("name", "attribute"):
@@ -103,6 +109,8 @@ class _Finder:
                 yield row, meanings[0]
 
     def _call(self, node: ast.Call, scope: Scope) -> None:
+        if isinstance(node.func, ast.Attribute) and node.func.attr not in self._methods:
+            return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
             if row.kind == "call" and applies(row, node):

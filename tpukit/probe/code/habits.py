@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from tpukit.probe.code.finding import Place
-from tpukit.probe.code.names import Names, Scope
+from tpukit.probe.code.names import Names, Scope, children
 
 _READS = ("item", "tolist", "numpy")
 _STEPS = (
@@ -79,7 +79,7 @@ class _Looker:
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             inner = self.names.scopes.get(child, scope)
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)

