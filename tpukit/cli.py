@@ -138,8 +138,14 @@ def _report(
 
 def _explain(error: Exception) -> tuple[str, str | None, str]:
     """An unexpected exception in one line, with its cause and fix where the knowledge has them."""
+    from tpukit.knowledge.errors import explain_exception
+
     text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text}", "Add --debug for the traceback.", "unexpected"
+    message = f"{type(error).__name__}: {text}"
+    known = explain_exception(error)
+    if known is None:
+        return message, "Add --debug for the traceback.", "unexpected"
+    return message, f"{known.cause} {known.fix}", known.id
 
 
 def _print_traceback() -> None:

@@ -130,7 +130,9 @@ def _pattern(words: set[str]) -> re.Pattern[bytes]:
 
 
 def _row(row: Mapping[str, Any]) -> OldCall:
-    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key != "fix"}
+    fields: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key != "fix"
+    }
     raw = dict(row.get("fix", {}))
     if "import" in raw:
         raw["imports"] = raw.pop("import")

@@ -31,6 +31,8 @@ OUT_OF_MEMORY = "out-of-memory"
 _NEARBY_LINES = 60
 _NEARBY_CHARACTERS = 3000
 _MOST_COUNTED = 20_000
+_MOST_CHAINED = 8
+_LONGEST_MESSAGE = 20_000
 _FIELDS = {
     "id": str,
     "cause": str,
@@ -219,6 +221,21 @@ def explain_text(text: str, entries: Sequence[Entry] | None = None) -> Explanati
     matcher.feed(clean_lines(enumerate(text.split("\n"), start=1)))
     explained = matcher.explanations()
     return explained[0] if explained else None
+
+
+def explain_exception(error: BaseException) -> Explanation | None:
+    """What is known about an exception, or about one that it followed from; never raises."""
+    texts: list[str] = []
+    inner: BaseException | None = error
+    while inner is not None and len(texts) < _MOST_CHAINED:
+        texts.append(f"{type(inner).__name__}: {str(inner)[:_LONGEST_MESSAGE]}")
+        inner = inner.__cause__ or inner.__context__
+    try:
+        explained = explain_text("\n".join(reversed(texts)))
+    except Exception:
+        # The boundary that asks has an error to report already (memory may be what lacks).
+        return None
+    return explained if explained is not None and explained.entry.role != "harmless" else None
 
 
 def is_out_of_memory(text: str) -> bool:
