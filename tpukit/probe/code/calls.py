@@ -52,6 +52,7 @@ class _Finder:
             self._use(node, scope)
         elif isinstance(node, ast.Call):
             self._call(node, scope)
+            self._getattr(node, scope)
         elif isinstance(node, ast.Import):
             self._import(node)
         elif isinstance(node, ast.ImportFrom):
@@ -88,7 +89,7 @@ class _Finder:
     def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
         if isinstance(node, ast.Name):
             self._loaded.add(node.id)
-            if node.id not in self.names.followed:
+            if node.id not in self.names.followed and not self.names.has_stars:
                 # What an assignment made of an old name was reported there.
                 return
         elif node.attr not in self.table.lasts:
@@ -107,6 +108,13 @@ class _Finder:
         if meanings and all(meaning in self.table.by_name for meaning in meanings):
             for row in self.table.by_name[meanings[0]]:
                 yield row, meanings[0]
+
+    def _getattr(self, node: ast.Call, scope: Scope) -> None:
+        """`getattr(xm, "xla_device")` is a use; with a default it is a check of its own."""
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
+            for row, name in self._rows(self.names.resolve(node, scope)):
+                if row.kind == "name":
+                    self._found(node, row, name, fixable=False)
 
     def _call(self, node: ast.Call, scope: Scope) -> None:
         if isinstance(node.func, ast.Attribute) and node.func.attr not in self._methods:
@@ -199,7 +207,14 @@ class _Finder:
                                     row.since, row.status, None, match.group(1)))  # fmt: skip
 
     # -- places ----------------------------------------------------------------
-    def _found(self, node: ast.expr | ast.alias | ast.stmt, row: OldCall, name: str) -> None:
+    def _found(
+        self,
+        node: ast.expr | ast.alias | ast.stmt,
+        row: OldCall,
+        name: str,
+        *,
+        fixable: bool = True,
+    ) -> None:
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
         if self.guard or (self.has_alternative and is_import and row.status == "removed"):
             return
@@ -215,7 +230,7 @@ class _Finder:
                 row.new,
                 row.since,
                 row.status,
-                row.fix,
+                row.fix if fixable else None,
                 name,
             )
         )

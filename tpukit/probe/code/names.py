@@ -56,6 +56,7 @@ class Names:
         self.followed: set[str] = set()
         """Local names that an import binds somewhere in the module."""
         self._collect_body(tree, self.module)
+        self.has_stars = any(scope.stars for scope in self.scopes.values())
 
     # -- what a name means ----------------------------------------------------------------------
     def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:
