@@ -151,8 +151,13 @@ def drive_currents() -> Array:
 
 def measure(potentials: Array) -> Array:
     """(16 electrodes, 16 drives) -> (208,): u(j+1) - u(j), so that the background is positive."""
-    differences = (np.roll(potentials, -1, axis=0) - potentials).T
-    return np.take_along_axis(differences, measured_pairs(), axis=1).ravel()
+    flat = potentials.ravel()
+    differences: Array = flat[_UPPER] - flat[_LOWER]
+    return differences
+
+
+_LOWER = (measured_pairs() * ELECTRODES + np.arange(ELECTRODES)[:, None]).ravel()
+_UPPER = (_LOWER + ELECTRODES) % ELECTRODES**2
 
 
 def _symmetric_inverse(matrix: Array) -> Array:

@@ -181,13 +181,14 @@ def draw_image(inclusions: list[Inclusion], labels: Labels) -> NDArray[np.float3
 
     Values are exact in float16, so that a data set packs to half its size without loss.
     """
-    image = np.zeros((IMAGE_SIZE, IMAGE_SIZE))
+    image = np.zeros((IMAGE_SIZE, IMAGE_SIZE), np.float32)
     for one in inclusions:
         window = _window(one)
         inside = 0.5 - one.level(_PIXELS[window]) * (IMAGE_SIZE / 2)
         value = one.sigma - 1.0 if labels == "difference" else np.sign(one.sigma - 1.0)
-        image[window] += value * np.clip(inside, 0.0, 1.0)
-    return image.astype(np.float16).astype(np.float32)
+        # Objects are further apart than their edges are soft: what is added here was zero.
+        image[window] += (value * np.clip(inside, 0.0, 1.0)).astype(np.float16)
+    return image
 
 
 def _window(one: Inclusion) -> tuple[slice, slice]:
@@ -204,8 +205,13 @@ def sigma_on(mesh: DiskMesh, inclusions: list[Inclusion]) -> Array:
     """(triangles,) S/m; triangles that an outline crosses get a mixture (see `mixture`)."""
     sigma = np.ones(len(mesh.triangles))
     for one in inclusions:
-        level = one.level(mesh.nodes)
-        touched = np.flatnonzero((level < 0)[mesh.corners].any(0))
+        away = mesh.nodes - one.centre
+        near = np.flatnonzero((away * away).sum(1) < (one.radius + mesh.longest_edge) ** 2)
+        level = np.ones(len(mesh.nodes))
+        level[near] = one.level(mesh.nodes[near])
+        negative = level < 0
+        first, second, third = mesh.corners
+        touched = np.flatnonzero(negative[first] | negative[second] | negative[third])
         share = negative_share(level[mesh.corners[:, touched]])
         sigma[touched] *= mixture(share, one.sigma)
     return sigma

@@ -37,6 +37,12 @@ class DiskMesh:
         return np.ascontiguousarray(self.triangles.T)
 
     @cached_property
+    def longest_edge(self) -> float:
+        """The longest side of any triangle."""
+        sides = self.nodes[self.triangles]
+        return float(np.linalg.norm(sides - np.roll(sides, 1, axis=1), axis=-1).max())
+
+    @cached_property
     def areas(self) -> Array:
         """(t,)"""
         a, b, c = (self.nodes[self.triangles[:, k]] for k in range(3))
