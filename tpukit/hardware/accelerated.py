@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
+from tpukit.hardware import cpu_attention
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
 from tpukit.hardware.choice import choose_precision
 from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
@@ -89,6 +90,8 @@ class AcceleratedBackend:
 
     # -- models and batches ------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        if not self.eager.recomputes:
+            return function(*tensors)
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
 
@@ -101,6 +104,9 @@ class AcceleratedBackend:
         *,
         causal: bool = False,
     ) -> Tensor:
+        by_kernel = None if causal else cpu_attention.attention(query, key, value, bias)
+        if by_kernel is not None:
+            return by_kernel
         if bias is not None and causal:
             future = torch.ones(
                 query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device

@@ -24,6 +24,8 @@ class EagerDevice(Protocol):
     compiles: bool
     """Whether torch.compile pays by default."""
     native_bf16: bool
+    recomputes: bool
+    """Whether memory is dearer than time: what `recompute` is asked for is computed twice."""
 
     def name(self) -> str: ...
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
@@ -40,6 +42,7 @@ class CpuDevice:
 
     compiles = False
     native_bf16 = False
+    recomputes = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -53,6 +56,7 @@ class CpuDevice:
 
     def limit_memory(self, limit_bytes: int) -> None:
         _start_thread_pools()
+        self.recomputes = True
         self.limit_bytes = limit_bytes
         limit_host_memory(limit_bytes)
 
@@ -75,6 +79,8 @@ class CpuDevice:
 
 class CudaDevice:
     """One NVIDIA GPU."""
+
+    recomputes = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

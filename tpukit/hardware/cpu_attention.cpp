@@ -134,7 +134,8 @@ struct ForwardScratch {
   std::vector<Half> query;
   std::vector<Word> key_across, value_pairs;
   alignas(64) float out[QUERY_BLOCK * D];
-  float top[QUERY_BLOCK], sum[QUERY_BLOCK];
+  alignas(64) float sum[QUERY_BLOCK * 16];
+  float top[QUERY_BLOCK];
   explicit ForwardScratch(const Sizes &s)
       : query(QUERY_BLOCK * D), key_across(s.keys * D / 2), value_pairs(s.keys * D / 2) {}
 };
@@ -165,6 +166,14 @@ inline void score_tile(const Half *query, const Word *key, float factor, const f
     }
 }
 
+template <int D>
+void scale_row(float factor, float *sum, float *out) {
+  __m512 by = _mm512_set1_ps(factor);
+  _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), by));
+  for (int d = 0; d < D; d += 16)
+    _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_loadu_ps(out + d), by));
+}
+
 // One block of keys for TILE queries: the running maximum, sum and output are brought up to date.
 template <int D>
 void forward_tile(const Half *query, const Word *key, const Word *value, float factor,
@@ -176,21 +185,19 @@ void forward_tile(const Half *query, const Word *key, const Word *value, float f
   for (int r = 0; r < TILE; r++) {
     __m512 largest = scores[r][0];
     for (int n = 1; n < NZ; n++) largest = _mm512_max_ps(largest, scores[r][n]);
-    float now = std::max(top[r], _mm512_reduce_max_ps(largest));
-    __m512 shift = _mm512_set1_ps(now), total = _mm512_setzero_ps();
+    if (_mm512_cmp_ps_mask(largest, _mm512_set1_ps(top[r]), _CMP_GT_OQ)) {
+      float now = _mm512_reduce_max_ps(largest), kept = std::exp2(top[r] - now);
+      scale_row<D>(kept, sum + 16 * r, out + r * D);
+      top[r] = now;
+    }
+    __m512 shift = _mm512_set1_ps(top[r]), total = _mm512_loadu_ps(sum + 16 * r);
     for (int n = 0; n < NZ; n++) {
       scores[r][n] = exp2_of(_mm512_sub_ps(scores[r][n], shift));
       total = _mm512_add_ps(total, scores[r][n]);
     }
     for (int n = 0; n < NZ; n += 2)
       _mm512_store_si512(weights[r] + 16 * n, halves(scores[r][n + 1], scores[r][n]));
-    float kept = std::exp2(top[r] - now);
-    sum[r] = sum[r] * kept + _mm512_reduce_add_ps(total);
-    top[r] = now;
-    if (kept != 1.f)
-      for (int d = 0; d < D; d += 16)
-        _mm512_storeu_ps(out + r * D + d, _mm512_mul_ps(_mm512_loadu_ps(out + r * D + d),
-                                                        _mm512_set1_ps(kept)));
+    _mm512_storeu_ps(sum + 16 * r, total);
   }
   multiply_add<TILE, D / 16>(reinterpret_cast<const Word *>(weights), KEY_BLOCK / 2, 1, value,
                              KEY_BLOCK / 2, out, D);
@@ -205,17 +212,18 @@ void forward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, i
   for (int64_t i = 0; i < s.queries; i += QUERY_BLOCK) {
     copy_rows<D>(q + i * q_row, q_row, QUERY_BLOCK, t.query.data());
     std::fill_n(t.out, QUERY_BLOCK * D, 0.f);
-    std::fill_n(t.sum, QUERY_BLOCK, 0.f);
+    std::fill_n(t.sum, QUERY_BLOCK * 16, 0.f);
     std::fill_n(t.top, QUERY_BLOCK, -std::numeric_limits<float>::infinity());
     for (int64_t j = 0; j < s.keys; j += KEY_BLOCK)
       for (int r = 0; r < QUERY_BLOCK; r += TILE)
         forward_tile<D>(t.query.data() + r * D, t.key_across.data() + j * D / 2,
                         t.value_pairs.data() + j * D / 2, s.scale * LOG2_E,
-                        bias ? bias + (i + r) * s.keys + j : nullptr, s.keys, t.top + r, t.sum + r,
-                        t.out + r * D);
+                        bias ? bias + (i + r) * s.keys + j : nullptr, s.keys, t.top + r,
+                        t.sum + 16 * r, t.out + r * D);
     for (int r = 0; r < QUERY_BLOCK; r++) {
-      write_rows<D>(t.out + r * D, 1.f / t.sum[r], 1, out + (i + r) * out_row, out_row);
-      logsum[i + r] = t.top[r] + std::log2(t.sum[r]);
+      float sum = _mm512_reduce_add_ps(_mm512_loadu_ps(t.sum + 16 * r));
+      write_rows<D>(t.out + r * D, 1.f / sum, 1, out + (i + r) * out_row, out_row);
+      logsum[i + r] = t.top[r] + std::log2(sum);
     }
   }
 }
