@@ -5,6 +5,7 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -50,7 +51,8 @@ class XlaBackend(XlaOps):
     def __init__(
         self, mesh: DeviceMesh, processes: Processes, precision: Precision, *, fused: bool
     ) -> None:
-        super().__init__(mesh.devices, fused=fused)
+        spmd_mesh = mesh.mesh if mesh.devices > 1 else None
+        super().__init__(mesh.devices, fused=fused, mesh=spmd_mesh)
         self.mesh = mesh
         self.device = mesh.device
         self.precision: Precision = precision
@@ -265,7 +267,12 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
         )
     if options.memory_limit is not None:
         limit_host_memory(options.memory_limit)
-    return XlaBackend(mesh, _hosts(), precision, fused=xr.device_type() == "TPU")
+    return XlaBackend(mesh, _hosts(), precision, fused=xr.device_type() == "TPU" and has_jax())
+
+
+def has_jax() -> bool:
+    """The fused kernel is lowered by JAX; without it attention is made in blocks."""
+    return importlib.util.find_spec("jax") is not None
 
 
 def _hosts() -> Processes:

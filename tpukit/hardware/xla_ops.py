@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_xla.utils.checkpoint import checkpoint
+
+from tpukit.hardware.xla_kernels import fits, flash_attention
 
 LARGEST_SCORES_BYTES = 2**28
 """Score matrices (float32, a device) beyond this are made in blocks of queries."""
@@ -20,11 +23,13 @@ class XlaOps:
 
     devices: how many devices a batch is split over.
     fused: whether the TPU's fused attention kernel can be used (a TPU, or a trace for one).
+    mesh: torch_xla's mesh of those devices, where there are several.
     """
 
-    def __init__(self, devices: int, *, fused: bool) -> None:
+    def __init__(self, devices: int, *, fused: bool, mesh: Any = None) -> None:
         self.devices = devices
         self.fused = fused
+        self.spmd_mesh = mesh
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`; barriers keep XLA from merging the two computations of it."""
@@ -50,15 +55,15 @@ class XlaOps:
         causal: bool = False,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        if self.fused and bias is None:
-            from tpukit.hardware import xla_kernels
-
-            if xla_kernels.fits(query, key):
-                return xla_kernels.flash_attention(query, key, value, causal=causal)
+        if bias is None and self._can_fuse(query, key):
+            return flash_attention(query, key, value, causal=causal, mesh=self.spmd_mesh)
         blocks = self._blocks(query, key)
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal)
         return self._blocked_attention(query, key, value, bias, blocks, causal=causal)
+
+    def _can_fuse(self, query: Tensor, key: Tensor) -> bool:
+        return self.fused and query.shape[0] % self.devices == 0 and fits(query, key)
 
     def _blocks(self, query: Tensor, key: Tensor) -> int:
         batch, heads, queries, _ = query.shape
