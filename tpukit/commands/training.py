@@ -202,7 +202,7 @@ def plan_training(request: TrainingRequest, options: TrainingOptions, output: Ou
 
     assert options.plan is not None
     decided = decide(request, options)
-    plan_for_training(decided.task, decided.config, options.plan, output)
+    plan_for_training(request, decided, options.plan, output)
 
 
 # -- deciding --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -31,7 +31,6 @@ COMPILER_ENVIRONMENT = {
     "XLA_HLO_DEBUG": "1",
     "USE_TORCH_XLA": "1",
 }
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -64,17 +63,27 @@ class Answerer(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def __enter__(self) -> Answerer: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
 
 class ChildAnswerer:
     """What both kinds share: a child a trial (or for many), and what its end means."""
 
-    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float, tell: Tell) -> None:
+    stretch = 1.0
+    target: Target | None = None
+    versions: Mapping[str, str]
+
+    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float) -> None:
         self.task = task
         self.config = config
         self.seconds = seconds
-        self.tell = tell
         self.parameters: int | None = None
         self.devices = 1
         self.fitted = 0
@@ -150,7 +159,7 @@ class ChildAnswerer:
             self._child.close()
             self._child = None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Answerer:
         return self
 
     def __exit__(
@@ -165,18 +174,15 @@ class ChildAnswerer:
 class MeasuredAnswerer(ChildAnswerer):
     """Trains a few steps here; each trial in a process of its own."""
 
-    stretch = 1.0
-    target: Target | None = None
-
-    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float, tell: Tell) -> None:
-        super().__init__(task, config, seconds, tell)
+    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float) -> None:
+        super().__init__(task, config, seconds)
         names = {field.name for field in dataclasses.fields(HardwareOptions)}
         values = {n: v for n, v in dataclasses.asdict(config).items() if n in names}
         self.hardware = HardwareOptions(**values)
         self.kind = find_kind(self.hardware)
         self.processes = process_count(self.hardware, self.kind)
         self.devices = self.processes
-        self.versions: Mapping[str, str] = {}
+        self.versions = {}
 
     def environment(self) -> dict[str, str]:
         return {}
@@ -204,11 +210,11 @@ class CompiledAnswerer(ChildAnswerer):
     """The compiler recomputes near the limit; GPT-2 fitted a third more than a line foretold."""
 
     def __init__(
-        self, task: TaskSource, config: TrainConfig, target: Target, seconds: float, tell: Tell
+        self, task: TaskSource, config: TrainConfig, target: Target, seconds: float
     ) -> None:
-        self.versions: Mapping[str, str] = check_versions()
-        super().__init__(task, config, seconds, tell)
-        self.target: Target | None = target
+        self.versions = check_versions()
+        super().__init__(task, config, seconds)
+        self.target = target
         self.devices = target.devices
 
     def environment(self) -> dict[str, str]:

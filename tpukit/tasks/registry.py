@@ -41,6 +41,11 @@ def find_task(spec: str) -> type[Task]:
     return _class_in_file(Path(path), name)
 
 
+def load_task(spec: str, settings: Mapping[str, Any], data_path: str) -> Task:
+    """The task by name or place, with its settings: what another process needs to make it again."""
+    return make_task(find_task(spec), settings, data_path)
+
+
 def _class_in_file(path: Path, name: str) -> type[Task]:
     if not path.is_file():
         raise ConfigError(f"--task: there is no file {path}.", "Check the path before the colon.")
