@@ -294,6 +294,7 @@ def _entry(table: dict[str, Any], where: str) -> Entry:
         for key, value in table.items()
         if key not in ("match", "regex")
     }
+    rest["needs"] = tuple(map(squeeze, table.get("needs", ())))
     return Entry(flows=flows, regexes=_regexes(table.get("regex", ()), where), **rest)
 
 

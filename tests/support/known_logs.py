@@ -1,0 +1,264 @@
+# ruff: noqa: E501 - logs are as long as they are
+"""A realistic log for every entry of the knowledge: what the tool prints, with its surroundings."""
+
+from __future__ import annotations
+
+TB = 'Traceback (most recent call last):\n  File "/kaggle/working/train.py", line 212, in <module>\n    main()\n'
+UW = "/usr/local/lib/python3.12/site-packages/"
+
+LOGS = {
+    # -- memory -----------------------------------------------------------------------------------
+    "tpu-allocation-exceeds-memory": TB
+    + "RuntimeError: Bad StatusOr access: INTERNAL: during context [pre-optimization]: Allocation (size=51539607552) would exceed memory (size=17179869184) :: #allocation7 [shape = 'u8[51539607552]{0}', space=hbm, size = 0xffffffffffffffff, tag = 'output of broadcast.3489@{}'] :: <no-hlo-instruction>",
+    "tpu-oom-vmem": TB
+    + "RuntimeError: Bad StatusOr access: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 34.21M of 16.00M vmem. Exceeded vmem capacity by 18.21M.",
+    "tpu-oom-compile": TB
+    + "RuntimeError: Bad StatusOr access: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 23.09G of 15.75G hbm. Exceeded hbm capacity by 7.34G.\n\nTotal hbm usage >= 23.34G:\n    reserved        258.00M\n    program          23.09G",
+    "tpu-oom-reserve": "2026-04-04 00:27:49.642380: E tensorflow/compiler/xla/xla_client/xla_util.cc:88]   (1) RESOURCE_EXHAUSTED: Attempting to reserve 10.51G at the bottom of memory. That was not possible. There are 8.97G free, 0B reserved, and 8.97G reservable.",
+    "tpu-oom-allocate": TB
+    + "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 1.53G. That was not possible. There are 824.31M free.; (0x0x0_HBM0)",
+    "tpu-oom-loading-program": "F0101 11:47:01.123456    8123 pjrt_computation_client.cc:511] Non-OK-status: status. Attempting to fetch value instead of handling error RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 9.03G\n*** SIGABRT received by PID 8123 ***\nAborted (core dumped)",
+    "xla-resource-exhausted": TB
+    + "ValueError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on device ordinal 0",
+    "xla-cpu-oom": TB
+    + "RuntimeError: Error preparing computation: Out of memory allocating 2000054784 bytes.",
+    "cuda-oom": TB
+    + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 14.74 GiB of which 170.12 MiB is free. Process 4031 has 14.56 GiB memory in use.",
+    "cpu-oom": TB
+    + "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
+    "host-oom-killed": "step 120 loss 3.21\nrun.sh: line 7:  2291 Killed                  python train.py --batch 256",
+    "no-executable-batch-size": TB + "RuntimeError: No executable batch size found, reached zero.",
+    "batch-size-finder-distributed": TB
+    + "lightning.fabric.utilities.exceptions.MisconfigurationException: The Batch size finder is not supported with distributed strategies.",
+    "shm-bus-error": TB
+    + "RuntimeError: DataLoader worker (pid 1733) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.",
+    "dataloader-worker-killed": TB
+    + "RuntimeError: DataLoader worker (pid 99211) is killed by signal: Killed. ",
+    "dataloader-worker-exited": TB
+    + "RuntimeError: DataLoader worker (pid(s) 1882, 1883) exited unexpectedly",
+    # -- TPU --------------------------------------------------------------------------------------
+    "fp16-on-xla": TB + "ValueError: fp16 mixed precision requires a GPU (not 'xla').",
+    "xla-autocast-dtype": UW
+    + "torch_xla/amp/autocast_mode.py:36: UserWarning: In XLA:TPU autocast, but the target dtype is not supported. Disabling autocast.\nTPU Autocast only supports dtype of torch.bfloat16 currently.\n  warnings.warn(error_message)",
+    "xla-autocast-ignored": "Warning: AMP only supported for XLA:TPU. Ignoring autocast.",
+    "tpu-metric-server-port": 'E0000 00:00:1750000000.123456      10 common_lib.cc:798] Could not set metric server port: INVALID_ARGUMENT: Could not find SliceBuilder port 8471 in any of the 0 ports provided in `tpu_process_addresses`="local"',
+    "tpu-slice-builder-addresses": "F0000 00:00:1713000000.000000    1021 tpu_slice_builder.cc:77] Invalid --2a886c8_slice_builder_worker_addresses specified. Expected 8 worker addresses, got 1.",
+    "xla-runtime-initialized": TB
+    + "RuntimeError: Runtime is already initialized. Do not use the XLA device before calling xmp.spawn.",
+    "xmp-spawn-nprocs": TB
+    + "ValueError: Unsupported nprocs (4). Please use nprocs=1 or None (default). If None, spawn will use all available devices. Use the environment variable X_NUM_DEVICES (where X is CPU, GPU, TPU, NEURONCORE, etc) to limit the number of devices used.",
+    "expected-processes": TB + "RuntimeError: Expected 4 processes but got 1",
+    "max-workers-zero": TB + "ValueError: max_workers must be greater than 0",
+    "process-pool-terminated": TB
+    + "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly while the future was running or pending.",
+    "tpu-device-busy": TB
+    + "RuntimeError: Bad StatusOr access: UNKNOWN: TPU initialization failed: open(/dev/accel3): Operation not permitted: Operation not permitted; Couldn't open device: /dev/accel3",
+    "libtpu-lockfile": "I0101 10:00:00.000000    1234 tpu_initializer_helper.cc:262] libtpu.so already in used by another process. Not attempting to load libtpu.so in this process.",
+    "tpu-in-use-by-pid": TB
+    + "RuntimeError: Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 1337. Not attempting to load libtpu.so in this process.",
+    "tpu-backend-init": TB
+    + "RuntimeError: Unable to initialize backend 'tpu': INTERNAL: Failed to get global TPU topology. (you may need to uninstall the failing plugin package)",
+    "xla-defaulting-to-cpu": "WARNING:root:Defaulting to PJRT_DEVICE=CPU",
+    "xla-device-type-change": TB
+    + "RuntimeError: Can't change device type after XLA runtime is initialized",
+    "xla-missing-pjrt-device": TB
+    + "RuntimeError: torch_xla/csrc/runtime/runtime.cc:25 : $PJRT_DEVICE is not set.",
+    "not-an-xla-tensor": TB
+    + "RuntimeError: torch_xla/csrc/aten_xla_bridge.cpp:110 : Check failed: xtensor \nRuntimeError: Input tensor is not an XLA tensor: CPUFloatType",
+    "xla-rendezvous-failed": TB
+    + "RuntimeError: tensorflow/compiler/xla/xla_client/mesh_service.cc:364 : Failed to meet rendezvous 'torch_xla.core.xla_model.save': Socket closed (14)",
+    "xla-mark-step-failed": "worker 3: mark_step failed, exiting",
+    "xla-stuck-collective": "2026-01-01 03:12:11.104: E external/xla/xla/service/rendezvous.cc:38] This thread has been waiting for 5000ms for and may be stuck: participant AllReduceParticipantData{replicas=8, element_count=1}",
+    "xla-compile-too-frequent": "pt-xla-profiler: CompileTime too frequent: 811 counts during 900 steps",
+    "xla-transfer-too-frequent": "pt-xla-profiler: TransferFromDeviceTime too frequent: 411 counts during 420 steps",
+    "xla-op-not-lowered": "pt-xla-profiler: Op(s) not lowered: aten::nonzero, aten::_unique2,  Please open a GitHub issue with the above op lowering requests.",
+    "xla-not-implemented-memory": TB
+    + "RuntimeError: UNIMPLEMENTED: GetAllocatorStats not supported for CpuDevice.",
+    "spawn-from-notebook": TB
+    + "AttributeError: Can't get attribute 'train_fn' on <module '__main__' (built-in)>",
+    "libtpu-metrics-unavailable": "Libtpu metrics unavailable. Is there a framework using the TPU? See https://github.com/google/cloud-accelerator-diagnostics/tree/main/tpu_info for more information",
+    "launching-on-gpus-on-tpu": "Launching training on 4 GPUs.\n"
+    + TB
+    + "RuntimeError: An issue was found: TPU initialization",
+    "xla-engine-assertion": TB
+    + 'RuntimeError: 0 <= device.index() && device.index() < static_cast<c10::DeviceIndex>(device_ready_queues_.size()) INTERNAL ASSERT FAILED at "/pytorch/torch/csrc/autograd/engine.cpp":1517, please report a bug to PyTorch.',
+    "tpu-metadata-server": TB
+    + "requests.exceptions.ConnectionError: HTTPConnectionPool(host='metadata.google.internal', port=80): Max retries exceeded with url: /computeMetadata/v1/instance/attributes/tpu-env (Caused by NameResolutionError(\"Failed to resolve 'metadata.google.internal' ([Errno -2] Name or service not known)\"))",
+    "torch-xla-launch-spmd": UW
+    + "torch_xla/runtime.py:241: UserWarning: Replicating tensors already initialized on non-virtual XLA device for SPMD to force SPMD mode. This is one-time overhead to setup, and to minimize such, please set SPMD mode before initializting tensors (i.e., call use_spmd() in the beginning of the program).",
+    # -- versions ---------------------------------------------------------------------------------
+    "pjrt-api-mismatch": TB
+    + "RuntimeError: Bad StatusOr access: UNIMPLEMENTED: Mismatched PJRT plugin PJRT API version (0.75) and framework PJRT API version 0.72).",
+    "mosaic-version": TB
+    + "RuntimeError: Bad StatusOr access: INTERNAL: Failed to deserialize the Mosaic module: INTERNAL: Unsupported version: expected <= 6 but got 7",
+    "no-tpu-platform": TB
+    + "RuntimeError: NOT_FOUND: No TPU platform found. Platform manager status: OK",
+    "libtpu-unknown-flag": "ERROR: Unknown command line flag 'xla_tpu_use_enhanced_launch_barrier'",
+    "xla-unknown-flag": "F0000 00:00:1710000000.000000  511 parse_flags_from_env.cc:225] Unknown flags in XLA_FLAGS: --xla_tpu_enable_async\nAborted",
+    "tensorflow-beside-torch-xla": "WARNING:root:`tensorflow` can conflict with `torch-xla`. Prefer `tensorflow-cpu` when using PyTorch/XLA. To silence this warning, `pip uninstall -y tensorflow && pip install tensorflow-cpu`. If you are in a notebook environment such as Colab or Kaggle, restart your notebook runtime afterwards.",
+    "wrong-libtpu-for-tensorflow": "E0101 10:00:00.5 31 tpu_api_dlsym_initializer.cc:91] TpuEmbeddingEngine_ExecutePartitioner not available in this library.",
+    "xlac-undefined-symbol": TB
+    + "ImportError: /usr/local/lib/python3.12/site-packages/_XLAC.cpython-312-x86_64-linux-gnu.so: undefined symbol: _ZN5torch4lazy13MetricFnValueB5cxx11Ed",
+    "torch-extension-undefined-symbol": TB
+    + "ImportError: /usr/local/lib/python3.12/dist-packages/flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+    "torchvision-mismatch": TB + "RuntimeError: operator torchvision::nms does not exist",
+    "xla-model-attribute-gone": TB
+    + "AttributeError: module 'torch_xla.core.xla_model' has no attribute 'xrt_world_size'",
+    "xla-module-gone": TB
+    + "ModuleNotFoundError: No module named 'torch_xla.experimental.xla_sharding'",
+    "torch-xla-missing": TB + "ModuleNotFoundError: No module named 'torch_xla'",
+    "libtpu-not-found": TB + "RuntimeError: libtpu not found. Please install libtpu.",
+    "torch-tpu-extension": TB
+    + "ImportError: torch_tpu has no extension module compatible with PyTorch 2.9.0",
+    "tcmalloc-not-loaded": "WARNING: tcmalloc is not loaded; host performance may suffer.",
+    "numpy-abi": "A module that was compiled using NumPy 1.x cannot be run in\nNumPy 2.1.3 as it may crash. To support both 1.x and 2.x\nversions of NumPy, modules must be compiled with NumPy 2.0.",
+    "protobuf-descriptors": TB
+    + "TypeError: Descriptors cannot be created directly.\nIf this call came from a _pb2.py file, your generated code is out of date and must be regenerated with protoc >= 3.19.0.",
+    "glibcxx-missing": TB
+    + "ImportError: /lib/x86_64-linux-gnu/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /opt/lib/_XLAC.so)",
+    "pip-no-torch-xla-wheel": "ERROR: Could not find a version that satisfies the requirement torch_xla==2.10.0 (from versions: 2.6.0, 2.7.0, 2.8.0, 2.9.0)\nERROR: No matching distribution found for torch_xla==2.10.0",
+    # -- CUDA -------------------------------------------------------------------------------------
+    "cuda-no-kernel-image": UW
+    + "torch/cuda/__init__.py:435: UserWarning: \nTesla P100-PCIE-16GB with CUDA capability sm_60 is not compatible with the current PyTorch installation.\nThe current PyTorch install supports CUDA capabilities sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120.\n"
+    + TB
+    + "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+    "bf16-not-native": TB
+    + "ValueError: bf16 mixed precision requires PyTorch >= 1.10 and a supported device.",
+    "unscale-fp16-gradients": TB + "ValueError: Attempting to unscale FP16 gradients.",
+    "cuda-forked": TB
+    + "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method",
+    "cuda-not-compiled": TB + "AssertionError: Torch not compiled with CUDA enabled",
+    "cuda-no-driver": TB
+    + "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from http://www.nvidia.com/Download/index.aspx",
+    "cuda-driver-too-old": TB
+    + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading and installing a new version",
+    "cuda-driver-library-mismatch": "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.86",
+    "cuda-device-assert": "../aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: [3,0,0] Assertion failed.\n"
+    + TB
+    + "RuntimeError: CUDA error: device-side assert triggered",
+    "cuda-illegal-access": TB
+    + "RuntimeError: CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "cuda-invalid-device": TB + "RuntimeError: CUDA error: invalid device ordinal",
+    "cuda-deserialize-no-cuda": TB
+    + "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu')",
+    "cublas-failed": TB
+    + "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k, &falpha)`",
+    "nccl-timeout": "[rank2]:[E1120 10:11:12.131415161 ProcessGroupNCCL.cpp:629] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4411, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.",
+    "nccl-error": TB
+    + "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5",
+    "nccl-duplicate-gpu": TB
+    + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 40",
+    "nccl-remote-error": TB
+    + "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "ddp-unfinished-reduction": TB
+    + "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has parameters that were not used in producing loss.",
+    "ddp-marked-ready-twice": TB
+    + "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of a module parameter outside the `forward` function.",
+    "loss-nan": "{'loss': 2.31, 'grad_norm': 1.2, 'epoch': 0.1}\n{'loss': nan, 'grad_norm': nan, 'epoch': 0.2}",
+    "tf32-api-mix": TB
+    + "RuntimeError: PyTorch is checking whether allow_tf32_new is enabled for cuBlas matmul,Current status indicate that you have used mix of the legacy and new APIs to set the TF32 status for cublas matmul.",
+    "different-devices": TB
+    + "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+    "different-dtypes": TB
+    + "RuntimeError: Input type (float) and bias type (c10::Half) should be the same",
+    "half-not-implemented-cpu": TB
+    + "RuntimeError: \"LayerNormKernelImpl\" not implemented for 'Half'",
+    # -- launching --------------------------------------------------------------------------------
+    "address-in-use": "[W1120 10:00:00.000 socket.cpp:436] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n[E socket.cpp:472] [c10d] The server socket has failed to listen on any local network address.",
+    "rendezvous-timeout": TB + "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+    "rank-connection-lost": TB
+    + "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:31187",
+    "child-failed": "E1120 10:00:01.000 5150 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: -9) local_rank: 1 (pid: 5161) of binary: /usr/bin/python3\n"
+    + TB
+    + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    "sigterm-from-agent": "W1120 10:00:00.000 5150 torch/distributed/elastic/multiprocessing/api.py:908] Sending process 5162 closing signal SIGTERM",
+    "process-group-not-initialized": TB
+    + "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
+    "process-group-not-destroyed": "[rank0]:[W1120 10:00:00.000 ProcessGroupNCCL.cpp:1524] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
+    "nccl-unknown-device-id": "[rank0]:[W1120 10:00:00.000 ProcessGroupNCCL.cpp:5023] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 as device used by this process is currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.",
+    "omp-num-threads-notice": "W1120 10:00:00.000 4711 torch/distributed/run.py:774] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
+    "spawn-bootstrapping": TB
+    + "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process has finished its bootstrapping phase.",
+    "notebook-launcher-cuda-initialized": TB
+    + "RuntimeError: CUDA has been initialized before the `notebook_launcher` could create a forked subprocess. This likely stems from an outside import causing issues once the `notebook_launcher()` is called.",
+    "broken-pipe-worker": '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 399, in _recv\n    raise EOFError\nEOFError',
+    "too-many-open-files": TB + "OSError: [Errno 24] Too many open files: '/dev/shm/torch_81_22'",
+    "too-many-workers": UW
+    + "torch/utils/data/dataloader.py:624: UserWarning: This DataLoader will create 32 worker processes in total. Our suggested max number of worker in current system is 4, which is smaller than what this DataLoader is going to create.",
+    "disk-full": TB + "OSError: [Errno 28] No space left on device: '/kaggle/working/ckpt.pt'",
+    "cuda-fork-tokenizers": "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism to avoid deadlocks...",
+    # -- files ------------------------------------------------------------------------------------
+    "weights-only-load": TB
+    + "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options, do those steps only if you trust the source of the checkpoint.\n\tWeightsUnpickler error: Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.",
+    "safetensors-header": TB
+    + "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+    "torch-file-damaged": TB
+    + "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+    "state-dict-mismatch": TB
+    + "RuntimeError: Error(s) in loading state_dict for GPT:\n\tsize mismatch for lm_head.weight: copying a param with shape torch.Size([50304, 768]) from checkpoint, the shape in current model is torch.Size([50257, 768]).",
+    "optimizer-state-mismatch": TB
+    + "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+    "hub-unreachable": TB
+    + "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.\nCheck your internet connection or see how to run the library in offline mode",
+    "name-resolution": TB
+    + "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>",
+    "hub-gated": TB
+    + "huggingface_hub.errors.GatedRepoError: 403 Client Error. Cannot access gated repo for url https://huggingface.co/google/gemma-2b/resolve/main/config.json.",
+    "hub-not-found": TB
+    + "OSError: gtp2 is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
+    "right-padding": "A decoder-only architecture is being used, but right-padding was detected! For correct generation results, please set `padding_side='left'` when initializing the tokenizer.",
+    "no-padding-token": TB
+    + "ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as `pad_token` `(tokenizer.pad_token = tokenizer.eos_token e.g.)`",
+    "pad-token-id-generation": "Setting `pad_token_id` to `eos_token_id`:50256 for open-end generation.",
+    "sequence-too-long": "Token indices sequence length is longer than the specified maximum sequence length for this model (1713 > 1024). Running this sequence through the model will result in indexing errors",
+    "invalid-escape-sequence": UW
+    + "pydub/utils.py:300: SyntaxWarning: invalid escape sequence '\\('\n  m = re.match('([su]([0-9]{1,2})p?) \\(([0-9]{1,2}) bit\\)$', token)",
+    "collate-unequal": TB
+    + "RuntimeError: stack expects each tensor to be equal size, but got [211] at entry 0 and [87] at entry 1",
+    "index-out-of-range-embedding": TB + "IndexError: index out of range in self",
+    "target-out-of-bounds": TB + "IndexError: Target 10 is out of bounds.",
+    "backward-twice": TB
+    + "RuntimeError: Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed).",
+    "inplace-modified": TB
+    + "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation: [torch.FloatTensor [32, 64]], which is output 0 of ReluBackward0, is at version 1; expected version 0 instead.",
+    "no-grad-fn": TB
+    + "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+    "csv-encoding": TB
+    + "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 1714: invalid continuation byte",
+    # -- deprecations -----------------------------------------------------------------------------
+    "use-torch-xla-device": "/kaggle/working/train.py:31: DeprecationWarning: Use torch_xla.sync instead\n  xm.mark_step()",
+    "xla-environment-deprecated": UW
+    + "torch_xla/__init__.py:179: UserWarning: The environment variable 'XLA_USE_BF16' is deprecated and has no effect.",
+    "timm-layers-deprecated": UW
+    + "timm/models/layers/__init__.py:49: FutureWarning: Importing from timm.models.layers is deprecated, please import via timm.layers\n  warnings.warn(",
+    "timm-model-renamed": UW
+    + "timm/models/_factory.py:126: UserWarning: Mapping deprecated model name vit_base_patch16_224_in21k to current vit_base_patch16_224.augreg_in21k.",
+    "cuda-amp-deprecated": "/kaggle/working/train.py:77: FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead.\n  with torch.cuda.amp.autocast():",
+    "torch-load-future-warning": "/work/t.py:3: FutureWarning: You are using `torch.load` with `weights_only=False` (the current default value), which uses the default pickle module implicitly.",
+    "checkpoint-use-reentrant": UW
+    + "torch/_dynamo/eval_frame.py:632: UserWarning: torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly. In version 2.5 we will raise an exception if use_reentrant is not passed.",
+    "checkpoint-no-gradients": UW
+    + "torch/utils/checkpoint.py:87: UserWarning: None of the inputs have requires_grad=True. Gradients will be None",
+    "scheduler-order": UW
+    + "torch/optim/lr_scheduler.py:240: UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`. In PyTorch 1.1.0 and later, you should call them in the opposite order",
+    "autocast-disabled-no-cuda": UW
+    + "torch/amp/autocast_mode.py:266: UserWarning: User provided device_type of 'cuda', but CUDA is not available. Disabling",
+    "pin-memory-no-accelerator": UW
+    + "torch/utils/data/dataloader.py:668: UserWarning: 'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+    "accelerator-unexpected-keyword": TB
+    + "TypeError: Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'",
+    "distributed-type-tpu": TB
+    + "AttributeError: type object 'DistributedType' has no attribute 'TPU'",
+    "scheduler-verbose": TB
+    + "TypeError: LinearLR.__init__() got an unexpected keyword argument 'verbose'",
+    "training-arguments-keyword": TB
+    + "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'",
+    "numpy-alias-gone": TB
+    + "AttributeError: module 'numpy' has no attribute 'float'.\n`np.float` was a deprecated alias for the builtin `float`.",
+    "pynvml-deprecated": UW
+    + "torch/cuda/__init__.py:63: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
+    "pkg-resources-deprecated": UW
+    + "ctc/utils.py:1: UserWarning: pkg_resources is deprecated as an API. See https://setuptools.pypa.io/en/latest/pkg_resources.html.",
+    "torch-distributed-launch-deprecated": UW
+    + "torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated\nand will be removed in future. Use torchrun.",
+}
