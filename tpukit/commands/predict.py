@@ -18,6 +18,7 @@ from tpukit.hardware.options import HardwareOptions
 
 app = typer.Typer()
 USUAL_RUN = Path("out-summarization")
+USUAL_ANSWER = Path("submission.csv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ def predict(
     test_csv: Annotated[
         Path | None, typer.Option(help="File with id and dialogue (the data path's test.csv).")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("submission.csv"),
+    out: Annotated[Path, typer.Option(help="Where to write (EIT: images.npz).")] = (USUAL_ANSWER),
     sample_submission: Annotated[
         Path | None, typer.Option(help="A file whose ids and order the answer must have.")
     ] = None,
@@ -104,9 +105,7 @@ def predict(
     """
     output = Output(as_json=as_json)
     if task_of(run) == "eit":
-        from tpukit.tasks.eit.prediction import predict_images
-
-        predict_images(run, data_path, out, hardware.options(), output)
+        _predict_images(run, data_path, out, hardware.options(), output)
         return
     options = hardware.options()
     kind = prepare_environment(options)
@@ -162,5 +161,25 @@ def _predict(run: Path, request: Any, options: HardwareOptions, output: Output) 
             output.text(f"{rows:,} summaries in {request.out}, {seconds:.1f} s")
             output.result({"rows": rows, "path": str(request.out), "seconds": seconds,
                            "compilations": backend.compilations()})  # fmt: skip
+    finally:
+        backend.close()
+
+
+def _predict_images(
+    run: Path, data_path: Path | None, out: Path, options: HardwareOptions, output: Output
+) -> None:
+    from tpukit.tasks.eit.prediction import predict_images
+    from tpukit.tasks.evaluation import EvaluationRequest
+    from tpukit.train.run_folder import open_run
+
+    in_all_processes(options, prepare_environment(options), output)
+    backend = open_backend(options)
+    try:
+        tell = output.text if backend.is_main else lambda _: None
+        target = None if out == USUAL_ANSWER else out
+        request = EvaluationRequest(run=open_run(run, tell), data_path=data_path, out=target)
+        result = predict_images(request, backend, tell)
+        if backend.is_main:
+            output.result(result)
     finally:
         backend.close()

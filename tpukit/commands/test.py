@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tpukit.commands.launching import in_all_processes
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
-from tpukit.hardware.choice import open_backend, prepare_environment, process_count
+from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
 
 if TYPE_CHECKING:
@@ -60,11 +61,7 @@ def test(
     hardware = _hardware(hw, devices, precision)
     kind = prepare_environment(hardware)
     request, evaluate = _request(run, checkpoint, output)
-    processes = process_count(hardware, kind)
-    if processes > 1 and not _is_launched():
-        from tpukit.hardware.launch import launch
-
-        raise typer.Exit(launch(sys.argv[1:], processes, hardware))
+    in_all_processes(hardware, kind, output)
     options = {
         "data": data,
         "data_path": data_path,
@@ -114,8 +111,6 @@ def _run(
     hardware: HardwareOptions,
     output: Output,
 ) -> None:
-    import dataclasses
-
     backend = open_backend(hardware)
     try:
         tell = output.text if backend.is_main else lambda message: None
@@ -124,9 +119,3 @@ def _run(
             output.result(result)
     finally:
         backend.close()
-
-
-def _is_launched() -> bool:
-    from tpukit.hardware.launch import is_launched
-
-    return is_launched()

@@ -136,6 +136,24 @@ def test_wrong_usage(place, tmp_path, arguments, expected):
     assert all(part in told for part in expected), told
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".mat"])
+def test_predict_writes_the_images_of_a_folder(tested, place, tmp_path, suffix):
+    """The run's test split where no folder is named."""
+    out = tmp_path / f"images{suffix}"
+    folder = ["--data-path", place / "data" / "test"] if suffix == ".mat" else []
+    done = tpukit("predict", "--run", place / "run", "--hw", "cpu", "--out", out, *folder, "--json")
+    fields = result(done)
+    assert (fields["rows"], fields["path"]) == (3, str(out))
+    images = loadmat(out)["images"] if suffix == ".mat" else np.load(out)["images"]
+    assert images.shape == (3, 128, 128) and np.isfinite(images).all()
+
+
+def test_predict_with_a_bad_name_or_folder(place, tmp_path):
+    base = ["predict", "--run", place / "run", "--hw", "cpu"]
+    assert ".mat" in failure(tpukit(*base, "--out", tmp_path / "images.png"))
+    assert "no folder nowhere" in failure(tpukit(*base, "--data-path", "nowhere", cwd=tmp_path))
+
+
 # -- the sets --------------------------------------------------------------------------------------
 
 
@@ -177,6 +195,7 @@ def test_grid_of_one_row_without_notes(tmp_path):
     assert imread(tmp_path / "grid.png").ndim == 3
 
 
+@pytest.mark.slow
 def test_published_checkpoint_is_tested_with_the_datas_normalisation(place, tmp_path):
     """Full width, one sampling step of one sample."""
     from tpukit.tasks.eit.network import SIZES, reference_network

@@ -12,27 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.eit.baseline import noser, tikhonov
-from tpukit.tasks.eit.conditioning import voltage_map
-from tpukit.tasks.eit.dataset import DEFAULT_FOLDER, data_normalisation
+from tpukit.tasks.eit.dataset import DEFAULT_FOLDER
 from tpukit.tasks.eit.generate import writing_errors
 from tpukit.tasks.eit.measured import TestSet, check_units, open_test_set
 from tpukit.tasks.eit.metrics import METRICS, Summary, Values, measure_all, summarise
-from tpukit.tasks.eit.normalisation import Normalisation
 from tpukit.tasks.eit.npz import write_whole
 from tpukit.tasks.eit.pictures import draw_grid, save_predictions
-from tpukit.tasks.eit.progress import Progress
-from tpukit.tasks.eit.published import load_published
+from tpukit.tasks.eit.reconstruction import open_task, sample_images
 from tpukit.tasks.eit.task import EITTask
 from tpukit.tasks.evaluation import EvaluationRequest
-from tpukit.tasks.registry import make_task
 
 Images = NDArray[np.float32]
 Tell = Callable[[str], None]
 
-ROWS_PER_DEVICE = 16
 SHOWN = 12
 """Rows of the picture."""
 CALIBRATION = (
@@ -54,7 +48,7 @@ class Reconstructed:
 
 def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[str, Any]:
     """The JSON fields of `tpukit test`. Every process must call it; the main one writes."""
-    task, normalisation = _open_task(request)
+    task, normalisation = open_task(request)
     data = request.data or "simulated"
     path = request.data_path or _path_of_run(request)
     frames = open_test_set(data, path, tell, request.limit)
@@ -65,26 +59,11 @@ def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[s
     if backend.is_main:
         with writing_errors(out):
             out.mkdir(parents=True, exist_ok=True)
-    ways = _reconstruct(request, backend, task, normalisation, frames)
+    ways = _reconstruct(request, backend, task, frames)
     if not backend.is_main:
         return {}
     with writing_errors(out):
         return _report(frames, ways, data, out, tell)
-
-
-def _open_task(request: EvaluationRequest) -> tuple[EITTask, Normalisation]:
-    """The task of the run, or the published one, and the normalisation it learned with."""
-    steps = {} if request.sampling_steps is None else {"sampling_steps": request.sampling_steps}
-    if request.run is not None:
-        task = make_task(EITTask, {**request.run.task_config, **steps}, "")
-        task.restore_artifacts(request.run.checkpoint.artifacts())
-    else:
-        task = EITTask(size="published", **steps)
-        task.normalisation = data_normalisation(request.data_path or DEFAULT_FOLDER)
-    assert isinstance(task, EITTask)
-    if task.normalisation is None:
-        raise CheckpointError("The run keeps no normalisation.", "Use another checkpoint.")
-    return task, task.normalisation
 
 
 def _path_of_run(request: EvaluationRequest) -> Path | None:
@@ -106,30 +85,10 @@ def _reconstruct(
     request: EvaluationRequest,
     backend: Backend,
     task: EITTask,
-    normalisation: Normalisation,
     frames: TestSet,
 ) -> list[Reconstructed]:
     """Ours first: the mean of K samples (the one sample where K is 1), then a single one."""
-    maps = voltage_map(frames.ys, normalisation.mean, normalisation.std)[:, None]
-    model = task.build_model(backend)
-    if request.run is not None:
-        model.load_state_dict(request.run.weights())
-    elif request.checkpoint is not None:
-        load_published(model, request.checkpoint)
-    model = backend.prepare(model, train=False)
-    model.eval()
-    draws = len(maps) * request.samples
-    sampler = task.sampler(_rows(request, backend, draws), seed=request.seed)
-    single = np.zeros((len(maps), sampler.side, sampler.side), np.float32)
-    total = np.zeros(single.shape, np.float64)
-    with Progress("reconstructing", draws) as progress:
-        for draw, image in sampler.images(model, backend, maps, request.samples):
-            total[draw.sample] += image
-            if draw.repeat == 0:
-                single[draw.sample] = image
-            if backend.is_main:
-                progress.advance(1)
-    mean = (total / request.samples).astype(np.float32)
+    mean, single = sample_images(request, backend, task, frames.ys)
     label = "ours" if request.samples == 1 else f"ours, mean of {request.samples}"
     ways = [Reconstructed(label, "", mean)]
     if request.samples > 1:
@@ -138,19 +97,6 @@ def _reconstruct(
     ways.append(Reconstructed("Tikhonov", "_baseline", tikhonov(degrees).images(frames.ys)))
     ways.append(Reconstructed("NOSER", "_noser", noser(degrees).images(frames.ys)))
     return ways
-
-
-def _rows(request: EvaluationRequest, backend: Backend, draws: int) -> int:
-    """Images sampled at once: a multiple of the devices, no more than there are to draw."""
-    devices = backend.devices
-    if request.rows is None:
-        return devices * min(ROWS_PER_DEVICE, -(-draws // devices))
-    if request.rows < 1 or request.rows % devices:
-        raise ConfigError(
-            f"--batch-size {request.rows} does not divide over {devices} devices.",
-            f"The nearest that does: {max(devices, round(request.rows / devices) * devices)}.",
-        )
-    return request.rows
 
 
 # -- figures ---------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _existing_folder(data: str) -> Path:
     if not path.is_dir():
         near = difflib.get_close_matches(data, KNOWN, n=1)
         raise DataError(
-            f"--data {data}: neither one of {', '.join(KNOWN)} nor a folder.",
+            f"There is no folder {data}, and no set of that name ({', '.join(KNOWN)}).",
             f"Did you mean {near[0]}?" if near else "Give a folder of .npz files.",
         )
     return path

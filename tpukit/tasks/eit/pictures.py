@@ -61,11 +61,20 @@ def _masked(image: Images) -> Images:
 
 
 def save_predictions(folder: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:
-    """`predictions.npz` and `predictions.mat`: the arrays and the samples' names."""
+    """Writes `predictions.npz` and `predictions.mat`: the arrays and the samples' names."""
+    write_whole(folder / "predictions.npz", encode_predictions(arrays, names))
+    write_whole(folder / "predictions.mat", encode_matlab(arrays, names))
+
+
+def encode_predictions(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:
+    """An `.npz` with the arrays and `names`."""
+    return encode_npz({**arrays, "names": np.array(names)})
+
+
+def encode_matlab(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:
+    """A `.mat` with the arrays and `names`, a cell array."""
     from scipy.io import savemat
 
-    named = {**arrays, "names": np.array(names)}
-    write_whole(folder / "predictions.npz", encode_npz(named))
     stream = io.BytesIO()
     savemat(stream, {**arrays, "names": np.array(names, dtype=object)}, do_compression=True)
-    write_whole(folder / "predictions.mat", stream.getvalue())
+    return stream.getvalue()

@@ -13,9 +13,10 @@ SECONDS_BETWEEN_LINES = 5.0
 class Progress:
     """Counts `total` items on standard error; use it as a context manager."""
 
-    def __init__(self, label: str, total: int, *, already: int = 0) -> None:
+    def __init__(self, label: str, total: int, *, already: int = 0, silent: bool = False) -> None:
         self.label = label
         self.total = total
+        self.silent = silent
         self.done = already
         self._already = already
         self._started = time.monotonic()
@@ -23,7 +24,7 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self.silent:
             self._bar = _rich_bar()
             self._bar.start()
             self._item = self._bar.add_task(self.label, total=self.total, completed=self.done)
@@ -34,7 +35,7 @@ class Progress:
         self.done += items
         if self._bar is not None:
             self._bar.update(self._item, completed=self.done)
-        elif time.monotonic() >= self._line_due:
+        elif time.monotonic() >= self._line_due and not self.silent:
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
             print(self.line(), file=sys.stderr, flush=True)
 
