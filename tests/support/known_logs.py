@@ -65,6 +65,8 @@ LOGS = {
     + "RuntimeError: torch_xla/csrc/runtime/runtime.cc:25 : $PJRT_DEVICE is not set.",
     "not-an-xla-tensor": TB
     + "RuntimeError: torch_xla/csrc/aten_xla_bridge.cpp:110 : Check failed: xtensor \nRuntimeError: Input tensor is not an XLA tensor: CPUFloatType",
+    "xla-wrong-device": TB + "RuntimeError: torch_xla/csrc/runtime/pjrt_computation_client.cc:744 : Check failed: pjrt_device == pjrt_data->buffer->device() (0x1d2a vs. 0x1d2b)",
+    "xla-results-for-replica": TB + "AssertionError: 8 results for replica 0",
     "xla-rendezvous-failed": TB
     + "RuntimeError: tensorflow/compiler/xla/xla_client/mesh_service.cc:364 : Failed to meet rendezvous 'torch_xla.core.xla_model.save': Socket closed (14)",
     "xla-mark-step-failed": "worker 3: mark_step failed, exiting",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tpukit.knowledge.calls import CallTable, OldCall
 from tpukit.probe.code.finding import Place
@@ -12,7 +12,7 @@ from tpukit.probe.code.names import Names, Scope, children
 from tpukit.probe.code.source import MASK, Module
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
-_VERSION = re.compile(r"version", re.IGNORECASE)
+_VERSION = re.compile(r"version|GREATER|LESS_|(?<=\d)_\d", re.IGNORECASE)
 _WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.environ.__setitem__")
 _SHELL = re.compile(r"(?:^|[\s;!%])(?:export\s+|env\s+|set_env\s+)?([A-Z][A-Z0-9_]+)\s?=\s?\S")
 
@@ -40,6 +40,7 @@ class _Finder:
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._lines = module.text.split("\n")
+        self._constants = _constants(module.tree) if module.tree else {}
         self._methods = table.lasts | {name.rpartition(".")[2] for name in _WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class _Finder:
             return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
-            if row.kind == "call" and applies(row, node):
+            if row.kind == "call" and applies(row, node, self._constants):
                 self._found(node.func, row, name)
         if any(meaning in _WRITERS for meaning in meanings):
             self._environment_call(node)
@@ -256,8 +257,8 @@ def _as_used(row: OldCall, name: str) -> str:
     return name
 
 
-def applies(row: OldCall, node: ast.Call) -> bool:
-    """Whether a call row's conditions hold for a call."""
+def applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
+    """Whether a call row's conditions hold for a call. `constants`: what names are assigned."""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     if row.lacks:
         return None not in given and not set(row.lacks) & set(given)
@@ -270,14 +271,30 @@ def applies(row: OldCall, node: ast.Call) -> bool:
         before = node.args[: row.position + 1]
         if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
             values.append((row.keywords[0], before[-1]))
-    return any(_source(value) not in row.unless.get(name, ()) for name, value in values)
+    return any(not _values(v, constants) <= set(row.unless.get(name, ())) for name, v in values)
 
 
-def _source(node: ast.expr) -> str:
+def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
+    """The texts an expression may stand for."""
+    if isinstance(node, ast.IfExp):
+        return _values(node.body, constants) | _values(node.orelse, constants)
+    if isinstance(node, ast.Name) and constants.get(node.id):
+        return constants[node.id]
     try:
-        return ast.unparse(node)
+        return {ast.unparse(node)}
     except (RecursionError, ValueError):
-        return ""
+        return {""}
+
+
+def _constants(tree: ast.Module) -> dict[str, set[str]]:
+    """Name -> the texts it is assigned anywhere in a module."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            is_simple = isinstance(node.value, ast.Constant | ast.IfExp)
+            texts = _values(node.value, {}) if is_simple else {"?"}
+            found.setdefault(node.targets[0].id, set()).update(texts)
+    return found
 
 
 def _is_version_check(test: ast.expr) -> bool:

@@ -76,11 +76,14 @@ class _Looker:
         self.names = names
         self.emit = emit
         self.uses_xla = uses_xla
+        self._rendezvous = 0
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
             if self.uses_xla:
@@ -122,6 +125,9 @@ class _Looker:
         if not tests:
             return
         method = name.rpartition(".")[2]
+        if method == "rendezvous" and self._rendezvous > 1:
+            # One before and one after the master's work: the way to let the master go first.
+            return
         is_xla = name in _COLLECTIVES and _keyword(node, "master_only") is None
         is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
         if is_xla or is_accelerate:
@@ -186,7 +192,8 @@ class _Looker:
         ):
             return
         own = list(_own_nodes(node.body))
-        if not any(self._is_step(inner, scope) for inner in own):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not any(self._is_step(inner, scope, is_function) for inner in own):
             return
         for inner in _always_run(node.body):
             if isinstance(inner, ast.Call) and _is_read(inner):
@@ -198,12 +205,15 @@ class _Looker:
                     "the device",
                 )
 
-    def _is_step(self, node: ast.AST, scope: Scope) -> bool:
+    def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
+        """A backward pass; in a loop a sync too (a function may sync for other reasons)."""
         if not isinstance(node, ast.Call):
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
             return True
-        return any(meaning in _STEPS for meaning in self.names.resolve(node.func, scope))
+        return not is_function and any(
+            meaning in _STEPS for meaning in self.names.resolve(node.func, scope)
+        )
 
 
 def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
@@ -231,6 +241,10 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
                 "xm.optimizer_step(optimizer): mark_step synchronises no gradients, each "
                 "process trains a model of its own",
             )
+
+
+def _count(tree: ast.AST, attribute: str) -> int:
+    return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(tree))
 
 
 def _words(tree: ast.Module) -> str:
