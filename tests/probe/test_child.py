@@ -1,0 +1,88 @@
+"""A child that answers, dies, hangs or leaves others behind: the parent always gets its answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tpukit.probe.child import Child, ChildDiedError
+
+ECHO = """
+import json, os, subprocess, sys, time
+descriptor = int(sys.argv[-2])
+for line in sys.stdin:
+    asked = json.loads(line)
+    print("heard", asked, flush=True)
+    if asked["do"] == "hang":
+        grandchild = subprocess.Popen(["sleep", "300"])
+        print("grandchild", grandchild.pid, flush=True)
+        time.sleep(300)
+    if asked["do"] == "die":
+        os.kill(os.getpid(), asked["signal"])
+    if asked["do"] == "exit":
+        sys.exit(3)
+    os.write(descriptor, json.dumps({"answer": asked["value"]}).encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def child(tmp_path):
+    with Child({}, ("-c", ECHO)) as process:
+        yield process
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that its new parent has not collected yet does nothing any more.
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_answers_come_back(child):
+    for value in (1, "two" * 100_000):
+        assert child.ask({"do": "answer", "value": value}, 30) == {"answer": value}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_signal_is_named(child, number):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "die", "signal": number}, 30)
+    assert caught.value.death.return_code == -number
+    assert "heard" in caught.value.death.output
+
+
+def test_an_exit_is_named(child):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "exit"}, 30)
+    assert caught.value.death.return_code == 3
+
+
+def test_a_hang_ends_in_time_and_takes_its_children_along(child):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "hang"}, 3)
+    assert caught.value.death.return_code is None
+    (line,) = [li for li in caught.value.death.output.splitlines() if "grandchild" in li]
+    for _ in range(50):
+        if not is_alive(int(line.split()[1])):
+            break
+        time.sleep(0.1)
+    assert not is_alive(int(line.split()[1]))
+
+
+def test_leaving_ends_the_child_and_closes_everything():
+    before = open_descriptors()
+    with Child({}, ("-c", ECHO)) as process:
+        pid = process._process.pid
+        assert is_alive(pid)
+    assert not is_alive(pid)
+    assert open_descriptors() == before

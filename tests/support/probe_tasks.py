@@ -1,0 +1,122 @@
+"""Tasks that use memory by the row, or misbehave in every way a trial may meet."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+
+
+class Rows:
+    """256 samples of noise."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(index)
+        return {"x": rng.standard_normal(64, dtype=np.float32)}
+
+
+class Hungry(Task):
+    """A wide layer: each row's activations take a few MB, the weights next to nothing."""
+
+    name = "hungry"
+    defaults = TrainingDefaults(
+        global_batch_size=8, rows_per_device=4096, max_steps=2, epochs=None, ema_decay=0.9
+    )
+
+    def __init__(self, width: int = 262_144, bad_rows: int = 0, data_path: str = "") -> None:
+        self.width = width
+        self.bad_rows = bad_rows
+
+    def build_model(self, ops) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 8), Spread(self.width), nn.GELU(), nn.Tanh())
+
+    def datasets(self) -> Datasets:
+        return Datasets(Rows(), Rows())
+
+    def loss(self, model, batch):
+        if len(batch["x"]) >= self.bad_rows > 0:
+            self.misbehave(batch)
+        return {"loss": model(batch["x"]).float().square().mean(1)}
+
+    def misbehave(self, batch) -> None:
+        """What a batch of `bad_rows` rows or more does."""
+
+    def example_batches(self, rows):
+        return [stack_samples([Rows()[0]] * rows, rows)]
+
+
+class Spread(nn.Module):
+    """Repeats eight values to `width` of them, each scaled by itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(1, self.scale.shape[0] // x.shape[1]) * self.scale
+
+
+class Hangs(Hungry):
+    """Never ends."""
+
+    name = "hangs"
+
+    def misbehave(self, batch) -> None:
+        time.sleep(3600)
+
+
+class Crashes(Hungry):
+    """Reads where there is no memory."""
+
+    name = "crashes"
+
+    def misbehave(self, batch) -> None:
+        ctypes.string_at(0)
+
+
+class Killed(Hungry):
+    """Is killed as the system kills when memory runs out."""
+
+    name = "killed"
+
+    def misbehave(self, batch) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mistaken(Hungry):
+    """Has a mistake that has nothing to do with memory."""
+
+    name = "mistaken"
+
+    def misbehave(self, batch) -> None:
+        raise TypeError("a matrix was expected")
+
+
+class Reads(Hungry):
+    """Reads a value in the middle of the step."""
+
+    name = "reads"
+
+    def misbehave(self, batch) -> None:
+        self.seen = batch["x"].sum().item()
+
+
+class FallsBack(Hungry):
+    """Uses an operation whose gradient XLA does not have."""
+
+    name = "fallsback"
+
+    def build_model(self, ops) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(64, 64), nn.Unflatten(1, (1, 8, 8)), nn.Upsample(scale_factor=2), nn.Flatten()
+        )
