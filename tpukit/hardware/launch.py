@@ -86,7 +86,8 @@ def torchrun_command(
     return [
         *(sys.executable, "-m", "tpukit.hardware.torchrun"),
         *(f"--nproc-per-node={processes}", *rendezvous),
-        *("-m", "tpukit.hardware.rank", *arguments),
+        # After "--" torchrun takes no option of ours (--run, say) for a short form of its own.
+        *("-m", "--", "tpukit.hardware.rank", *arguments),
     ]
 
 
