@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
+import signal
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +14,7 @@ from typing import Annotated
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.errors import InterruptedRunError
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -57,7 +61,9 @@ def eit(
     recon: Annotated[
         bool, typer.Option("--recon", help="Add Tikhonov and Gauss-Newton images (TR, xs_gn).")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes; all cores by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; all cores by default.")
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -78,8 +84,15 @@ def eit(
     check_plan(plan)
     already = n - sum(stop - begin for begin, stop in missing_chunks(plan))
     output = Output(as_json=as_json)
-    with Progress("simulating", n, already=already) as progress:
-        made = make_dataset(plan, workers or allowed_cores(), progress.advance)
+    try:
+        with Progress("simulating", n, already=already) as progress:
+            made = make_dataset(plan, workers or allowed_cores(), progress.advance)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"Stopped with {progress.done:,} of {n:,} samples in {out}.",
+            f"The same command goes on: {shlex.join(['tpukit', *sys.argv[1:]])}",
+            signal_number=signal.SIGINT,
+        ) from None
     if already:
         output.text(f"{already:,} samples were there already.")
     output.text(

@@ -141,6 +141,24 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
     assert not list(folder.rglob("*.part"))
 
 
+def test_interrupted_it_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "data"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "4000"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(folder.glob("train/*.npz")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGINT
+    assert "of 4,000 samples" in told and f"goes on: tpukit data eit --out {folder}" in told
+    assert "Traceback" not in told
+    wait_until_gone(workers)
+
+
 def children_of(pid: int) -> list[int]:
     import psutil
 
