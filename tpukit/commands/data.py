@@ -9,12 +9,15 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import InterruptedRunError
+
+if TYPE_CHECKING:
+    from tpukit.tasks.eit.generate import DatasetPlan
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -68,9 +71,7 @@ def eit(
     debug: DebugOption = False,
 ) -> None:
     """Simulate an EIT data set. The same command again goes on where a killed one stopped."""
-    from tpukit.hardware.process import allowed_cores
-    from tpukit.tasks.eit.generate import DatasetPlan, check_plan, make_dataset, missing_chunks
-    from tpukit.tasks.eit.progress import Progress
+    from tpukit.tasks.eit.generate import DatasetPlan
     from tpukit.tasks.eit.simulation import SimulationSettings
 
     settings = SimulationSettings(
@@ -80,27 +81,33 @@ def eit(
         noise_db=parse_noise(noise),
         electrode_degrees=electrode_degrees,
     )
-    plan = DatasetPlan(out, n, start, recon, settings)
+    _simulate(DatasetPlan(out, n, start, recon, settings), workers, Output(as_json=as_json))
+
+
+def _simulate(plan: DatasetPlan, workers: int | None, output: Output) -> None:
+    from tpukit.hardware.process import allowed_cores
+    from tpukit.tasks.eit.generate import check_plan, make_dataset, missing_chunks
+    from tpukit.tasks.eit.progress import Progress
+
     check_plan(plan)
-    already = n - sum(stop - begin for begin, stop in missing_chunks(plan))
-    output = Output(as_json=as_json)
+    already = plan.samples - sum(stop - start for start, stop in missing_chunks(plan))
     try:
-        with Progress("simulating", n, already=already) as progress:
+        with Progress("simulating", plan.samples, already=already) as progress:
             made = make_dataset(plan, workers or allowed_cores(), progress.advance)
     except KeyboardInterrupt:
         raise InterruptedRunError(
-            f"Stopped with {progress.done:,} of {n:,} samples in {out}.",
+            f"Stopped with {progress.done:,} of {plan.samples:,} samples in {plan.folder}.",
             f"The same command goes on: {shlex.join(['tpukit', *sys.argv[1:]])}",
             signal_number=signal.SIGINT,
         ) from None
     if already:
         output.text(f"{already:,} samples were there already.")
     output.text(
-        f"{made['samples']:,} samples in {out} ({made['train']:,} train, {made['valid']:,} valid, "
-        f"{made['test']:,} test), {made['seconds']:.1f} s"
+        f"{made['samples']:,} samples in {plan.folder} ({made['train']:,} train, "
+        f"{made['valid']:,} valid, {made['test']:,} test), {made['seconds']:.1f} s"
     )
-    output.text(f"Train on them: tpukit train --data-path {out}")
-    output.result({"path": str(out), **made})
+    output.text(f"Train on them: tpukit train --data-path {plan.folder}")
+    output.result({"path": str(plan.folder), **made})
 
 
 def parse_noise(text: str) -> tuple[float, float]:
