@@ -122,6 +122,7 @@ def _signs(row: OldCall, name: str) -> set[str]:
         rf"\b(?:{module}|{short})(?:\(\))?\.{re.escape(last)}\b",
         rf"\bimport\b[^\n]*\b{re.escape(last)}\b",
         rf"\bimport\s*\((?:[^)]*\b)?{re.escape(last)}\b",
+        rf"\b{module}\s+as\b",
     }
 
 

@@ -310,6 +310,8 @@ def _with_arguments(
             placed.append(argument.with_changes(comma=cst.Comma(whitespace_after=space)))
         else:
             placed.append(argument)
+    if not placed and not call.args:
+        return call.with_changes(func=function)
     if not placed:
         return call.with_changes(
             func=function, args=[], whitespace_before_args=cst.SimpleWhitespace("")
