@@ -44,9 +44,9 @@ class NetworkConfig:
     map_side: int = 16
     """Side of the voltage map."""
     learned_channels: int = 0
-    """Images of `learned_side` made from the voltages by a small perceptron and added to the
-    input; 0, as published, gives the enlarged voltage map alone."""
-    learned_side: int = 32
+    """Images of `learned_side` that a small perceptron makes from the voltages: further channels of
+    the input, and the first of them is what the U's output is added to. 0 as published."""
+    learned_side: int = 64
     learned_hidden: int = 512
 
     @property
@@ -61,8 +61,10 @@ class NetworkConfig:
 
 
 SIZES: dict[str, NetworkConfig] = {
-    "tiny": NetworkConfig(width=96, heads=3, levels=2, patch=8, learned_channels=4),
-    "small": NetworkConfig(width=160, heads=5, levels=3, patch=4, learned_channels=8),
+    "tiny": NetworkConfig(width=64, heads=2, levels=2, patch=8, learned_channels=1),
+    "small": NetworkConfig(
+        width=128, heads=4, levels=2, patch=8, learned_channels=2, learned_hidden=1024
+    ),
     "published": NetworkConfig(),
 }
 
@@ -165,16 +167,17 @@ class Network(nn.Module):
         self.voltage_images = VoltageImages(config) if config.learned_channels else None
         initialise(self)
 
-    def channels(self, images: Tensor, voltage_map: Tensor) -> Tensor:
-        """Image and condition stacked: (batch, 2 or more, side, side)."""
-        enlarged = enlarge(voltage_map, self.config.image_side // self.config.map_side)
-        parts = [images, enlarged]
-        if self.voltage_images is not None:
-            parts.append(self.voltage_images(voltage_map))
-        return torch.cat([part.to(images.dtype) for part in parts], dim=1)
-
     def forward(self, images: Tensor, t: Tensor, voltage_map: Tensor) -> Tensor:
-        x = self.x_embedder(self.channels(images, voltage_map)) + self.pos_embed
+        enlarged = enlarge(voltage_map, self.config.image_side // self.config.map_side)
+        if self.voltage_images is None:
+            return self.predict(torch.cat([images, enlarged], dim=1), t)
+        learned = self.voltage_images(voltage_map).to(images.dtype)
+        predicted = self.predict(torch.cat([images, enlarged, learned], dim=1), t)
+        return learned[:, :1] + predicted
+
+    def predict(self, channels: Tensor, t: Tensor) -> Tensor:
+        """The U's image from image and condition, stacked (batch, 2 or more, side, side)."""
+        x = self.x_embedder(channels) + self.pos_embed
         c = self.t_embedder(t)
         return self.pixels(self.final_layer(self.blocks(x, c), c))
 
