@@ -6,9 +6,8 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from tpukit.hardware.backend import Backend, Batch, Memory
-from tpukit.hardware.choice import is_rehearsal
-from tpukit.hardware.memory_limit import host_memory_bytes, resident_bytes
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.probe.gauges import watched_memory
 from tpukit.probe.trial import MemoryByKind, Trial
 from tpukit.train.config import TrainConfig
 from tpukit.train.restore import load_learner
@@ -37,18 +36,18 @@ def measure(
 
     Whatever the hardware raises when memory runs out passes through.
     """
-    before = memory_of(backend)
-    learner = load_learner(task, config, backend, None)
-    batches = _batches(task, backend, request)
-    for _ in range(WARM_STEPS):
-        _step(learner, config, batches[0])
-    seconds = _seconds_per_step(learner, config, batches[0])
-    # Where lengths vary: every other shape once, they hold their programs at the same time.
-    for other in batches[1:]:
-        _step(learner, config, other)
-    _evaluate(learner, batches[0][0])
-    fixed = _copy_checkpoint(learner, backend)
-    used, limit = _memory(backend, before, config)
+    with watched_memory(backend) as gauge:
+        learner = load_learner(task, config, backend, None)
+        batches = _batches(task, backend, request)
+        for _ in range(WARM_STEPS):
+            _step(learner, config, batches[0])
+        seconds = _seconds_per_step(learner, config, batches[0])
+        # Where lengths vary: every other shape once, their programs are held at the same time.
+        for other in batches[1:]:
+            _step(learner, config, other)
+        _evaluate(learner, batches[0][0])
+        fixed = _copy_checkpoint(learner, backend)
+    used, limit = gauge.reading(config.memory_limit)
     samples = request.rows * backend.devices * request.accumulate
     trial = Trial(
         batch=request.rows,
@@ -118,23 +117,3 @@ def _copy_checkpoint(learner: Learner, backend: Backend) -> MemoryByKind:
         **{kind: sum(t.numel() * t.element_size() for t in tensors.values())
            for kind, tensors in copies.items()}
     )  # fmt: skip
-
-
-def memory_of(backend: Backend) -> Memory | None:
-    """The device's memory; on virtual devices of the CPU, this process' own."""
-    reported = backend.memory()
-    if reported is not None or not is_rehearsal():
-        return reported
-    used, peak = resident_bytes()
-    return Memory(used, peak, host_memory_bytes())
-
-
-def _memory(
-    backend: Backend, before: Memory | None, config: TrainConfig
-) -> tuple[int | None, int | None]:
-    """Bytes that training added at most, and those there are for it."""
-    after = memory_of(backend)
-    if before is None or after is None:
-        return None, config.memory_limit
-    free = after.limit - before.used if after.limit else None
-    return after.peak - before.used, config.memory_limit or free

@@ -8,6 +8,7 @@ near the limit trades operations for memory, and what a failure says it wanted g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -151,10 +152,15 @@ def _inside(bracket: Bracket, step: int, jumps: int) -> tuple[int, Reason]:
     guess = None if jumps % 3 == 0 else _crossing(bracket, high)
     reason = f"between {low}, which fits, and {high}, which does not"
     if guess is None:
-        guess, reason = (low + high) / 2, f"half way {reason}"
+        guess, reason = _middle(low, high), f"half way {reason}"
     elif low == 0:
         reason = f"{high} does not fit: scaled by what it wanted"
     return min(max(_rounded(guess, step), low + step), high - step), reason
+
+
+def _middle(low: int, high: int) -> float:
+    """Half way; on a scale of factors where the two are far apart."""
+    return math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
 
 
 def _crossing(bracket: Bracket, high: int) -> float | None:

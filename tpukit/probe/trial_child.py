@@ -74,7 +74,7 @@ def failure(error: Exception, question: Mapping[str, Any], seconds: float) -> di
             used_bytes=wanted,
             limit_bytes=limit or question["config"].get("memory_limit"),
             seconds=seconds,
-            error=first_line(str(error)),
+            error=first_line(str(error) or type(error).__name__),
             accumulate=question["accumulate"],
         )
         return {"trial": dataclasses.asdict(trial), "parameters": None, "devices": None}
