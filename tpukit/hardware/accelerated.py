@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
-from tpukit.hardware import cpu_attention
+from tpukit.hardware import block_ops, cpu_attention, cpu_blocks
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
 from tpukit.hardware.choice import choose_precision
 from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
@@ -115,6 +115,16 @@ class AcceleratedBackend:
         if bias is not None:
             bias = bias.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+
+    def modulated_norm(
+        self, x: Tensor, gain: Tensor, shift: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        by_kernel = cpu_blocks.modulated_norm(x, gain, shift, scale)
+        return by_kernel or block_ops.modulated_norm(x, gain, shift, scale)
+
+    def gated_sum(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+        by_kernel = cpu_blocks.gated_sum(x, gate, branch)
+        return block_ops.gated_sum(x, gate, branch) if by_kernel is None else by_kernel
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:

@@ -85,6 +85,20 @@ class ModelOps(Protocol):
         """
         ...
 
+    def modulated_norm(
+        self, x: Tensor, gain: Tensor, shift: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(x, x / rms(x) * gain * (1 + scale) + shift) for tokens x (batch, tokens, width).
+
+        gain (width,) or broadcasting to x; shift, scale (batch, width). What goes on with x takes
+        the x given back: its two gradients are then added in one pass where the hardware can.
+        """
+        ...
+
+    def gated_sum(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+        """x + gate * branch for tokens x, branch (batch, tokens, width) and gate (batch, width)."""
+        ...
+
 
 class Backend(ModelOps, Protocol):
     """Where a run takes place. One object a process; built by `choice.open_backend`."""

@@ -7,27 +7,18 @@ own attention does the work: same values, more time.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("cpu_attention.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
+from tpukit.hardware.cpu_kernels import kernel
+
+NAME = "cpu_attention"
 WIDTHS = (32, 64)
 """Widths of a head that the kernel has code for."""
 BLOCK = 64
 """Queries and keys are multiples of this."""
-COMPILE_SECONDS = 120
-ENVIRONMENT = "TPUKIT_CPU_KERNEL"
-"""Set to 0, it keeps the kernel out."""
 
 
 class _Rows(ctypes.Structure):
@@ -51,7 +42,7 @@ class _Sizes(ctypes.Structure):
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor | None:
     """Attention as `ModelOps.attention` defines it, or None where the kernel does not apply."""
-    if not _suits(query, key, value, bias) or kernel() is None:
+    if not _suits(query, key, value, bias) or kernel(NAME) is None:
         return None
     if bias is not None:
         bias = bias.float().expand(1, query.shape[1], query.shape[2], key.shape[2]).contiguous()
@@ -79,7 +70,7 @@ class _Attention(torch.autograd.Function):
         out = query.new_empty(batch, queries, heads, width).transpose(1, 2)
         logsum = torch.empty(batch, heads, queries)
         sizes = _sizes(query, key)
-        library = kernel()
+        library = kernel(NAME)
         assert library is not None
         library.attention_forward(
             ctypes.byref(sizes), width, *map(_rows, (query, key, value)), _address(bias),
@@ -97,7 +88,7 @@ class _Attention(torch.autograd.Function):
         grads = [_like_rows(tensor) for tensor in (query, key, value)]
         bias_grad = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         sizes = _sizes(query, key)
-        library = kernel()
+        library = kernel(NAME)
         assert library is not None
         library.attention_backward(
             ctypes.byref(sizes), query.shape[-1], *map(_rows, (query, key, value)),
@@ -123,46 +114,3 @@ def _rows(tensor: Tensor) -> Any:
 
 def _address(tensor: Tensor | None) -> Any:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
-# -- building it -----------------------------------------------------------------------------------
-@cache
-def kernel() -> ctypes.CDLL | None:
-    """The compiled kernel; None where it cannot be had on this machine."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if os.environ.get(ENVIRONMENT) == "0" or compiler is None or not _has_bf16_dot():
-        return None
-    try:
-        return ctypes.CDLL(str(_built(compiler)))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _has_bf16_dot() -> bool:
-    try:
-        return " avx512_bf16 " in Path("/proc/cpuinfo").read_text(encoding="utf-8").replace(
-            "\n", " "
-        )
-    except OSError:
-        return False
-
-
-def _built(compiler: str) -> Path:
-    """The library's path: in the user's cache, under a name that tells source and compiler."""
-    version = subprocess.run(
-        [compiler, "-march=native", "-Q", "--help=target", "--version"],
-        capture_output=True, check=True, timeout=COMPILE_SECONDS,
-    ).stdout  # fmt: skip
-    digest = hashlib.sha256(SOURCE.read_bytes() + version + " ".join(FLAGS).encode()).hexdigest()
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tpukit"
-    library = folder / f"cpu_attention-{digest[:16]}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as beside:
-            built = Path(beside) / library.name
-            subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(built)],
-                capture_output=True, check=True, timeout=COMPILE_SECONDS,
-            )  # fmt: skip
-            built.replace(library)
-    return library

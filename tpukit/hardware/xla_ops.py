@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_xla.utils.checkpoint import checkpoint
 
+from tpukit.hardware import block_ops
 from tpukit.hardware.xla_kernels import fits, flash_attention
 
 LARGEST_SCORES_BYTES = 2**28
@@ -61,6 +62,16 @@ class XlaOps:
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal)
         return self._blocked_attention(query, key, value, bias, blocks, causal=causal)
+
+    def modulated_norm(
+        self, x: Tensor, gain: Tensor, shift: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `ModelOps.modulated_norm`; XLA fuses the plain operations."""
+        return block_ops.modulated_norm(x, gain, shift, scale)
+
+    def gated_sum(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+        """See `ModelOps.gated_sum`."""
+        return block_ops.gated_sum(x, gate, branch)
 
     def _can_fuse(self, query: Tensor, key: Tensor) -> bool:
         return self.fused and query.shape[0] % self.devices == 0 and fits(query, key)

@@ -21,15 +21,11 @@ from tpukit.tasks.eit.blocks import (
     Attention,
     Block,
     PatchMerging,
-    RMSNorm,
     Upsample,
     WindowAttention,
 )
 from tpukit.tasks.eit.network import Network, NetworkConfig, UNet
 from tpukit.tasks.eit.positions import inverse_order, quadrant_order
-
-SHORTEST = 1e-12
-"""Least length that a token is divided by, as in `F.normalize`."""
 
 
 class _Reorder(torch.autograd.Function):
@@ -49,14 +45,6 @@ def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return reordered
 
 
-def modulated_norm(x: Tensor, norm: RMSNorm, shift: Tensor, scale: Tensor) -> Tensor:
-    """`modulate(norm(x), shift, scale)`, the factors of a channel multiplied first."""
-    length = torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_min(SHORTEST)
-    factor = norm.g * norm.root_width * (scale.unsqueeze(1) + 1)
-    normed: Tensor = x / length * factor + shift.unsqueeze(1)
-    return normed
-
-
 class LeanBlock(Block):
     """A block recomputed in the backward pass, its attention the hardware's own."""
 
@@ -70,10 +58,10 @@ class LeanBlock(Block):
     def branches(self, x: Tensor, modulation: Tensor) -> Tensor:
         """Both branches added; modulation is (batch, 6 width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation.chunk(6, dim=1)
-        branch: Tensor = self.attend(modulated_norm(x, self.norm1, shift1, scale1))
-        x = x + gate1.unsqueeze(1) * branch
-        branch = self.mlp(modulated_norm(x, self.norm2, shift2, scale2))
-        return x + gate2.unsqueeze(1) * branch
+        x, normed = self.ops.modulated_norm(x, self.norm1.g, shift1, scale1)
+        x = self.ops.gated_sum(x, gate1, self.attend(normed))
+        x, normed = self.ops.modulated_norm(x, self.norm2.g, shift2, scale2)
+        return self.ops.gated_sum(x, gate2, self.mlp(normed))
 
     def attend(self, x: Tensor) -> Tensor:
         """The attention branch of normed, modulated tokens."""

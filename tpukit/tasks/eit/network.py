@@ -171,7 +171,7 @@ class Network(nn.Module):
         enlarged = enlarge(voltage_map, self.config.image_side // self.config.map_side)
         if self.voltage_images is None:
             return self.predict(torch.cat([images, enlarged], dim=1), t)
-        learned = self.voltage_images(voltage_map).to(images.dtype)
+        learned: Tensor = self.voltage_images(voltage_map).to(images.dtype)
         predicted = self.predict(torch.cat([images, enlarged, learned], dim=1), t)
         return learned[:, :1] + predicted
 

@@ -58,6 +58,8 @@ class PlainOps:
     def __init__(self, ops: ModelOps) -> None:
         self.devices = ops.devices
         self.recompute = ops.recompute
+        self.modulated_norm = ops.modulated_norm
+        self.gated_sum = ops.gated_sum
 
     def attention(
         self,
@@ -126,6 +128,9 @@ class GPT2(nn.Module):
         self.blocks = nn.ModuleList(Block(config, ops) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.apply(self._initialise)
+        # Neighbouring positions start alike: a small set then learns sooner to copy by place.
+        with torch.no_grad():
+            self.position_embedding.weight.copy_(sinusoids(config.block_size, config.width))
 
     def _initialise(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -208,6 +213,14 @@ class GPT2(nn.Module):
             attended = self.ops.attention(query, keys, values, bias.to(query.dtype))
             x = block.finish(x, _merge_heads(attended))
         return F.linear(self.norm(x), self.token_embedding.weight)
+
+
+def sinusoids(positions: int, width: int) -> Tensor:
+    """(positions, width): sines and cosines (Vaswani et al., 2017) of standard deviation 0.02."""
+    rates = torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
+    angles = torch.arange(positions)[:, None] * rates
+    waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+    return 0.02 * math.sqrt(2) * waves[:, :width]
 
 
 def gather_positions(x: Tensor, wanted: Tensor) -> Tensor:
