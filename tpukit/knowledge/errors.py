@@ -166,8 +166,9 @@ class Matcher:
             match = pattern.search(squeezed, max(match.end(), match.start() + 1))
 
     def _search_lines(self, lines: Sequence[Line]) -> None:
+        everything = "\n".join(line.text for line in lines)
         for entry in self.entries:
-            if not entry.regexes:
+            if not entry.regexes or not _has_one(everything, entry.hints):
                 continue
             for line in lines:
                 if _has_one(line.text, entry.hints):

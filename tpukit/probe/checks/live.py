@@ -31,14 +31,15 @@ def run_live_checks(facts: Facts, asked: Asked) -> Iterator[Result]:
         for name, label in STEPS.items():
             yield Result(name, label, skipped("torch is not installed"))
         return
-    waiting = dict(STEPS)
+    waiting, has_failed = dict(STEPS), False
     for answer in ask_child([sys.executable, "-m", CHILD, asked.hw], asked.live_seconds):
         name = str(answer.get("id"))
         if name in waiting:
             verdict = Verdict(answer["status"], str(answer["message"]), answer.get("fix"))
+            has_failed = has_failed or verdict.status == "fail"
             yield Result(name, waiting.pop(name), verdict)
         elif name == "end":
-            yield from _unanswered(waiting, str(answer["message"]), asked)
+            yield from _unanswered(waiting, "" if has_failed else str(answer["message"]), asked)
             return
 
 

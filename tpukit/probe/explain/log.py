@@ -13,7 +13,7 @@ from tpukit.knowledge.errors import Entry, Explanation, Matcher
 from tpukit.knowledge.log_text import Line, clean_lines
 from tpukit.probe.explain.source import LogSource, decode
 
-_WHOLE_BYTES = 8 << 20
+_WHOLE_BYTES = 4 << 20
 """Up to here every line is looked at; beyond, only lines unlike those before."""
 _MOST_SHAPES = 400_000
 _LONGEST_LINE = 20_000
@@ -41,11 +41,10 @@ def explain_log(source: LogSource, entries: Sequence[Entry]) -> ExplainedLog:
     matcher, suspects = Matcher(entries), _Suspects()
     count = 0
     try:
-        for lines in _batches(source):
+        for lines, count in _batches(source):
             cleaned = list(clean_lines(lines))
             matcher.feed(cleaned)
             suspects.look(cleaned)
-            count = lines[-1][0] if lines else count
     finally:
         source.close()
     explanations = matcher.explanations()
@@ -68,17 +67,19 @@ class _Suspects:
             del self.lines[self.most :]
 
 
-def _batches(source: LogSource) -> Iterator[list[tuple[int, str]]]:
-    """Numbered lines of each piece, unpacked from JSON where the log is kept in that."""
+def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:
+    """Numbered lines of each piece, unpacked from JSON where the log is kept in that, and the
+    number of the piece's last line."""
     shapes: set[str] | None = None
     for number, text, offset in _lines_of_pieces(source):
         if offset > _WHOLE_BYTES and shapes is None:
             shapes = set()
         lines = text.split("\n")
         numbered = list(enumerate(lines, start=number))
+        last = number + len(lines) - 1
         if shapes is not None and len(shapes) < _MOST_SHAPES:
             numbered = _unlike_before(numbered, text, shapes)
-        yield unpack(numbered)
+        yield unpack(numbered), last
 
 
 def _unlike_before(
