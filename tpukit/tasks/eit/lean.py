@@ -70,7 +70,10 @@ class LeanBlock(Block):
 
     def attend_within(self, attention: Attention, x: Tensor, bias: Tensor | None) -> Tensor:
         """Attention over all tokens of each row of x."""
-        attended = self.ops.attention(*attention.heads_of(x), bias)
+        batch, tokens, _ = x.shape
+        # Split before the heads are moved: the backward pass joins the three in one copy.
+        parts = attention.qkv(x).view(batch, tokens, 3, attention.heads, -1).unbind(2)
+        attended = self.ops.attention(*(part.transpose(1, 2) for part in parts), bias)
         mapped: Tensor = attention.proj(attended.transpose(1, 2).reshape(x.shape))
         return mapped
 
