@@ -1,0 +1,133 @@
+"""The engine's promises on the fake backend: what it asks for, in which order, how often."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_task import Rows, Tiny, Weighted
+
+from tpukit.errors import NonFiniteLossError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.train.config import TrainConfig
+from tpukit.train.interrupts import StopRequest
+from tpukit.train.run import RunRequest, train
+from tpukit.train.run_folder import RunFolder, open_run
+from tpukit.train.run_log import read_metrics
+from tpukit.train.step import build_learner, weighted_sums
+
+
+@pytest.fixture
+def request_for(tmp_path):
+    """A request for a run of the tiny task in a folder of its own."""
+
+    def make(task=None, **config):
+        settings = {"max_steps": 6, "global_batch_size": 16, "log_every": 2, "ckpt_every": 3,
+                    "num_workers": 0, **config}  # fmt: skip
+        folder = RunFolder(tmp_path / "run")
+        return RunRequest(task or Tiny(), {}, TrainConfig(**settings), folder, "tpukit train")
+
+    return make
+
+
+def silent(message):
+    pass
+
+
+def test_gradients_cross_processes_once_a_step(request_for):
+    backend = FakeBackend()
+    train(request_for(accumulate=4, max_steps=1), backend, silent)
+    micro_steps = [call for call in backend.calls if call.startswith("micro_step")]
+    assert micro_steps == [
+        "micro_step(first=True, last=False)",
+        "micro_step(first=False, last=False)",
+        "micro_step(first=False, last=False)",
+        "micro_step(first=False, last=True)",
+    ]
+    assert backend.calls.count("step") == 1
+
+
+def test_validation_counts_every_sample_once(request_for):
+    """Ten samples in batches of sixteen: the filled rows must not count."""
+    backend = FakeBackend()
+    request = request_for(max_steps=3, ema_decay=None)
+    train(request, backend, silent)
+    told = [row["valid_loss"] for row in read_metrics(request.folder) if row["kind"] == "valid"]
+    run = open_run(request.folder.path, silent)
+    model = request.task.build_model(backend)
+    model.load_state_dict(run.weights())
+    from tpukit.train.task import VALIDATION_EPOCH, sample_rng
+
+    rows = [request.task.draw(Rows(10)[i], sample_rng(0, VALIDATION_EPOCH, i)) for i in range(10)]
+    x = torch.from_numpy(np.stack([row["x"] for row in rows]))
+    y = torch.from_numpy(np.stack([row["y"] for row in rows]))
+    model.eval()
+    with torch.no_grad():
+        expected = (model(x) - y).square().mean().item()
+    assert told[-1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_averaged_weights_follow_their_formula(request_for):
+    backend = FakeBackend()
+    task = Tiny()
+    learner = build_learner(task, backend, task.build_model(backend),
+                            TrainConfig(ema_decay=0.75, ema_every=2))  # fmt: skip
+    name, parameter = next(iter(backend.parameters(learner.model).items()))
+    expected = parameter.detach().clone()
+    [batch] = task.example_batches(4)
+    batch["x"] += 1.0
+    for done in range(1, 6):
+        learner.train_step([batch], 0.1)
+        if done % 2 == 0:
+            expected = 0.75 * expected + 0.25 * parameter.detach()
+    assert torch.allclose(learner.average.averages[name], expected, atol=1e-7)
+
+
+def test_the_best_validation_is_what_open_run_gives(request_for):
+    request = request_for(max_steps=12, lr=0.5)
+    summary = train(request, FakeBackend(), silent)
+    rows = [row for row in read_metrics(request.folder) if row["kind"] == "valid"]
+    best = min(rows, key=lambda row: row["valid_loss"])
+    assert summary.best == {"loss": best["valid_loss"], "step": best["step"]}
+    assert open_run(request.folder.path, silent).checkpoint.state.step == best["step"]
+
+
+def test_a_stop_request_is_seen_between_steps(request_for, monkeypatch):
+    request = request_for(max_steps=1000)
+    monkeypatch.setattr(StopRequest, "is_set", property(lambda stop: True))
+    summary = train(request, FakeBackend(), silent)
+    assert summary.steps == 1 and not summary.finished
+    assert open_run(request.folder.path, silent).checkpoint.state.step == 1
+
+
+def test_a_large_gradient_is_told(request_for):
+    class Steep(Tiny):
+        def loss(self, model, batch):
+            return {"loss": super().loss(model, batch)["loss"] * 1e6}
+
+    told: list[str] = []
+    train(request_for(Steep()), FakeBackend(), told.append)
+    assert any("gradient norm" in line and "--lr" in line for line in told)
+
+
+def test_a_non_finite_loss_names_the_first_bad_step(request_for):
+    class Bad(Tiny):
+        def loss(self, model, batch):
+            self.calls = getattr(self, "calls", 0) + 1
+            scale = float("nan") if self.calls == 4 else 1.0
+            return {"loss": super().loss(model, batch)["loss"] * scale}
+
+    with pytest.raises(NonFiniteLossError, match="in step 4"):
+        train(request_for(Bad(), ckpt_every=100, log_every=100), FakeBackend(), silent)
+
+
+@pytest.mark.parametrize("task", [Tiny, Weighted])
+def test_a_loss_a_row_and_a_mean_weigh_alike(task):
+    made = task()
+    model = made.build_model(None)
+    [batch] = made.example_batches(6)
+    batch = {**batch, "x": torch.randn(6, 8), "mask": torch.tensor([1.0, 1, 1, 1, 0, 0])}
+    sums = weighted_sums(made.loss(model, batch), ["loss"], batch["mask"])
+    shorter = {name: value[:4] for name, value in batch.items()}
+    expected = weighted_sums(made.loss(model, shorter), ["loss"], shorter["mask"])
+    assert torch.allclose(sums, expected, atol=1e-6)
