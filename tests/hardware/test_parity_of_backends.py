@@ -1,0 +1,83 @@
+"""One reference loop on every backend: the same weights, as few graphs as promised, real shards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from runs import SUPPORT, VIRTUAL_TPU, environment, relative_difference
+
+WAYS = {
+    "cpu-accumulate-4": (["--accumulate", "4"], {}),
+    "xla-1": (["--hw", "tpu", "--devices", "1"], VIRTUAL_TPU),
+    "xla-8": (["--hw", "tpu"], VIRTUAL_TPU),
+    "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
+    "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
+    "two-processes-accumulate-4": (["--devices", "2", "--accumulate", "4"], {}),
+    "fsdp-2": (["--devices", "2", "--shard"], {}),
+    "fsdp-2-accumulate-2": (["--devices", "2", "--shard", "--accumulate", "2"], {}),
+}
+DEVICES = {"xla-1": 1, "xla-8": 8, "fsdp-2": 2}
+
+
+def run(out, arguments, env=None):
+    """What the reference loop left, run as a process or as two under torchrun."""
+    processes = "--devices" in arguments and "tpu" not in arguments
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *(torchrun if processes else []), SUPPORT / "hardware_run.py", out,
+         *arguments],
+        env=environment(env), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """One CPU process."""
+    return run(tmp_path_factory.mktemp("reference") / "out.pt", [])
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.xla if "xla" in way else ()) for way in WAYS]
+)
+def test_weights_agree_after_20_steps(tmp_path, reference, way):
+    arguments, env = WAYS[way]
+    left = run(tmp_path / "out.pt", arguments, env)
+    assert relative_difference(left["parameters"], reference["parameters"]) < 1e-4
+    assert left["loss_and_norm"] == pytest.approx(reference["loss_and_norm"], rel=1e-4)
+    assert left["tied"]
+    assert left["exchanged"]
+    assert left["loaded"]
+    own, whole = left["shard_sizes"]
+    assert left["shard_sizes_after_loading"] == left["shard_sizes"]
+    if "sharded" in way:
+        assert own < whole / 6
+    elif "fsdp" in way:
+        assert own == whole / 2
+    else:
+        assert own == whole
+    if "xla" in way:
+        graphs = 2 if "accumulate" in way else 1
+        assert left["compilations"] == [graphs] * 20
+        assert left["compilations_after_reading"] == graphs
+
+
+@pytest.mark.parametrize("arguments", [["--devices", "2"]])
+def test_without_the_reduction_they_do_not_agree(tmp_path, reference, arguments):
+    left = run(tmp_path / "out.pt", [*arguments, "--without-reduction"])
+    assert relative_difference(left["parameters"], reference["parameters"]) > 1e-3
+
+
+def test_fp16_in_shards_leaves_out_the_same_steps_as_ddp(tmp_path):
+    """An overflow that one process alone sees makes both leave the step out."""
+    arguments = ["--precision", "fp16", "--devices", "2"]
+    copies = run(tmp_path / "copies.pt", arguments)
+    shards = run(tmp_path / "shards.pt", [*arguments, "--shard"])
+    assert shards["scaler"] == copies["scaler"]
+    assert shards["scaler"][0] == shards["scaler"][1]
+    assert shards["scaler"][0]["scale"] < 65536
+    assert relative_difference(shards["parameters"], copies["parameters"]) < 1e-3

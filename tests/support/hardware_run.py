@@ -1,0 +1,144 @@
+"""A 20-step training on a backend directly, without the engine: the reference loop of the tests.
+
+python hardware_run.py OUT [--hw ...]: what it saw goes to OUT (torch.save), by the main process.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import nn
+
+from tpukit.hardware.backend import AdamSettings, ParameterGroup
+from tpukit.hardware.choice import open_backend
+from tpukit.hardware.options import HardwareOptions
+
+STEPS, ROWS = 20, 16
+
+
+class Net(nn.Module):
+    """Two residual blocks, with the first and the last weight tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 32, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+            for _ in range(2)
+        )
+        self.leave = nn.Linear(32, 8)
+        self.tied = nn.Linear(8, 32, bias=False)
+        self.tied.weight = self.enter.weight
+
+    def forward(self, x):
+        h = self.enter(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.leave(h + self.tied(x))
+
+
+def batches(backend, accumulate):
+    """This process' rows of every micro-batch of every step."""
+    for step in range(STEPS):
+        x = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(step))
+        for part in x.chunk(accumulate):
+            own = part.chunk(backend.processes)[backend.process]
+            yield {"x": own, "y": own.sin()}
+
+
+def train(backend, accumulate=1, clip_norm=0.5):
+    """The prepared model after 20 steps, the last step's loss and norm, compilations a step."""
+    torch.manual_seed(0)
+    model = backend.prepare(Net())
+    trained = list(backend.parameters(model).values())
+    optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], AdamSettings())
+    source, seen, compiled = backend.batches(batches(backend, accumulate)), {}, []
+    for _ in range(STEPS):
+        parts = []
+        for micro in range(accumulate):
+            batch = next(source)
+            first, last = micro == 0, micro == accumulate - 1
+            with backend.micro_step(model, first=first, last=last):
+                with backend.autocast():
+                    loss = (model(batch["x"]) - batch["y"]).float().square().sum()
+                backend.backward(loss)
+                rows = torch.ones_like(batch["x"][:, 0]).sum()
+                parts.append(torch.stack([loss.detach(), rows]))
+        totals = backend.sum_over_processes(torch.stack(parts).sum(0))
+        backend.step(
+            optimizer, lr=1e-3, weight=totals[1], clip_norm=clip_norm,
+            after=lambda norm, t=totals: seen.update(last=torch.stack([t[0] / t[1], norm])),
+        )  # fmt: skip
+        compiled.append(backend.compilations())
+    return model, optimizer, seen["last"], compiled
+
+
+def shard_sizes(backend, model):
+    """(elements of one device, elements of all) over all parameters."""
+    if backend.kind == "tpu":
+        import torch_xla.core.xla_model as xm
+        from torch_xla.distributed.spmd.xla_sharding import wrap_as_sharded_tensor
+
+        xm.wait_device_ops()
+        own = [wrap_as_sharded_tensor(p).local_shards[0].data for p in model.parameters()]
+    else:
+        own = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+    return sum(t.numel() for t in own), sum(p.numel() for p in model.parameters())
+
+
+def leave_out_reduction(backend):
+    """Every micro-step is one whose gradients stay in their process."""
+    within = backend.parallelism.micro_step
+    backend.parallelism.micro_step = lambda model, last: within(model, last=False)
+
+
+def main() -> None:
+    parse = argparse.ArgumentParser()
+    parse.add_argument("out")
+    parse.add_argument("--hw", default="cpu")
+    parse.add_argument("--devices", type=int)
+    parse.add_argument("--accumulate", type=int, default=1)
+    parse.add_argument("--precision", default="fp32")
+    parse.add_argument("--shard", action="store_true")
+    parse.add_argument("--without-reduction", action="store_true")
+    asked = parse.parse_args()
+    backend = open_backend(
+        HardwareOptions(
+            hw=asked.hw, devices=asked.devices, precision=asked.precision, shard=asked.shard
+        )
+    )
+    if asked.without_reduction:
+        leave_out_reduction(backend)
+    model, optimizer, last, compiled = train(backend, asked.accumulate)
+    sizes = shard_sizes(backend, model)
+    parameters, plain = backend.parameters(model), backend.unwrap(model)
+    figures = backend.to_host({"last": last})["last"].tolist()
+    host = backend.to_host(parameters)
+    # There and back again: what a checkpoint does.
+    moments = {n: optimizer.state[p]["exp_avg"] for n, p in parameters.items()}
+    kept = backend.to_host(moments)
+    backend.exchange(list(parameters.values()), list(moments.values()))
+    swapped = backend.to_host(parameters)
+    backend.exchange(list(parameters.values()), list(moments.values()))
+    backend.load(moments, host)
+    loaded = backend.to_host(moments)
+    left = {
+        "parameters": host,
+        "loss_and_norm": figures,
+        "compilations": compiled,
+        "compilations_after_reading": backend.compilations(),
+        "shard_sizes": sizes,
+        "shard_sizes_after_loading": shard_sizes(backend, model),
+        "exchanged": all(torch.equal(swapped[n], kept[n]) for n in host),
+        "loaded": all(torch.equal(loaded[n], host[n]) for n in host),
+        "scaler": backend.gather_objects(backend.scaler_state()),
+        "tied": plain.tied.weight is plain.enter.weight,
+    }
+    if backend.is_main:
+        torch.save(left, asked.out)
+    backend.close()
+
+
+if __name__ == "__main__":
+    main()
