@@ -41,8 +41,8 @@ def explain_log(source: LogSource, entries: Sequence[Entry]) -> ExplainedLog:
     matcher, suspects = Matcher(entries), _Suspects()
     count = 0
     try:
-        for lines, count in _batches(source):
-            cleaned = list(clean_lines(lines))
+        for lines, last in _batches(source):
+            count, cleaned = last, list(clean_lines(lines))
             matcher.feed(cleaned)
             suspects.look(cleaned)
     finally:

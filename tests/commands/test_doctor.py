@@ -1,0 +1,228 @@
+"""`tpukit doctor` as a user runs it: text, JSON, exit codes, options that do not go together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from known_logs import LOGS
+from runs import environment, tpukit
+
+XM = "import torch_xla.core.xla_model as xm\n"
+FIELDS = {"ok", "hardware", "versions", "checks", "findings", "explanations"}
+
+
+def answer(*arguments: object, code: int = 0, **options):
+    done = tpukit("doctor", *arguments, "--json", **options)
+    assert done.returncode == code, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, "one object and nothing else"
+    return json.loads(lines[0])
+
+
+# -- the machine ------------------------------------------------------------
+def test_quick_fields():
+    found = answer("--quick")
+    assert set(found) >= FIELDS
+    assert found["hardware"]["kind"] in ("tpu", "gpu", "cpu")
+    for device in found["hardware"]["devices"]:
+        assert device["name"]
+        assert device["memory_bytes"] > 0
+        assert device["bf16"] in ("native", "emulated", "none")
+    assert found["versions"]["torch"]
+    for check in found["checks"]:
+        assert check["status"] in ("pass", "warn", "fail", "skip")
+        assert check["message"]
+        assert (check["fix"] is not None) == (check["status"] in ("warn", "fail"))
+    assert found["ok"] == all(check["status"] != "fail" for check in found["checks"])
+
+
+def test_a_missing_tpu_fails_when_asked_for():
+    found = answer("--quick", "--hw", "tpu", code=1)
+    assert not found["ok"]
+    device = next(check for check in found["checks"] if check["id"] == "device")
+    assert (device["status"], "probe-batch" in device["fix"]) == ("fail", True)
+
+
+def test_a_variable_that_bites_and_strict():
+    env = {"XLA_USE_BF16": "1"}
+    found = answer("--quick", env=env)
+    variables = next(check for check in found["checks"] if check["id"] == "variables")
+    assert (variables["status"], variables["fix"][:18]) == ("warn", "unset XLA_USE_BF16")
+    assert not answer("--quick", "--strict", env=env, code=1)["ok"]
+
+
+def test_report_shows_no_secret(tmp_path):
+    env = {
+        "HF_TOKEN": "hf_secretsecretsecret", "WANDB_API_KEY": "k1234567890", "HOME": str(tmp_path),
+        "XLA_FLAGS": "--token=abcd1234 --xla_dump_to=" + str(tmp_path / "dump"),
+        "PJRT_DEVICE": "CPU",
+    }  # fmt: skip
+    done = tpukit("doctor", "--quick", "--report", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "PJRT_DEVICE=CPU" in done.stdout
+    assert "versions: python" in done.stdout
+    for secret in ("hf_secret", "k1234567890", str(tmp_path), "abcd1234"):
+        assert secret not in done.stdout
+
+
+def test_quick_starts_no_torch():
+    script = (
+        "import sys, json\nfrom tpukit.cli import run\n"
+        "code = run(['doctor', '--quick'])\n"
+        "heavy = {'torch', 'torch_xla', 'accelerate', 'timm', 'jax', 'numpy', 'libcst'}\n"
+        "print(json.dumps([code, sorted(heavy & set(sys.modules))]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["t.py"], ["--explain", "log"], ["t.py", "--diff"]], ids=" ".join
+)
+def test_code_and_logs_start_no_torch(tmp_path, arguments):
+    (tmp_path / "t.py").write_text(XM + "xm.mark_step()\n")
+    (tmp_path / "log").write_text(LOGS["cuda-oom"])
+    script = (
+        f"import sys, json\nfrom tpukit.cli import run\ncode = run(['doctor', *{arguments!r}])\n"
+        "heavy = {'torch', 'torch_xla', 'accelerate', 'timm', 'jax', 'numpy'}\n"
+        "print(json.dumps([code, sorted(heavy & set(sys.modules))]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
+        check=False, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []], done.stderr
+
+
+def test_every_check_runs_though_one_fails():
+    env = {"PJRT_DEVICE": "TPU"}
+    found = answer("--quick", env=env, code=1)
+    assert [c["id"] for c in found["checks"] if c["status"] == "fail"] == ["pjrt-device"]
+    assert len(found["checks"]) >= 20
+
+
+# -- code ------------------------------------------------------------
+def test_findings_and_exit_codes(tmp_path):
+    (tmp_path / "old.py").write_text(XM + "xm.mark_step()\n")
+    (tmp_path / "gone.py").write_text(XM + "xm.xrt_world_size()\n")
+    found = answer(tmp_path / "old.py")
+    (finding,) = found["findings"]
+    wanted = {
+        "path": str(tmp_path / "old.py"), "cell": None, "line": 2, "column": 1,
+        "old": "xm.mark_step()", "new": "torch_xla.sync()", "since": "torch_xla 2.8",
+        "status": "deprecated",
+    }  # fmt: skip
+    assert wanted.items() <= finding.items()
+    assert set(found) >= FIELDS
+    assert not answer(tmp_path, code=1)["ok"]
+    answer(tmp_path / "old.py", "--strict", code=1)
+    (tmp_path / "new.py").write_text("import torch_xla\ntorch_xla.sync()\n")
+    assert answer(tmp_path / "new.py", "--strict")["findings"] == []
+
+
+def test_diff_changes_nothing_and_fix_does(tmp_path):
+    path = tmp_path / "old.py"
+    path.write_text(XM + "xm.mark_step()\n")
+    shown = tpukit("doctor", path, "--diff")
+    assert {"-xm.mark_step()", "+torch_xla.sync()"} <= set(shown.stdout.splitlines())
+    assert path.read_text() == XM + "xm.mark_step()\n"
+    found = answer(path, "--fix")
+    assert found["changed"] == [str(path)]
+    assert found["findings"] == []
+    assert "torch_xla.sync()" in path.read_text()
+    assert (tmp_path / "old.py.bak").exists()
+    assert answer(path, "--fix")["changed"] == []
+
+
+# -- logs ------------------------------------------------------------
+def test_explanation_of_a_file(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("step 1\n" + LOGS["tpu-oom-compile"])
+    (explanation,) = answer("--explain", path)["explanations"]
+    assert explanation["id"] == "tpu-oom-compile"
+    assert explanation["line"] == 5
+    assert all(explanation[name] for name in ("cause", "fix", "source"))
+    told = tpukit("doctor", "--explain", path).stdout
+    assert "First cause (line 5" in told
+    assert "why:" in told
+    assert "do:" in told
+
+
+def test_explanation_from_a_pipe():
+    done = subprocess.run(
+        [sys.executable, "-m", "tpukit", "doctor", "--explain", "-"],
+        input=LOGS["address-in-use"], env=environment(), capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "--master-port" in done.stdout
+
+
+def test_nothing_is_known_is_said(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("mypkg.FrobError: cannot frob \x1b]0;title\x07\x00\n")
+    found = answer("--explain", path)
+    assert found["explanations"] == []
+    assert found["unknown"][0]["line"] == 1
+    told = tpukit("doctor", "--explain", path).stdout
+    assert "Nothing in these 1 lines is known here." in told
+    assert "FrobError" in told
+
+
+def test_own_knowledge(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        '[[error]]\nid = "frob"\nmatch = ["cannot frob <n> times"]\n'
+        'cause = "Worn out."\nfix = "Oil it."\n'
+    )
+    (tmp_path / "log").write_text("FrobError: cannot frob 31 times\n")
+    found = answer("--explain", tmp_path / "log", "--knowledge", tmp_path / "own.toml")
+    assert [e["id"] for e in found["explanations"]] == ["frob"]
+
+
+# -- usage ------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.py"], "no such file"),
+        (["--explain", "none.log"], "cannot be read"),
+        (["--explain", "."], "is a folder"),
+        (["--fix"], "need code"),
+        (["a.py", "--explain", "b"], "at once"),
+        (["a.py", "--report"], "--report"),
+        (["--hw", "abacus"], "abacus"),
+        (["--explain", "log", "--knowledge", "none.toml"], "none.toml"),
+    ],
+)
+def test_wrong_usage(tmp_path, arguments, said):
+    (tmp_path / "log").write_text("x\n")
+    done = tpukit("doctor", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    failed = tpukit("doctor", *arguments, "--json", cwd=tmp_path)
+    error = json.loads(failed.stdout)["error"]
+    assert said in error["message"] + error["hint"] if error["hint"] else said in error["message"]
+
+
+def test_error_boundary_explains_what_is_known(tmp_path):
+    script = (
+        "import sys\nimport tpukit.cli as cli\n"
+        "def broken(*a, **k): raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+        "cli.app = broken\nsys.exit(cli.run(['train', '--json']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
+        check=False, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["id"] == "cuda-oom"
+    assert "smaller batch" in error["hint"]
+    assert Path(tmp_path).exists()
