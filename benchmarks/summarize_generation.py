@@ -1,0 +1,143 @@
+"""Generation on a CPU: tpukit's slots against transformers' `generate`, greedy, the same tokens.
+
+GPT-2 124M in fp32, random weights made lively, 64 prompts with lengths like SAMSum's that end at
+different lengths. transformers gets its prompts sorted by length and the best of several batch
+sizes, tpukit the best of several numbers of slots. Both sides end in the same process and run.
+
+    python benchmarks/summarize_generation.py --out benchmarks/results/summarize_generation.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ["USE_TORCH_XLA"] = "0"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+
+from tpukit.hardware.choice import open_backend
+from tpukit.hardware.options import HardwareOptions
+from tpukit.tasks.summarize.generation import Decoding, Prompt, SlotGenerator, plan_generation
+from tpukit.tasks.summarize.gpt2 import GPT2
+from tpukit.tasks.summarize.weights import read_pretrained
+
+PROMPTS, MAX_NEW_TOKENS = 64, 128
+VOCABULARY, END = 50257, 50256
+SLOTS = (16, 32, 64)
+BATCHES = (8, 16, 32, 64)
+
+
+def make_prompts() -> list[Prompt]:
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(4.65, 0.6, PROMPTS).astype(int), 20, 700)
+    return [Prompt(row, rng.integers(0, END, length)) for row, length in enumerate(lengths)]
+
+
+def make_model(folder: Path):
+    """Random weights whose greedy answers do not repeat themselves and end now and then."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        activation_function="gelu_pytorch_tanh", bos_token_id=END, eos_token_id=END
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and ".h." in name:
+                parameter.mul_(4.0)
+        model.transformer.wte.weight[END].mul_(2.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def run_tpukit(model: GPT2, prompts: list[Prompt], slots: int, limit: int) -> dict[int, list[int]]:
+    backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
+    plan = plan_generation(prompts, slots, 1, 1)
+    generator = SlotGenerator(model, backend, plan, Decoding(limit), VOCABULARY, END)
+    return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
+
+
+@torch.no_grad()
+def run_transformers(model, prompts: list[Prompt], batch: int, limit: int) -> dict[int, list[int]]:
+    ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
+    made: dict[int, list[int]] = {}
+    for start in range(0, len(ordered), batch):
+        part = ordered[start : start + batch]
+        longest = max(len(prompt.tokens) for prompt in part)
+        tokens = torch.full((len(part), longest), END)
+        mask = torch.zeros((len(part), longest), dtype=torch.long)
+        for row, prompt in enumerate(part):
+            tokens[row, longest - len(prompt.tokens) :] = torch.from_numpy(prompt.tokens)
+            mask[row, longest - len(prompt.tokens) :] = 1
+        answers = model.generate(
+            tokens, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=END
+        )
+        for prompt, answer in zip(part, answers[:, longest:].tolist(), strict=True):
+            end = answer.index(END) + 1 if END in answer else len(answer)
+            made[prompt.row] = answer[:end]
+    return made
+
+
+def measure(run, settings: tuple[int, ...]) -> tuple[list[dict], dict[int, list[int]]]:
+    results = []
+    for setting in settings:
+        started = time.perf_counter()
+        made = run(setting)
+        seconds = time.perf_counter() - started
+        tokens = sum(map(len, made.values()))
+        results.append({"setting": setting, "seconds": seconds, "tokens": tokens,
+                        "tokens_per_second": tokens / seconds})  # fmt: skip
+        print(results[-1], flush=True)
+    return results, made
+
+
+def compare(folder: Path, limit: int) -> dict:
+    prompts, theirs = make_prompts(), make_model(folder)
+    pretrained = read_pretrained(str(folder))
+    backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
+    ours = GPT2(pretrained.config, backend).eval()
+    ours.load_state_dict(pretrained.tensors)
+    run_tpukit(ours, prompts[:4], 4, 4)
+    run_transformers(theirs, prompts[:4], 4, 4)
+    own, made = measure(lambda slots: run_tpukit(ours, prompts, slots, limit), SLOTS)
+    other, expected = measure(lambda batch: run_transformers(theirs, prompts, batch, limit), BATCHES)
+    best = [max(side, key=lambda r: r["tokens_per_second"]) for side in (own, other)]
+    lengths = sorted(map(len, expected.values()))
+    return {
+        "question": "new tokens a second, greedy, GPT-2 124M, fp32, CPU, 64 prompts",
+        "ratio": best[0]["tokens_per_second"] / best[1]["tokens_per_second"],
+        "rows_with_identical_tokens": sum(made[row] == expected[row] for row in expected),
+        "rows": PROMPTS,
+        "prompt_lengths": sorted(len(prompt.tokens) for prompt in prompts),
+        "answer_lengths": lengths,
+        "threads": torch.get_num_threads(),
+        "tpukit": {"tries": own, "best": best[0]},
+        "transformers": {"tries": other, "best": best[1]},
+        "versions": {n: version(n) for n in ("torch", "transformers", "numpy")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--limit", type=int, default=MAX_NEW_TOKENS)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        result = compare(Path(folder), arguments.limit)
+    print(json.dumps({n: v for n, v in result.items() if n not in ("tpukit", "transformers")}))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Bad input to the commands: one or two lines, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from runs import environment, failure, result, tpukit
+
+from tpukit import cli
+from tpukit.errors import UsageError
+from tpukit.tasks.summarize.submission import require_writable
+
+SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
+         "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",
+         "--set", "score_samples=0", "--num-workers", "0"]  # fmt: skip
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    """Runs summarize-train in this process on a train.csv; returns code and what was told."""
+
+    def run(content: bytes | None, *options: str) -> tuple[int, str]:
+        before = dict(os.environ)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "data").mkdir(exist_ok=True)
+        if content is not None:
+            (tmp_path / "data" / "train.csv").write_bytes(content)
+        try:
+            code = cli.run(["summarize-train", *SMALL, *options])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+GOOD = b"id,dialogue,summary\n" + b"".join(b"%d,Ann: hi,They greet.\n" % i for i in range(8))
+FAULTS = {
+    "no file": (None, "There is no training file data/train.csv"),
+    "missing column": (b"id,dialogue,sumary\n1,a,b\n", "Rename 'sumary' to 'summary'?"),
+    "duplicate id": (GOOD + b"3,a,b\n", "'3' was row 4's already"),
+    "empty id": (GOOD + b",a,b\n", "row 9 (line 10), column 'id' is empty"),
+    "empty dialogue": (GOOD + b"9,,b\n", "column 'dialogue' is empty"),
+    "not utf-8": (GOOD + b"9,a,caf\xe9\n", "column 'summary': byte 0xe9 is not UTF-8"),
+    "open quote": (GOOD + b'9,"a,b\n', "a quote is opened and never closed"),
+    "no rows": (b"id,dialogue,summary\n", "has no rows"),
+    "too long": (b"id,dialogue,summary\n1,a," + b"words " * 200 + b"\n", "summaries are too long"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-untyped-def]
+    content, text = FAULTS[name]
+    code, told = train(content)
+    assert code == 2 and text in told and "Traceback" not in told
+    assert len([line for line in told.splitlines() if line.startswith(("Error", "  "))]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--model", "gpt5"], "no size"),
+        (["--loss", "fast"], "neither lean nor reference"),
+        (["--tokenizer", "nowhere.json"], "No tokenizer at nowhere.json"),
+        (["--init", "./nowhere"], "nothing there"),
+        (["--lora-rank", "4", "--set", "lora_targets=wte"], "no matrix"),
+        (["--set", "bukets=3"], "Did you mean buckets?"),
+        (["--global-batch-size", "64"], "larger than the training data"),
+    ],
+)
+def test_an_option_that(train, options: list[str], text: str) -> None:  # type: ignore[no-untyped-def]
+    code, told = train(GOOD, *options)
+    assert code == 2 and text in told
+
+
+def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
+    from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config
+    from tpukit.tasks.summarize.tokenizer import Tokenizer
+    from tpukit.tasks.summarize.weights import export_hugging_face
+
+    config = GPT2Config(1, 1, 16, 900, 256)
+    bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)
+    export_hugging_face(tmp_path / "hf", config, GPT2(config, ops).state_dict(), bytes_alone)
+    options = SMALL.copy()
+    code, told = train(GOOD, "--init", str(tmp_path / "hf"), "--model", "gpt2")
+    assert options == SMALL and code == 2
+    assert "have 900" in told and "--tokenizer" in told
+
+
+def predict(tmp_path: Path, *options: object, capsys) -> tuple[int, str]:  # type: ignore[no-untyped-def]
+    code = cli.run(["predict", "--hw", "cpu", *map(str, options)])
+    return code, capsys.readouterr().err
+
+
+def test_predicting_with_a_run_that_is_missing_or_anothers(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    code, told = predict(tmp_path, "--run", tmp_path / "none", capsys=capsys)
+    assert code == 2 and "There is no run folder" in told
+    (tmp_path / "empty").mkdir()
+    code, told = predict(tmp_path, "--run", tmp_path / "empty", capsys=capsys)
+    assert code == 2 and "no config.toml" in told
+
+
+def test_a_run_of_another_task(tmp_path: Path) -> None:
+    from runs import TINY
+
+    made = tpukit("train", "--task", TINY, "--max-steps", 1, "--hw", "cpu", "--json",
+                  "--results-dir", tmp_path / "tiny")  # fmt: skip
+    result(made)
+    (tmp_path / "test.csv").write_text("id,dialogue\n1,a\n")
+    done = tpukit("predict", "--run", tmp_path / "tiny", "--test-csv", tmp_path / "test.csv",
+                  "--out", tmp_path / "out.csv", "--hw", "cpu")  # fmt: skip
+    assert "not of summaries" in failure(done)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_where_out_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        require_writable(tmp_path / "none" / "submission.csv")
+    with pytest.raises(UsageError, match="is a folder"):
+        require_writable(tmp_path)
+    with pytest.raises(UsageError, match="cannot be written"):
+        require_writable(Path("/proc/submission.csv"))
+
+
+def test_a_busy_port(tmp_path: Path, train) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_bytes(GOOD)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = tpukit("summarize-train", *SMALL, "--data-path", tmp_path / "data", "--nproc", 2,
+                      "--results-dir", tmp_path / "run", "--master-port", port)  # fmt: skip
+    assert str(port) in failure(done, done.returncode) and done.returncode != 0
+
+
+def test_a_users_own_torchrun(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_bytes(GOOD)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "tpukit", "summarize-train", *SMALL, "--data-path", str(tmp_path / "data"),
+         "--results-dir", str(tmp_path / "run"), "--json"],
+        env=environment({"TPUKIT_CACHE_DIR": str(tmp_path / "cache")}),
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert result(done)["steps"] == 1

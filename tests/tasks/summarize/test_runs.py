@@ -1,0 +1,199 @@
+"""Whole runs: the same arithmetic everywhere, graphs counted, killed and resumed, predicted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import (
+    SUPPORT,
+    VIRTUAL_TPU,
+    environment,
+    latest,
+    parameters,
+    relative_difference,
+    result,
+    tpukit,
+)
+
+from tpukit.tasks.summarize.dialogues import write_dialogues
+
+SMALL = [
+    "--model", "2x2x32", "--tokenizer", "train", "--set", "vocabulary_size=400",
+    "--block-size", "256",
+    "--global-batch-size", "16", "--precision", "fp32", "--set", "score_samples=6",
+    "--set", "max_new_tokens=12", "--set", "buckets=3", "--set", "warmup_steps=2",
+    "--num-workers", "0",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):  # type: ignore[no-untyped-def]
+    """A folder with data and a cache that all runs of this file share."""
+    folder = tmp_path_factory.mktemp("summaries")
+    write_dialogues(folder / "data", 300, 0)
+    return folder
+
+
+def env_of(place: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
+    return {"TPUKIT_CACHE_DIR": str(place / "cache"), **(extra or {})}
+
+
+def train(place: Path, name: str, *options: object, env: dict[str, str] | None = None, hw="cpu"):  # type: ignore[no-untyped-def]
+    arguments = [
+        "summarize-train", "--data-path", place / "data", "--results-dir", place / name,
+        "--hw", hw, "--json", *SMALL, *options,
+    ]  # fmt: skip
+    return tpukit(*arguments, env=env_of(place, env))
+
+
+@pytest.fixture(scope="module")
+def whole(place):  # type: ignore[no-untyped-def]
+    """The run that others are compared with: one process, twenty steps."""
+    result(train(place, "whole", "--max-steps", 20, "--ckpt-every", 10))
+    return place / "whole"
+
+
+@pytest.mark.parametrize("options", [
+    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4], ["--devices", 2], ["--loss", "reference"],
+], ids=str)  # fmt: skip
+def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # type: ignore[no-untyped-def]
+    name = "run" + "".join(map(str, options))
+    result(train(place, name, "--max-steps", 20, "--ckpt-every", 10, *options))
+    assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
+
+
+@pytest.mark.xla
+def test_eight_virtual_devices(place, whole):  # type: ignore[no-untyped-def]
+    """The same parameters; as many train graphs as buckets, and none after the first pass."""
+    options = ["--max-steps", 20, "--ckpt-every", 5, "--accumulate", 2]
+    told = result(train(place, "xla", *options, env=VIRTUAL_TPU, hw="tpu"))
+    assert relative_difference(parameters(place / "xla"), parameters(whole)) < 1e-4
+    # One graph a bucket, and the update's.
+    assert told["graphs"]["train"] == 3 + 1
+    assert told["compilations_after_warmup"] == 0
+    assert told["graphs"]["score"] <= 2 + 1
+    log = (place / "xla" / "log.txt").read_text()
+    assert f"{told['compilations']} compilations" in log
+
+    made = predict(place, "xla", "xla.csv", env=VIRTUAL_TPU, hw="tpu")
+    assert made["rows"] == 30
+    predict(place, "xla", "cpu.csv")
+    assert (place / "xla.csv").read_bytes() == (place / "cpu.csv").read_bytes()
+
+
+def test_killed_and_resumed_in_the_same_bytes(place, whole, tmp_path):  # type: ignore[no-untyped-def]
+    argv = ["summarize-train", "--data-path", str(place / "data"), "--hw", "cpu", *SMALL,
+            "--results-dir", str(place / "killed"), "--max-steps", "20",
+            "--ckpt-every", "2"]  # fmt: skip
+    plan = tmp_path / "plan.json"
+    kills = ["step:5", "half:2", "rename:2", "evaluate:2", None]
+    plan.write_text(json.dumps([{"argv": argv, "at": at} for at in kills]))
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
+        env=environment(env_of(place)), capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    statuses = json.loads(done.stdout.splitlines()[-1])
+    assert statuses[-1] == 0 and 0 not in statuses[:-1], done.stderr[-3000:]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        kept = [(latest(run) / name).read_bytes() for run in (place / "killed", whole)]
+        assert kept[0] == kept[1]
+
+
+# -- prediction -------------------------------------------------------------------------------
+def predict(place: Path, run: str, out: str, *options, env=None, hw="cpu", **more):  # type: ignore[no-untyped-def]
+    command = predict_command(place, run, out, *options, hw=hw)
+    return result(tpukit(*command, env=env_of(place, env), **more))
+
+
+def predict_command(place: Path, run: str, out: str, *options, hw="cpu"):  # type: ignore[no-untyped-def]
+    return ["predict", "--run", place / run, "--out", place / out, "--hw", hw,
+            "--precision", "fp32", "--max-new-tokens", 16, "--json", *options]  # fmt: skip
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_submission_has_every_id_once_in_order(place, whole):  # type: ignore[no-untyped-def]
+    sample = place / "data" / "test_references.csv"
+    told = predict(place, "whole", "submission.csv", "--sample-submission", sample)
+    made = rows_of(place / "submission.csv")
+    assert told["rows"] == len(made) == 30
+    assert list(made[0]) == ["id", "summary"]
+    assert [row["id"] for row in made] == [row["id"] for row in rows_of(sample)]
+    assert not list(place.glob(".submission.csv*"))
+
+
+@pytest.mark.parametrize("options", [["--num-beams", 3], ["--temperature", 0.7]], ids=str)
+def test_two_processes_predict_what_one_does(place, whole, options):  # type: ignore[no-untyped-def]
+    predict(place, "whole", "one.csv", *options)
+    predict(place, "whole", "two.csv", *options, "--devices", 2)
+    assert (place / "one.csv").read_bytes() == (place / "two.csv").read_bytes()
+
+
+def test_a_killed_prediction_ends_in_the_same_file(place, whole):  # type: ignore[no-untyped-def]
+    """Killed after some chunks: those are kept, and the answer is that of an uninterrupted run."""
+    write_dialogues(place / "many", 6000, 1)
+    more = ["--test-csv", place / "many" / "test.csv", "--temperature", 0.9]
+    command = predict_command(place, "whole", "killed.csv", *more)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", *map(str, command)], env=environment(env_of(place)),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    journal = place / ".killed.csv.journal-0"
+    while child.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 1):
+        time.sleep(0.01)
+    assert child.poll() is None, "it was over before it could be killed"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not (place / "killed.csv").exists()
+    # As a kill in the middle of a write would leave it.
+    with journal.open("ab") as file:
+        file.write(b'{"chunk": 1, "rows": {"3": "half a li')
+    predict(place, "whole", "killed.csv", *more)
+    predict(place, "whole", "uninterrupted.csv", *more)
+    assert (place / "killed.csv").read_bytes() == (place / "uninterrupted.csv").read_bytes()
+    assert not journal.exists()
+
+
+def test_evaluation_reports_scores_intervals_and_baselines(place, whole):  # type: ignore[no-untyped-def]
+    told = result(tpukit("test", "--run", whole, "--hw", "cpu", "--json", env=env_of(place)))
+    assert (told["task"], told["samples"]) == ("summarize", 30)
+    metrics = told["metrics"]
+    for kind in ("rouge1", "rouge2", "rougeL"):
+        assert metrics[f"{kind}_low"] <= metrics[kind] <= metrics[f"{kind}_high"]
+        assert metrics[f"{kind}_baseline"] == max(
+            metrics[f"{kind}_lead"], metrics[f"{kind}_nearest"]
+        )
+    assert 0 < metrics["loss"] < 7
+    assert len(told["best"]) == len(told["worst"]) == 3
+    assert len(rows_of(whole / "test" / "predictions.csv")) == 30
+
+
+def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-untyped-def]
+    """The exported directory is a start for another training, adapters and all."""
+    result(train(place, "whole", "--max-steps", 20, "--ckpt-every", 10, "--export", place / "hf"))
+    lora = [option for option in SMALL if option not in ("--model", "2x2x32")]
+    lora[lora.index("train")] = str(place / "hf")
+    told = result(tpukit(
+        "summarize-train", "--data-path", place / "data", "--results-dir", place / "lora",
+        "--hw", "cpu", "--json", *lora, "--init", place / "hf", "--lora-rank", 4, "--max-steps", 2,
+        "--export", place / "merged", env=env_of(place),
+    ))  # fmt: skip
+    assert told["steps"] == 2
+    trained = parameters(place / "lora")
+    base = parameters(place / "whole")
+    assert all((trained[name] == base[name]).all() for name in base)
+    assert any(name.endswith(".up") for name in trained)
+    transformers = pytest.importorskip("transformers")
+    assert transformers.GPT2LMHeadModel.from_pretrained(place / "merged").config.n_layer == 2
+    assert (latest(place / "lora") / "tokenizer.tiktoken").is_file()
