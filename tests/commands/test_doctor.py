@@ -214,7 +214,8 @@ def test_wrong_usage(tmp_path, arguments, said):
 def test_error_boundary_explains_what_is_known(tmp_path):
     script = (
         "import sys\nimport tpukit.cli as cli\n"
-        "def broken(*a, **k): raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+        "def broken(*a, **k):\n"
+        "    raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
         "cli.app = broken\nsys.exit(cli.run(['train', '--json']))\n"
     )
     done = subprocess.run(
