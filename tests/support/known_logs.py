@@ -27,6 +27,8 @@ LOGS = {
     "cpu-oom": TB
     + "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
     "host-oom-killed": "step 120 loss 3.21\nrun.sh: line 7:  2291 Killed                  python train.py --batch 256",
+    "kernel-died": TB + "nbclient.exceptions.DeadKernelError: Kernel died",
+    "segmentation-fault": "Fatal Python error: Segmentation fault\n\nThread 0x00007f1 (most recent call first):",
     "no-executable-batch-size": TB + "RuntimeError: No executable batch size found, reached zero.",
     "batch-size-finder-distributed": TB
     + "lightning.fabric.utilities.exceptions.MisconfigurationException: The Batch size finder is not supported with distributed strategies.",
@@ -47,6 +49,12 @@ LOGS = {
     + "RuntimeError: Runtime is already initialized. Do not use the XLA device before calling xmp.spawn.",
     "xmp-spawn-nprocs": TB
     + "ValueError: Unsupported nprocs (4). Please use nprocs=1 or None (default). If None, spawn will use all available devices. Use the environment variable X_NUM_DEVICES (where X is CPU, GPU, TPU, NEURONCORE, etc) to limit the number of devices used.",
+    "xmp-spawn-nprocs-ignored": "stderr: WARNING:root:Unsupported nprocs (2), ignoring...",
+    "xla-connection-lost": '2026-08-29 20:10:46.436423: W tensorflow/core/distributed_runtime/rpc/grpc_remote_master.cc:157] RPC failed with status = "UNAVAILABLE: Socket closed" and grpc_error_string = "{}", maybe retrying the RPC',
+    "xla-too-many-parameters": TB
+    + "RuntimeError: Invalid argument: Computation requires more parameters (812) than supported (limit 236).",
+    "even-batches-without-size": TB
+    + "ValueError: You need to use 'even_batches=False' when the batch sampler has no batch size. If you are not calling this method directly, set accelerator.even_batches=False instead.",
     "expected-processes": TB + "RuntimeError: Expected 4 processes but got 1",
     "max-workers-zero": TB + "ValueError: max_workers must be greater than 0",
     "process-pool-terminated": TB
@@ -65,7 +73,8 @@ LOGS = {
     + "RuntimeError: torch_xla/csrc/runtime/runtime.cc:25 : $PJRT_DEVICE is not set.",
     "not-an-xla-tensor": TB
     + "RuntimeError: torch_xla/csrc/aten_xla_bridge.cpp:110 : Check failed: xtensor \nRuntimeError: Input tensor is not an XLA tensor: CPUFloatType",
-    "xla-wrong-device": TB + "RuntimeError: torch_xla/csrc/runtime/pjrt_computation_client.cc:744 : Check failed: pjrt_device == pjrt_data->buffer->device() (0x1d2a vs. 0x1d2b)",
+    "xla-wrong-device": TB
+    + "RuntimeError: torch_xla/csrc/runtime/pjrt_computation_client.cc:744 : Check failed: pjrt_device == pjrt_data->buffer->device() (0x1d2a vs. 0x1d2b)",
     "xla-results-for-replica": TB + "AssertionError: 8 results for replica 0",
     "xla-rendezvous-failed": TB
     + "RuntimeError: tensorflow/compiler/xla/xla_client/mesh_service.cc:364 : Failed to meet rendezvous 'torch_xla.core.xla_model.save': Socket closed (14)",
@@ -118,6 +127,7 @@ LOGS = {
     + "TypeError: Descriptors cannot be created directly.\nIf this call came from a _pb2.py file, your generated code is out of date and must be regenerated with protoc >= 3.19.0.",
     "glibcxx-missing": TB
     + "ImportError: /lib/x86_64-linux-gnu/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /opt/lib/_XLAC.so)",
+    "pip-conflict": "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed. This behaviour is the source of the following dependency conflicts.\ntorchvision 0.24.0 requires torch==2.9.0, but you have torch 2.8.0 which is incompatible.",
     "pip-no-torch-xla-wheel": "ERROR: Could not find a version that satisfies the requirement torch_xla==2.10.0 (from versions: 2.6.0, 2.7.0, 2.8.0, 2.9.0)\nERROR: No matching distribution found for torch_xla==2.10.0",
     # -- CUDA -------------------------------------------------------------------------------------
     "cuda-no-kernel-image": UW

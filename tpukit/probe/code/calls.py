@@ -252,6 +252,8 @@ def _as_used(row: OldCall, name: str) -> str:
     """The row's own words where it is one name's row; else the name that was used."""
     if row.kind == "call" and row.keywords and len(row.names) > 3:
         return f"{name.rpartition('.')[2]}({row.keywords[0]}=...)"
+    if name.startswith("torch_xla.core.xla_model."):
+        return f"xm.{name.rpartition('.')[2]}()"
     if len(row.names) == 1 or row.keywords or row.lacks or row.kind == "attribute":
         return row.old
     return name
