@@ -194,8 +194,8 @@ def test_other_settings_in_the_same_folder_are_named(made):
     other = DatasetPlan(made, 450, settings=SimulationSettings(seed=1, labels="difference"))
     with pytest.raises(DataError, match=r"seed \(was 0, now 1\), labels \(was classes"):
         make_dataset(other, workers=1)
-    with pytest.raises(DataError, match=r"already holds 450 samples, more than --n 200"):
-        make_dataset(DatasetPlan(made, 200), workers=1)
+    with pytest.raises(DataError, match=r"already holds 450 samples, more than --n 130"):
+        make_dataset(DatasetPlan(made, 130), workers=1)
     assert digest(made) == before
 
 

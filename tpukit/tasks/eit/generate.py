@@ -182,7 +182,7 @@ def _check_identity(plan: DatasetPlan, before: dict[str, Any], now: dict[str, An
             "Choose another folder with --out, or remove that one.",
         )
     held = sum(len(_file_names(plan.folder / name)) for name in SPLITS)
-    if held > plan.samples and not missing_chunks(plan):
+    if held > plan.samples:
         raise DataError(
             f"{plan.folder} already holds {held:,} samples, more than --n {plan.samples:,}.",
             "Choose another folder with --out, or remove that one.",
