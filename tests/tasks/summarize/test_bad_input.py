@@ -138,6 +138,7 @@ def test_a_busy_port(tmp_path: Path, train) -> None:  # type: ignore[no-untyped-
     assert str(port) in failure(done, done.returncode) and done.returncode != 0
 
 
+@pytest.mark.slow
 def test_a_users_own_torchrun(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -23,6 +23,8 @@ from runs import (
     tpukit,
 )
 
+from tpukit import cli
+from tpukit.commands.output import Output
 from tpukit.tasks.summarize.dialogues import write_dialogues
 
 SMALL = [
@@ -46,6 +48,22 @@ def env_of(place: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
     return {"TPUKIT_CACHE_DIR": str(place / "cache"), **(extra or {})}
 
 
+def here(place: Path, *arguments: object) -> None:
+    """One command line in this process; the environment is as it was afterwards."""
+    before = dict(os.environ)
+    os.environ.update(env_of(place))
+    try:
+        assert cli.run([str(argument) for argument in arguments]) == 0
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def train_here(place: Path, name: str, *options: object) -> None:
+    here(place, "summarize-train", "--data-path", place / "data", "--results-dir", place / name,
+         "--hw", "cpu", *SMALL, *options)  # fmt: skip
+
+
 def train(place: Path, name: str, *options: object, env: dict[str, str] | None = None, hw="cpu"):  # type: ignore[no-untyped-def]
     arguments = [
         "summarize-train", "--data-path", place / "data", "--results-dir", place / name,
@@ -57,17 +75,22 @@ def train(place: Path, name: str, *options: object, env: dict[str, str] | None =
 @pytest.fixture(scope="module")
 def whole(place):  # type: ignore[no-untyped-def]
     """The run that others are compared with: one process, twenty steps."""
-    result(train(place, "whole", "--max-steps", 20, "--ckpt-every", 10))
+    train_here(place, "whole", "--max-steps", 20, "--ckpt-every", 10)
     return place / "whole"
 
 
 @pytest.mark.parametrize("options", [
-    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4], ["--devices", 2], ["--loss", "reference"],
+    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4], ["--loss", "reference"],
 ], ids=str)  # fmt: skip
 def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # type: ignore[no-untyped-def]
     name = "run" + "".join(map(str, options))
-    result(train(place, name, "--max-steps", 20, "--ckpt-every", 10, *options))
+    train_here(place, name, "--max-steps", 20, "--ckpt-every", 10, *options)
     assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
+
+
+def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-untyped-def]
+    result(train(place, "two", "--max-steps", 20, "--ckpt-every", 20, "--devices", 2))
+    assert relative_difference(parameters(place / "two"), parameters(whole)) < 1e-4
 
 
 @pytest.mark.xla
@@ -83,12 +106,16 @@ def test_eight_virtual_devices(place, whole):  # type: ignore[no-untyped-def]
     log = (place / "xla" / "log.txt").read_text()
     assert f"{told['compilations']} compilations" in log
 
-    made = predict(place, "xla", "xla.csv", env=VIRTUAL_TPU, hw="tpu")
-    assert made["rows"] == 30
-    predict(place, "xla", "cpu.csv")
+
+@pytest.mark.xla
+@pytest.mark.slow
+def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: ignore[no-untyped-def]
+    assert predict(place, "whole", "xla.csv", env=VIRTUAL_TPU, hw="tpu")["rows"] == 30
+    predict(place, "whole", "cpu.csv")
     assert (place / "xla.csv").read_bytes() == (place / "cpu.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_in_the_same_bytes(place, whole, tmp_path):  # type: ignore[no-untyped-def]
     argv = ["summarize-train", "--data-path", str(place / "data"), "--hw", "cpu", *SMALL,
             "--results-dir", str(place / "killed"), "--max-steps", "20",
@@ -110,12 +137,12 @@ def test_killed_and_resumed_in_the_same_bytes(place, whole, tmp_path):  # type: 
 # -- prediction -------------------------------------------------------------------------------
 def predict(place: Path, run: str, out: str, *options, env=None, hw="cpu", **more):  # type: ignore[no-untyped-def]
     command = predict_command(place, run, out, *options, hw=hw)
-    return result(tpukit(*command, env=env_of(place, env), **more))
+    return result(tpukit(*command, "--json", env=env_of(place, env), **more))
 
 
 def predict_command(place: Path, run: str, out: str, *options, hw="cpu"):  # type: ignore[no-untyped-def]
     return ["predict", "--run", place / run, "--out", place / out, "--hw", hw,
-            "--precision", "fp32", "--max-new-tokens", 16, "--json", *options]  # fmt: skip
+            "--precision", "fp32", "--max-new-tokens", 16, *options]  # fmt: skip
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -125,17 +152,21 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_a_submission_has_every_id_once_in_order(place, whole):  # type: ignore[no-untyped-def]
     sample = place / "data" / "test_references.csv"
-    told = predict(place, "whole", "submission.csv", "--sample-submission", sample)
+    here(place, *predict_command(place, "whole", "submission.csv", "--sample-submission", sample))
     made = rows_of(place / "submission.csv")
-    assert told["rows"] == len(made) == 30
+    assert len(made) == 30
     assert list(made[0]) == ["id", "summary"]
     assert [row["id"] for row in made] == [row["id"] for row in rows_of(sample)]
     assert not list(place.glob(".submission.csv*"))
 
 
-@pytest.mark.parametrize("options", [["--num-beams", 3], ["--temperature", 0.7]], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(["--num-beams", 3], marks=pytest.mark.slow), ["--temperature", 0.7]],
+    ids=str,
+)
 def test_two_processes_predict_what_one_does(place, whole, options):  # type: ignore[no-untyped-def]
-    predict(place, "whole", "one.csv", *options)
+    here(place, *predict_command(place, "whole", "one.csv", *options))
     predict(place, "whole", "two.csv", *options, "--devices", 2)
     assert (place / "one.csv").read_bytes() == (place / "two.csv").read_bytes()
 
@@ -159,21 +190,22 @@ def test_a_killed_prediction_ends_in_the_same_file(place, whole):  # type: ignor
     # As a kill in the middle of a write would leave it.
     with journal.open("ab") as file:
         file.write(b'{"chunk": 1, "rows": {"3": "half a li')
-    predict(place, "whole", "killed.csv", *more)
-    predict(place, "whole", "uninterrupted.csv", *more)
+    here(place, *command)
+    here(place, *predict_command(place, "whole", "uninterrupted.csv", *more))
     assert (place / "killed.csv").read_bytes() == (place / "uninterrupted.csv").read_bytes()
     assert not journal.exists()
 
 
-def test_evaluation_reports_scores_intervals_and_baselines(place, whole):  # type: ignore[no-untyped-def]
-    told = result(tpukit("test", "--run", whole, "--hw", "cpu", "--json", env=env_of(place)))
+def test_evaluation_reports_scores_intervals_and_baselines(place, whole, monkeypatch):  # type: ignore[no-untyped-def]
+    told: dict = {}
+    monkeypatch.setattr(Output, "result", lambda self, fields: told.update(fields))
+    here(place, "test", "--run", whole, "--hw", "cpu")
     assert (told["task"], told["samples"]) == ("summarize", 30)
     metrics = told["metrics"]
     for kind in ("rouge1", "rouge2", "rougeL"):
         assert metrics[f"{kind}_low"] <= metrics[kind] <= metrics[f"{kind}_high"]
-        assert metrics[f"{kind}_baseline"] == max(
-            metrics[f"{kind}_lead"], metrics[f"{kind}_nearest"]
-        )
+        better = max(metrics[f"{kind}_lead"], metrics[f"{kind}_nearest"])
+        assert metrics[f"{kind}_baseline"] == better
     assert 0 < metrics["loss"] < 7
     assert len(told["best"]) == len(told["worst"]) == 3
     assert len(rows_of(whole / "test" / "predictions.csv")) == 30
@@ -181,15 +213,12 @@ def test_evaluation_reports_scores_intervals_and_baselines(place, whole):  # typ
 
 def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-untyped-def]
     """The exported directory is a start for another training, adapters and all."""
-    result(train(place, "whole", "--max-steps", 20, "--ckpt-every", 10, "--export", place / "hf"))
+    train_here(place, "whole", "--max-steps", 20, "--ckpt-every", 10, "--export", place / "hf")
     lora = [option for option in SMALL if option not in ("--model", "2x2x32")]
     lora[lora.index("train")] = str(place / "hf")
-    told = result(tpukit(
-        "summarize-train", "--data-path", place / "data", "--results-dir", place / "lora",
-        "--hw", "cpu", "--json", *lora, "--init", place / "hf", "--lora-rank", 4, "--max-steps", 2,
-        "--export", place / "merged", env=env_of(place),
-    ))  # fmt: skip
-    assert told["steps"] == 2
+    here(place, "summarize-train", "--data-path", place / "data", "--results-dir", place / "lora",
+         "--hw", "cpu", *lora, "--init", place / "hf", "--lora-rank", 4, "--max-steps", 2,
+         "--export", place / "merged")  # fmt: skip
     trained = parameters(place / "lora")
     base = parameters(place / "whole")
     assert all((trained[name] == base[name]).all() for name in base)

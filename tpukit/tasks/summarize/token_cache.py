@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,12 +21,14 @@ import numpy as np
 
 from tpukit.errors import DataError
 from tpukit.tasks.summarize.csv_file import Row, read_rows
-from tpukit.tasks.summarize.prompt import Example, PromptFormat
+from tpukit.tasks.summarize.encoding_workers import EncodedRow, EncodingWorkers, encode_rows
+from tpukit.tasks.summarize.prompt import PromptFormat
 from tpukit.tasks.summarize.tokenizer import Tokenizer
 
 FORMAT = 1
 HEADER_BYTES = 4096
 ROWS_A_CHUNK = 500
+CHUNKS_WORTH_WORKERS = 4
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int], None]
 """Called with the number of rows read so far."""
@@ -219,48 +220,19 @@ def _write_samples(
     }
 
 
-EncodedRow = tuple[int, Example | None]
-
-
 def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[EncodedRow]]:
     """The rows in order as examples, a chunk at a time, with all cores where it pays."""
     chunks = _chunks(rows)
-    start = list(itertools.islice(chunks, 4))
-    if len(start) < 4 or (os.cpu_count() or 1) == 1:
-        yield from (_encode(prompts, chunk) for chunk in start)
-        yield from (_encode(prompts, chunk) for chunk in chunks)
+    start = list(itertools.islice(chunks, CHUNKS_WORTH_WORKERS))
+    cores = os.cpu_count() or 1
+    if len(start) < CHUNKS_WORTH_WORKERS or cores == 1:
+        yield from (encode_rows(prompts, chunk) for chunk in itertools.chain(start, chunks))
         return
-    # Spawned, not forked: the parent may hold threads of torch.
-    context = multiprocessing.get_context("spawn")
-    setup = (prompts.tokenizer.to_bytes(), prompts.block_size)
-    with context.Pool(os.cpu_count(), _start_worker, setup) as pool:
-        waiting: list[Any] = []
-        for chunk in itertools.chain(start, chunks):
-            waiting.append(pool.apply_async(_encode_in_worker, (chunk,)))
-            if len(waiting) > 4 * (os.cpu_count() or 1):
-                yield waiting.pop(0).get()
-        for result in waiting:
-            yield result.get()
+    with EncodingWorkers(prompts, cores) as workers:
+        yield from workers.encode(itertools.chain(start, chunks))
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     rows = iter(rows)
     while chunk := list(itertools.islice(rows, ROWS_A_CHUNK)):
         yield chunk
-
-
-def _encode(prompts: PromptFormat, chunk: list[Row]) -> list[EncodedRow]:
-    return [(row.number, prompts.example(row.dialogue, row.summary)) for row in chunk]
-
-
-_worker_prompts: PromptFormat | None = None
-
-
-def _start_worker(tokenizer: bytes, block_size: int) -> None:
-    global _worker_prompts  # noqa: PLW0603 - a pool's worker is set up once
-    _worker_prompts = PromptFormat(Tokenizer.from_bytes(tokenizer, "the tokenizer"), block_size)
-
-
-def _encode_in_worker(chunk: list[Row]) -> list[EncodedRow]:
-    assert _worker_prompts is not None
-    return _encode(_worker_prompts, chunk)
