@@ -63,7 +63,8 @@ class Spread(nn.Module):
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.repeat(1, self.scale.shape[0] // x.shape[1]) * self.scale
+        copies = self.scale.shape[0] // x.shape[1]
+        return x.unsqueeze(1).expand(-1, copies, -1).flatten(1) * self.scale
 
 
 class Hangs(Hungry):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "TPUKIT_PARENT"
@@ -28,15 +31,43 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class WorkerInit:
-    """A DataLoader's `worker_init_fn`: its workers die with the process that made this object."""
+    """A DataLoader's `worker_init_fn`: its workers die with the process that made this object.
+
+    A worker's parent may be a fork server, which in turn waits for its workers to end: each of
+    them watches the main process itself.
+    """
 
     def __init__(self) -> None:
-        self.parent = os.getpid()
+        self.main = os.getpid()
 
     def __call__(self, worker: int) -> None:
-        # Under "forkserver" the parent is the fork server, which dies with the main process.
-        die_with_parent(self.parent if os.getppid() == self.parent else None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        end_with(self.main)
+
+
+def end_with(process: int) -> None:
+    """Kills this process as soon as `process` (any process, not only the parent) has ended."""
+    watch = threading.Thread(target=_end_after, args=(process,), name="end-with", daemon=True)
+    watch.start()
+
+
+def _end_after(process: int) -> None:
+    try:
+        wait_for_end(process)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_end(process: int) -> None:
+    """Returns when this process has ended."""
+    with suppress(ProcessLookupError):
+        if hasattr(os, "pidfd_open"):
+            descriptor = os.pidfd_open(process)
+            select.select([descriptor], [], [])
+            return
+        while True:
+            os.kill(process, 0)
+            time.sleep(1.0)
 
 
 def allowed_cores() -> int:
