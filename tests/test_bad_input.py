@@ -51,6 +51,11 @@ def test_bad_options(tmp_path, arguments, expected):
     assert all(part in told for part in expected), told
 
 
+def test_nothing_is_left_of_a_run_that_never_began(tmp_path):
+    failure(tpukit(*BASE, "--results-dir", tmp_path / "run", "--set", "samples=0"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_bad_options_as_json(tmp_path):
     done = tpukit(*BASE, "--preset", "fsat", "--json", cwd=tmp_path)
     assert done.returncode == 2

@@ -15,6 +15,7 @@ from runs import (
     TINY,
     VIRTUAL_TPU,
     environment,
+    latest,
     marked_processes,
     same_bytes,
     tpukit,
@@ -34,7 +35,7 @@ ARGUMENTS = [
 
 def run_killed(run, hw, kills, env, tmp_path):
     """The same command again and again, killed at each moment in turn, then left alone."""
-    argv = [*ARGUMENTS, "--hw", hw, "--results-dir", str(run)]
+    argv = [*ARGUMENTS, "--hw", *hw, "--results-dir", str(run)]
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps([{"argv": argv, "at": at} for at in [*kills, None]]))
     mark = uuid.uuid4().hex
@@ -62,16 +63,26 @@ def assert_nothing_left(mark):
 @pytest.mark.parametrize("kills", [SOME_KILLS, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("hw", "env"),
-    [("cpu", {}), pytest.param("tpu", VIRTUAL_TPU, marks=pytest.mark.xla)],
-    ids=["cpu", "xla"],
+    [
+        (["cpu"], {}),
+        (["cpu", "--precision", "fp16", "--lr", "3e-3"], {}),
+        pytest.param(["tpu"], VIRTUAL_TPU, marks=pytest.mark.xla),
+    ],
+    ids=["cpu", "fp16-scaler", "xla"],
 )
 def test_killed_runs_end_in_the_same_bytes(tmp_path, hw, env, kills):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert tpukit(*ARGUMENTS, "--hw", hw, "--results-dir", whole, env=env).returncode == 0
+    assert tpukit(*ARGUMENTS, "--hw", *hw, "--results-dir", whole, env=env).returncode == 0
     statuses = run_killed(killed, hw, kills, env, tmp_path)
     assert statuses.count(9) == len(kills), f"every session must have been killed: {statuses}"
     assert same_bytes(killed, whole)
+    assert scaler(killed) == scaler(whole) and bool(scaler(whole)) == ("fp16" in hw)
     assert steps_in_log(killed) == steps_in_log(whole)
+
+
+def scaler(run):
+    """The fp16 gradient scaler as the newest checkpoint holds it."""
+    return json.loads((latest(run) / "state.json").read_text())["scaler"]
 
 
 def steps_in_log(run):

@@ -51,6 +51,7 @@ def test_the_run_folder_holds_everything(whole):
     assert list(run.glob("events.out.tfevents.*"))
     config = (run / "config.toml").read_text()
     assert all(part in config for part in ('name = "tiny"', "lr = 0.001", "[versions]", "torch = "))
+    assert "began" in (run / "logs" / "rank-0.txt").read_text()
     assert "Done: 40 steps" in (run / "log.txt").read_text()
 
 

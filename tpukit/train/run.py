@@ -36,6 +36,7 @@ from tpukit.train.run_log import (
     cut_metrics,
     draw_loss_curve,
     format_bytes,
+    keep_crashes,
     keep_rank_output,
     read_metrics,
 )
@@ -113,10 +114,12 @@ def _claim_folder(
             if aside:
                 tell(f"The old run was set aside: {aside}")
         folder.create()
+        stack.callback(folder.remove_if_unused)
         stack.enter_context(RunLock(folder))
         if request.config.resume_from:
             _import_run(Path(request.config.resume_from), folder, tell)
     backend.barrier()
+    keep_crashes(folder, backend.process)
     if not backend.is_main:
         keep_rank_output(folder, backend.process)
 

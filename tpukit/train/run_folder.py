@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.metadata
 import json
@@ -66,6 +67,19 @@ class RunFolder:
                 id="run-folder",
             ) from error
 
+    def remove_if_unused(self) -> None:
+        """Takes away what `create` made, where no run began in it (bad data, say)."""
+        if self.config.exists():
+            return
+        with contextlib.suppress(OSError):
+            self.lock.unlink(missing_ok=True)
+            for folder in (self.checkpoints, self.path / "logs", self.path):
+                folder.rmdir()
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
     def set_aside(self) -> Path | None:
         """Renames an old run out of the way; its new path, or None where there was none."""
         if not self.config.exists() and not self.checkpoints.exists():
@@ -81,7 +95,7 @@ class RunLock:
     """At most one live run a folder: the kernel drops the lock when the process dies."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.path = folder.path / ".lock"
+        self.path = folder.lock
         self.folder = folder.path
         self._file: IO[str] | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -186,6 +187,16 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def keep_crashes(folder: RunFolder, process: int) -> None:
+    """Begins this process' rank log; a crash in compiled code leaves its stack there."""
+    path = folder.rank_log(process)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the process
+    file.write(f"{datetime.now().isoformat(timespec='seconds')} process {os.getpid()} began\n")
+    file.flush()
+    faulthandler.enable(file)
 
 
 def keep_rank_output(folder: RunFolder, process: int) -> None:
