@@ -72,7 +72,8 @@ class RunFolder:
         if self.config.exists():
             return
         with contextlib.suppress(OSError):
-            self.lock.unlink(missing_ok=True)
+            for file in (self.lock, *(self.path / "logs").glob("rank-*.txt")):
+                file.unlink(missing_ok=True)
             for folder in (self.checkpoints, self.path / "logs", self.path):
                 folder.rmdir()
 

@@ -193,7 +193,8 @@ def keep_crashes(folder: RunFolder, process: int) -> None:
     """Begins this process' rank log; a crash in compiled code leaves its stack there."""
     path = folder.rank_log(process)
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the process
+    # It stays open as long as the process.
+    file = path.open("a", encoding="utf-8")
     file.write(f"{datetime.now().isoformat(timespec='seconds')} process {os.getpid()} began\n")
     file.flush()
     faulthandler.enable(file)
