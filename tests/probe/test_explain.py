@@ -41,22 +41,22 @@ def test_encodings(tmp_path, encoding):
 
 def test_line_numbers_over_pieces(tmp_path):
     path = tmp_path / "log"
-    filler = "".join(f"step {i} loss {i * 0.37:.3f} é\n" for i in range(200_000))
+    filler = "".join(f"step {i} loss {i * 0.37:.3f} é\n" for i in range(60_000))
     path.write_text(filler + OOM + "\n" + "tail\n" * 10)
     log = explain(path, seconds=200)
-    assert log.explanations[0].line == 200_001
-    assert log.lines == 200_011
+    assert log.explanations[0].line == 60_001
+    assert log.lines == 60_011
 
 
 def test_large_log_of_like_lines_is_read_whole(tmp_path):
     path = tmp_path / "log"
     with path.open("w") as file:
-        for i in range(16):
+        for i in range(10):
             file.write("".join(f"[rank{i % 4}]: step {j} loss 2.{j}\n" for j in range(20_000)))
-            if i == 12:
+            if i == 8:
                 file.write(f"[rank1]: {OOM}\n")
     log = explain(path, seconds=200)
-    assert [(e.id, e.line) for e in log.explanations] == [("cuda-oom", 260_001)]
+    assert [(e.id, e.line) for e in log.explanations] == [("cuda-oom", 180_001)]
     assert log.notes == []
 
 
@@ -66,7 +66,7 @@ def test_time_limit_reads_the_end(tmp_path):
         file.seek(3 * 2**30)
         file.write(b"\n" + OOM.encode() + b"\n")
     with path.open("r+b") as file:
-        file.write(b"text\n" * 20_000_000)
+        file.write(b"text\n" * 2_000_000)
     start = time.monotonic()
     log = explain(path, seconds=0.2)
     assert "cuda-oom" in [e.id for e in log.explanations]
@@ -235,7 +235,7 @@ def fuzz(path, count: int, seed: int) -> None:
 
 
 def test_fuzzed_logs(tmp_path):
-    fuzz(tmp_path / "log", 600, seed=1)
+    fuzz(tmp_path / "log", 400, seed=1)
 
 
 @pytest.mark.slow

@@ -77,6 +77,7 @@ def test_the_checks_here():
     assert "loss" in results[3].verdict.message
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_the_checks_on_virtual_devices(monkeypatch):
     pytest.importorskip("torch_xla")

@@ -244,12 +244,14 @@ def statuses_that_are_wrong(*packages: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_torch_xla_rows_are_true_of_the_installed_release():
     pytest.importorskip("torch_xla")
     assert statuses_that_are_wrong("torch_xla") == "[]"
 
 
+@pytest.mark.slow
 def test_timm_and_numpy_rows_are_true_of_the_installed_releases():
     assert statuses_that_are_wrong("timm", "numpy") == "[]"
 

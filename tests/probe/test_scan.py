@@ -157,7 +157,7 @@ def fuzz(folder: Path, count: int, seed: int) -> None:
 
 
 def test_fuzzed_code(tmp_path):
-    fuzz(tmp_path, 600, seed=1)
+    fuzz(tmp_path, 400, seed=1)
 
 
 @pytest.mark.slow
