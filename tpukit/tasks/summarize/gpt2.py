@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,22 @@ class PlainOps:
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
 
+class LayerPast(NamedTuple):
+    """One layer's part of `KeyValues`."""
+
+    keys: Tensor
+    values: Tensor
+    column: Tensor
+    bias: Tensor
+    """(rows, 1, 1, columns): 0 where a row may look, minus infinity elsewhere."""
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes this step's key and value; returns all of them."""
+        self.keys.index_copy_(2, self.column, key.to(self.keys.dtype))
+        self.values.index_copy_(2, self.column, value.to(self.values.dtype))
+        return self.keys, self.values
+
+
 class Block(nn.Module):
     """Pre-norm attention and MLP."""
 
@@ -104,13 +120,29 @@ class Block(nn.Module):
         hidden = F.gelu(hidden, approximate="none" if self.exact_gelu else "tanh")
         return x + self._drop(self.mlp_out(hidden))
 
-    def attend(self, x: Tensor) -> Tensor:
-        """Causal attention before its output projection: (rows, length, width)."""
-        query, key, value = self.project(x)
-        return _merge_heads(self.ops.attention(query, key, value, causal=True))
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        wanted: Tensor | None = None,
+        past: LayerPast | None = None,
+        keep_keys: bool = False,
+    ) -> Any:
+        """x (rows, length, width) after this block; with `wanted` at those positions only.
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.finish(x, self.attend(x))
+        With `keep_keys` also the keys and values, each (rows, heads, length, width of a head).
+        """
+        query, key, value = self.project(x)
+        if past is None:
+            attended = self.ops.attention(query, key, value, causal=True)
+        else:
+            keys, values = past.extend(key, value)
+            attended = self.ops.attention(query, keys, values, past.bias)
+        attended = _merge_heads(attended)
+        if wanted is not None:
+            x, attended = gather_positions(x, wanted), gather_positions(attended, wanted)
+        x = self.finish(x, attended)
+        return (x, key, value) if keep_keys else x
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -169,9 +201,10 @@ class GPT2(nn.Module):
         x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
         if keep_keys:
             return self._prefill(x, wanted)
-        for block in self._all_blocks()[:-1]:
+        *blocks, last = self.blocks
+        for block in blocks:
             x = self.ops.recompute(block, x) if self.config.recompute else block(x)
-        return self._last(x, self._all_blocks()[-1].attend(x), wanted)
+        return self._project(last(x, wanted=wanted))
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self.token_embedding(tokens) + self.position_embedding(positions)
@@ -179,40 +212,25 @@ class GPT2(nn.Module):
             x = F.dropout(x, self.config.dropout, self.training)
         return x
 
-    def _all_blocks(self) -> list[Block]:
-        return cast(list[Block], list(self.blocks))
-
-    def _last(self, x: Tensor, attended: Tensor, wanted: Tensor | None) -> Tensor:
-        """What follows the last attention, at the wanted positions."""
-        if wanted is not None:
-            x, attended = gather_positions(x, wanted), gather_positions(attended, wanted)
-        x = self._all_blocks()[-1].finish(x, attended)
+    def _project(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.token_embedding.weight)
 
     def _prefill(self, x: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = [], []
-        attended = x
-        for number, block in enumerate(self._all_blocks()):
-            query, key, value = block.project(x)
+        last = len(self.blocks) - 1
+        for number, block in enumerate(self.blocks):
+            x, key, value = block(x, wanted=wanted if number == last else None, keep_keys=True)
             keys.append(key)
             values.append(value)
-            attended = _merge_heads(self.ops.attention(query, key, value, causal=True))
-            if number < len(self.blocks) - 1:
-                x = block.finish(x, attended)
-        return self._last(x, attended, wanted), torch.stack(keys), torch.stack(values)
+        return self._project(x), torch.stack(keys), torch.stack(values)
 
     def _decode(self, tokens: Tensor, past: KeyValues, positions: Tensor) -> Tensor:
         x = self._embed(tokens, positions)
-        hidden = torch.zeros(past.visible.shape, dtype=x.dtype, device=x.device)
-        bias = hidden.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
-        for layer, block in enumerate(self._all_blocks()):
-            query, key, value = block.project(x)
-            keys, values = past.keys[layer], past.values[layer]
-            keys.index_copy_(2, past.column, key.to(keys.dtype))
-            values.index_copy_(2, past.column, value.to(values.dtype))
-            attended = self.ops.attention(query, keys, values, bias.to(query.dtype))
-            x = block.finish(x, _merge_heads(attended))
-        return F.linear(self.norm(x), self.token_embedding.weight)
+        zeros = torch.zeros(past.visible.shape, dtype=past.keys[0].dtype, device=x.device)
+        bias = zeros.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
+        for block, keys, values in zip(self.blocks, past.keys, past.values, strict=True):
+            x = block(x, past=LayerPast(keys, values, past.column, bias))
+        return self._project(x)
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

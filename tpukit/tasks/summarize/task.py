@@ -360,14 +360,13 @@ class SummarizeTask(Task):
 
     # -- what a run keeps -------------------------------------------------------------------------
     def identity(self) -> dict[str, Any]:
-        shape = asdict(self.model_config)
-        shape.pop("recompute")
-        kept = ("init", "valid_file", "valid_fraction", "split_seed", "buckets", "lora_rank",
-                "lora_alpha", "lora_targets")  # fmt: skip
+        kept = ("model", "block_size", "vocabulary_size", "dropout", "valid_fraction", "split_seed",
+                "buckets", "lora_rank", "lora_alpha", "lora_targets")  # fmt: skip
+        # Files move between sessions: their names are kept, and the data's sum.
+        files = ("init", "tokenizer", "valid_file")
         return {
-            **{f"model_{name}": value for name, value in shape.items()},
             **{name: getattr(self.config, name) for name in kept},
-            "tokenizer": self.tokenizer.fingerprint[:16],
+            **{name: Path(getattr(self.config, name) or "").name for name in files},
             "data": self._digest,
         }
 
