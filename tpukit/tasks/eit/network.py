@@ -61,7 +61,7 @@ class NetworkConfig:
 
 
 SIZES: dict[str, NetworkConfig] = {
-    "tiny": NetworkConfig(width=64, heads=2, levels=2, patch=8, learned_channels=1),
+    "tiny": NetworkConfig(width=96, heads=3, levels=1, patch=16, learned_channels=1),
     "small": NetworkConfig(
         width=128, heads=4, levels=2, patch=8, learned_channels=2, learned_hidden=1024
     ),

@@ -49,8 +49,9 @@ SMALL_TRAINING = replace(
     schedule="cosine",
     warmup_steps=50,
     final_lr_fraction=0.01,
-    ema_decay=0.99,
+    ema_decay=0.95,
 )
+"""Runs of a thousand steps: the average must forget the start within them."""
 
 TRAINING: dict[str, TrainingDefaults] = {
     "tiny": SMALL_TRAINING,
@@ -102,7 +103,7 @@ class EITTask(Task):
     name = "eit"
     config_class = EITConfig
     presets: ClassVar[Mapping[str, Preset]] = {
-        "quick": Preset(train={"global_batch_size": 32}, task={"size": "tiny"}),
+        "quick": Preset(train={"global_batch_size": 32, "max_steps": 1500}, task={"size": "tiny"}),
     }
 
     def __init__(self, **settings: Any) -> None:
