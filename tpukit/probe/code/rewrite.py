@@ -11,6 +11,15 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from tpukit.knowledge.calls import Fix
+from tpukit.probe.code.call_arguments import (
+    code_of,
+    expression,
+    given_keywords,
+    keyword_argument,
+    mixed_precision,
+    new_arguments,
+    with_arguments,
+)
 from tpukit.probe.code.edits import ImportPlanner, dropped_imports
 from tpukit.probe.code.finding import Place
 from tpukit.probe.code.names import Names
@@ -134,12 +143,12 @@ class _Rewriter(cst.CSTTransformer):
             return _renamed_last(node, fix.member)
         if fix.module and isinstance(node, cst.Attribute):
             root = place.name.partition(".")[0]
-            return _expression(fix.module) if fix.module.startswith(root) else None
+            return expression(fix.module) if fix.module.startswith(root) else None
         return _special(place, fix, node)
 
     def _spelled(self, fix: Fix) -> cst.BaseExpression | None:
         text = self.planner.spell(fix.to, fix.imports)
-        return None if text is None else _expression(text)
+        return None if text is None else expression(text)
 
     # -- calls -----------------------------------------------------------------
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
@@ -154,32 +163,32 @@ class _Rewriter(cst.CSTTransformer):
 
     def _new_call(self, fix: Fix, call: cst.Call) -> cst.Call | None:
         if fix.special == "mixed-precision":
-            return _mixed_precision(call)
+            return mixed_precision(call)
         if fix.special == "dataloader-configuration":
             return self._loader_configuration(call)
         if not fix.parameters and not fix.drop and not fix.prepend and not fix.rename:
             return self._replaced_function(fix, call) if fix.arguments == "drop" else None
-        arguments = _new_arguments(fix, call)
+        arguments = new_arguments(fix, call)
         if arguments is None:
             return None
         function = self._spelled(fix) if fix.to else call.func
-        return None if function is None else _with_arguments(call, function, arguments)
+        return None if function is None else with_arguments(call, function, arguments)
 
     def _replaced_function(self, fix: Fix, call: cst.Call) -> cst.Call | None:
         function = self._spelled(fix)
-        return None if function is None else _with_arguments(call, function, [])
+        return None if function is None else with_arguments(call, function, [])
 
     def _loader_configuration(self, call: cst.Call) -> cst.Call | None:
-        if "dataloader_config" in _given(call):
+        if "dataloader_config" in given_keywords(call):
             return None
         name = self.planner.spell_member("accelerate", "DataLoaderConfiguration")
         if name is None:
             return None
         moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
-        inner = ", ".join(_code(a.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for a in moved)
+        inner = ", ".join(code_of(a.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for a in moved)
         kept = [a for a in call.args if a not in moved]
-        return _with_arguments(
-            call, call.func, [*kept, _keyword("dataloader_config", f"{name}({inner})")]
+        return with_arguments(
+            call, call.func, [*kept, keyword_argument("dataloader_config", f"{name}({inner})")]
         )
 
     # -- imports ---------------------------------------------------------------
@@ -188,8 +197,8 @@ class _Rewriter(cst.CSTTransformer):
         for before, alias in zip(original_node.names, updated_node.names, strict=True):
             place = next(iter(self._starts.get(self._start(before), [])), None)
             if place is not None and place.fix is not None and place.fix.module:
-                dotted = _code(alias.name)
-                new = _expression(place.fix.module + dotted[len(place.name) :])
+                dotted = code_of(alias.name)
+                new = expression(place.fix.module + dotted[len(place.name) :])
                 aliases.append(alias.with_changes(name=new))
                 self._done(place)
             else:
@@ -201,8 +210,8 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
         for place in self._starts.get(self._start(original_node), []):
             if place.fix is not None and place.fix.module and updated_node.module is not None:
-                dotted = _code(updated_node.module)
-                new = _expression(place.fix.module + dotted[len(place.name) :])
+                dotted = code_of(updated_node.module)
+                new = expression(place.fix.module + dotted[len(place.name) :])
                 self._done(place)
                 return updated_node.with_changes(module=new)
         if isinstance(original_node.names, cst.ImportStar):
@@ -260,89 +269,7 @@ def _stays_first(statement: cst.BaseStatement) -> bool:
     first = statement.body[0]
     if isinstance(first, cst.Expr):
         return isinstance(first.value, cst.SimpleString | cst.ConcatenatedString)
-    return isinstance(first, cst.ImportFrom) and _code(first).startswith("from __future__")
-
-
-def _new_arguments(fix: Fix, call: cst.Call) -> list[cst.Arg] | None:
-    """The arguments of the new call; None where one cannot be carried over."""
-    kept: list[cst.Arg] = []
-    by_name = fix.as_keywords
-    for index, argument in enumerate(call.args):
-        if argument.star:
-            if fix.parameters or fix.drop:
-                return None
-            kept.append(argument)
-            continue
-        name = _parameter(fix, argument, index)
-        if fix.only and name not in fix.only:
-            return None
-        if name in fix.drop:
-            by_name = by_name or argument.keyword is None
-        elif argument.keyword is None and by_name:
-            kept.append(_keyword(fix.rename.get(name, name), _code(argument.value)))
-        elif argument.keyword is not None and name in fix.rename:
-            kept.append(argument.with_changes(keyword=cst.Name(fix.rename[name])))
-        else:
-            kept.append(argument)
-    given = {a.keyword.value for a in kept if a.keyword}
-    added = [_keyword(key, value) for key, value in fix.append.items() if key not in given]
-    return [*(cst.Arg(_expression(text)) for text in fix.prepend), *kept, *added]
-
-
-def _parameter(fix: Fix, argument: cst.Arg, index: int) -> str:
-    if argument.keyword is not None:
-        return argument.keyword.value
-    return fix.parameters[index] if index < len(fix.parameters) else ""
-
-
-def _with_arguments(
-    call: cst.Call, function: cst.BaseExpression, arguments: Sequence[cst.Arg]
-) -> cst.Call:
-    """The call with these arguments; commas and line breaks between them stay where they can."""
-    last = len(arguments) - 1
-    trailing = call.args[-1].comma if call.args else cst.MaybeSentinel.DEFAULT
-    placed = []
-    for index, argument in enumerate(arguments):
-        if index == last:
-            placed.append(argument.with_changes(comma=trailing))
-        elif argument.comma is cst.MaybeSentinel.DEFAULT:
-            space = _separator(call)
-            placed.append(argument.with_changes(comma=cst.Comma(whitespace_after=space)))
-        else:
-            placed.append(argument)
-    if not placed and not call.args:
-        return call.with_changes(func=function)
-    if not placed:
-        return call.with_changes(
-            func=function, args=[], whitespace_before_args=cst.SimpleWhitespace("")
-        )
-    return call.with_changes(func=function, args=placed)
-
-
-def _separator(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
-    """What stands behind the call's commas: a blank, or a line break."""
-    for argument in call.args[:-1]:
-        if isinstance(argument.comma, cst.Comma):
-            return argument.comma.whitespace_after
-    return cst.SimpleWhitespace(" ")
-
-
-def _mixed_precision(call: cst.Call) -> cst.Call | None:
-    """`fp16=True` is `mixed_precision="fp16"`; `fp16=False` is nothing."""
-    if "mixed_precision" in _given(call):
-        return None
-    kept: list[cst.Arg] = []
-    for argument in call.args:
-        if argument.keyword is None or argument.keyword.value not in ("fp16", "use_fp16"):
-            kept.append(argument)
-            continue
-        value = _code(argument.value)
-        if value == "True":
-            kept.append(_keyword("mixed_precision", '"fp16"').with_changes(comma=argument.comma))
-        elif value not in ("False", "None"):
-            said = f'"fp16" if {value} else "no"'
-            kept.append(_keyword("mixed_precision", said).with_changes(comma=argument.comma))
-    return _with_arguments(call, call.func, kept)
+    return isinstance(first, cst.ImportFrom) and code_of(first).startswith("from __future__")
 
 
 def _special(place: Place, fix: Fix, node: cst.Name | cst.Attribute) -> cst.BaseExpression | None:
@@ -355,9 +282,9 @@ def _special(place: Place, fix: Fix, node: cst.Name | cst.Attribute) -> cst.Base
     if not isinstance(node, cst.Attribute):
         return None
     if kind == "use-fp16":
-        return _expression(f'({_code(node.value)}.mixed_precision == "fp16")')
+        return expression(f'({code_of(node.value)}.mixed_precision == "fp16")')
     if kind == "device-type":
-        return _expression(f"{_code(node.value)}.device.type")
+        return expression(f"{code_of(node.value)}.device.type")
     return None
 
 
@@ -390,23 +317,3 @@ def _rebuilt(
         kept[-1] = kept[-1].with_changes(comma=trailing)
     new = node.with_changes(names=kept)
     return cst.FlattenSentinel([*moved, new]) if moved else new
-
-
-def _given(call: cst.Call) -> set[str]:
-    return {a.keyword.value for a in call.args if a.keyword} | {"*" for a in call.args if a.star}
-
-
-def _keyword(name: str, value: str) -> cst.Arg:
-    return cst.Arg(
-        _expression(value),
-        keyword=cst.Name(name),
-        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
-    )
-
-
-def _expression(text: str) -> cst.BaseExpression:
-    return cst.parse_expression(text)
-
-
-def _code(node: cst.CSTNode) -> str:
-    return cst.Module([]).code_for_node(node)

@@ -1,0 +1,115 @@
+"""The arguments of a rewritten call: dropped, renamed, moved to keywords, put first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from tpukit.knowledge.calls import Fix
+
+
+def new_arguments(fix: Fix, call: cst.Call) -> list[cst.Arg] | None:
+    """The arguments of the new call; None where one cannot be carried over."""
+    kept: list[cst.Arg] = []
+    by_name = fix.as_keywords
+    for index, argument in enumerate(call.args):
+        if argument.star:
+            if fix.parameters or fix.drop:
+                return None
+            kept.append(argument)
+            continue
+        name = parameter(fix, argument, index)
+        if fix.only and name not in fix.only:
+            return None
+        if name in fix.drop:
+            by_name = by_name or argument.keyword is None
+        elif argument.keyword is None and by_name:
+            kept.append(keyword_argument(fix.rename.get(name, name), code_of(argument.value)))
+        elif argument.keyword is not None and name in fix.rename:
+            kept.append(argument.with_changes(keyword=cst.Name(fix.rename[name])))
+        else:
+            kept.append(argument)
+    given = {a.keyword.value for a in kept if a.keyword}
+    added = [keyword_argument(key, value) for key, value in fix.append.items() if key not in given]
+    return [*(cst.Arg(expression(text)) for text in fix.prepend), *kept, *added]
+
+
+def parameter(fix: Fix, argument: cst.Arg, index: int) -> str:
+    if argument.keyword is not None:
+        return argument.keyword.value
+    return fix.parameters[index] if index < len(fix.parameters) else ""
+
+
+def with_arguments(
+    call: cst.Call, function: cst.BaseExpression, arguments: Sequence[cst.Arg]
+) -> cst.Call:
+    """The call with these arguments; commas and line breaks between them stay where they can."""
+    last = len(arguments) - 1
+    trailing = call.args[-1].comma if call.args else cst.MaybeSentinel.DEFAULT
+    placed = []
+    for index, argument in enumerate(arguments):
+        if index == last:
+            placed.append(argument.with_changes(comma=trailing))
+        elif argument.comma is cst.MaybeSentinel.DEFAULT:
+            space = separator(call)
+            placed.append(argument.with_changes(comma=cst.Comma(whitespace_after=space)))
+        else:
+            placed.append(argument)
+    if not placed and not call.args:
+        return call.with_changes(func=function)
+    if not placed:
+        return call.with_changes(
+            func=function, args=[], whitespace_before_args=cst.SimpleWhitespace("")
+        )
+    return call.with_changes(func=function, args=placed)
+
+
+def separator(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
+    """What stands behind the call's commas: a blank, or a line break."""
+    for argument in call.args[:-1]:
+        if isinstance(argument.comma, cst.Comma):
+            return argument.comma.whitespace_after
+    return cst.SimpleWhitespace(" ")
+
+
+def mixed_precision(call: cst.Call) -> cst.Call | None:
+    """`fp16=True` is `mixed_precision="fp16"`; `fp16=False` is nothing."""
+    if "mixed_precision" in given_keywords(call):
+        return None
+    kept: list[cst.Arg] = []
+    for argument in call.args:
+        if argument.keyword is None or argument.keyword.value not in ("fp16", "use_fp16"):
+            kept.append(argument)
+            continue
+        value = code_of(argument.value)
+        if value == "True":
+            kept.append(
+                keyword_argument("mixed_precision", '"fp16"').with_changes(comma=argument.comma)
+            )
+        elif value not in ("False", "None"):
+            said = f'"fp16" if {value} else "no"'
+            kept.append(
+                keyword_argument("mixed_precision", said).with_changes(comma=argument.comma)
+            )
+    return with_arguments(call, call.func, kept)
+
+
+def given_keywords(call: cst.Call) -> set[str]:
+    return {a.keyword.value for a in call.args if a.keyword} | {"*" for a in call.args if a.star}
+
+
+def keyword_argument(name: str, value: str) -> cst.Arg:
+    return cst.Arg(
+        expression(value),
+        keyword=cst.Name(name),
+        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+    )
+
+
+def expression(text: str) -> cst.BaseExpression:
+    return cst.parse_expression(text)
+
+
+def code_of(node: cst.CSTNode) -> str:
+    return cst.Module([]).code_for_node(node)
