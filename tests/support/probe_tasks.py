@@ -33,7 +33,7 @@ class Hungry(Task):
         global_batch_size=8, rows_per_device=4096, max_steps=2, epochs=None, ema_decay=0.9
     )
 
-    def __init__(self, width: int = 262_144, bad_rows: int = 0, data_path: str = "") -> None:
+    def __init__(self, width: int = 1_048_576, bad_rows: int = 0, data_path: str = "") -> None:
         self.width = width
         self.bad_rows = bad_rows
 

@@ -159,6 +159,8 @@ def _find(
 
     with open_answerer(request, decided, target, seconds) as answerer:
         finding = Finder(answerer, output.text).find(search)
+    if target is not None:
+        decided = dataclasses.replace(decided, config=dataclasses.replace(decided.config, hw="tpu"))
     command = training_command(
         request, decided, finding.recommended_global_batch, finding.accumulate
     )

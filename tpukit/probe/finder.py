@@ -13,8 +13,9 @@ from tpukit.probe.search import Found, Reading, SearchSettings, search
 from tpukit.probe.targets import GIB, Target
 from tpukit.probe.trial import Trial
 
-CLOSE_IN_SPEED = 0.03
-"""Batches whose speeds differ by less are equally fast: the larger one is taken."""
+CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
+"""Batches whose speeds differ by less are equally fast: the larger one is taken. A roofline cannot
+tell closer."""
 WORTH_A_TRIAL = 0.75
 """If nothing tried within the margin is this large a part of the largest, one more is tried."""
 MOST_ACCUMULATIONS = 3
@@ -153,8 +154,9 @@ class Finder:
         if not candidates:
             return found.largest
         speeds = {batch: self._speed(batch) for batch in candidates}
+        close = CLOSE_IN_SPEED["estimated" if self.answerer.target else "measured"]
         best = max(speeds.values())
-        return max(b for b, speed in speeds.items() if speed >= best * (1 - CLOSE_IN_SPEED))
+        return max(b for b, speed in speeds.items() if speed >= best * (1 - close))
 
     def _within_margin(self, largest: int, settings: FindSettings) -> list[int]:
         fits: dict[int, bool] = {}

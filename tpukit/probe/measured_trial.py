@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.probe.gauges import watched_memory
 from tpukit.probe.trial import MemoryByKind, Trial
+from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
 from tpukit.train.restore import load_learner
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_log import RunLog
 from tpukit.train.step import Learner
 from tpukit.train.task import Task
 
@@ -36,7 +44,7 @@ def measure(
 
     Whatever the hardware raises when memory runs out passes through.
     """
-    with watched_memory(backend) as gauge:
+    with watched_memory(backend) as gauge, run_companions():
         learner = load_learner(task, config, backend, None)
         batches = _batches(task, backend, request)
         for _ in range(WARM_STEPS):
@@ -68,6 +76,27 @@ def measure(
     )
     parameters = sum(p.numel() for p in backend.parameters(learner.model).values())
     return trial, parameters
+
+
+@contextmanager
+def run_companions() -> Iterator[None]:
+    """What a run keeps beside the training: its logs, event files and checkpoint writer.
+
+    Libraries and threads take memory of the process, which a limit on it counts.
+    """
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(Path(path))
+        folder.create()
+        log, writer = RunLog(folder, str), BackgroundWriter(folder.checkpoints)
+        try:
+            log.metric_line({"step": 0, "loss": 0.0})
+            state = TrainState(0, "", {})
+            writer.write(Snapshot(state, {"model": {"one": torch.ones(1)}}, {}), is_best=False)
+            writer.wait()
+            yield
+        finally:
+            writer.close()
+            log.close()
 
 
 def _batches(task: Task, backend: Backend, request: MeasureRequest) -> list[list[Batch]]:

@@ -28,6 +28,9 @@ from tpukit.probe.trial import TaskSource, Trial, first_line, wanted_and_limit
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
+UNDER_A_LIMIT = ("can't start new thread", "failed to map segment", "unable to mmap")
+"""What libraries say of a process that may not have more memory, besides saying so."""
+
 
 def main(arguments: list[str]) -> int:
     """Answers until standard input ends; as a rank of a launched trial, once."""
@@ -66,7 +69,8 @@ def _answer(question: dict[str, Any], answerers: dict[str, Any]) -> dict[str, An
 def failure(error: Exception, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """An answer for an exception: a batch that does not fit, or an error to report."""
     traceback.print_exc()
-    if is_out_of_memory(error):
+    limited = question["config"].get("memory_limit") is not None
+    if is_out_of_memory(error) or (limited and any(t in str(error) for t in UNDER_A_LIMIT)):
         wanted, limit = wanted_and_limit(str(error))
         trial = Trial(
             batch=question["rows"],

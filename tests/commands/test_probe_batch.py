@@ -1,0 +1,259 @@
+"""probe-batch as people call it: answers, and every way in which there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TASKS = Path(__file__).parents[1] / "support" / "probe_tasks.py"
+XLA = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
+
+
+def tpukit(*arguments: str, seconds: float = 300, **environment: str):
+    """One command's exit code, standard output and standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tpukit", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def probe(task: str, *arguments: str, **environment: str):
+    return tpukit("probe-batch", "--task", f"{TASKS}:{task}", "--json", *arguments, **environment)
+
+
+def answer(result) -> dict:
+    code, out, err = result
+    assert code == 0, err
+    return json.loads(out)
+
+
+def error(result, code: int) -> dict:
+    found, out, err = result
+    assert found == code, err
+    assert "Traceback" not in err
+    return json.loads(out)["error"]
+
+
+def check_both_sides(found: dict) -> None:
+    fits = {trial["batch"]: trial["fits"] for trial in found["trials"]}
+    largest = found["largest_batch_per_device"]
+    assert fits[largest]
+    assert not fits[largest + 1]
+    assert all(trial["seconds"] > 0 for trial in found["trials"])
+
+
+LIMITED = ("--hw", "cpu", "--memory-limit", "1GB")
+
+
+def test_a_limit_is_found_and_a_run_at_the_answer_lives_within_it(tmp_path):
+    found = answer(probe("Hungry", *LIMITED))
+    check_both_sides(found)
+    largest = found["largest_batch_per_device"]
+    assert found["target"] is None
+    assert all(trial["samples_per_second"] > 0 for trial in found["trials"] if trial["fits"])
+    assert train_at(largest, tmp_path / "fits", *LIMITED)[0] == 0
+    code, _, err = train_at(-(-largest * 11 // 10) + 1, tmp_path / "over", *LIMITED)
+    assert code == 1
+    assert "memory" in err
+
+
+def train_at(rows: int, folder: Path, *limits: str, **environment: str):
+    return tpukit(
+        "train", "--task", f"{TASKS}:Hungry", "--global-batch-size", str(rows), "--accumulate", "1",
+        "--num-workers", "0", "--results-dir", str(folder), *limits, **environment,
+    )  # fmt: skip
+
+
+@pytest.mark.xla
+def test_xla_under_a_limit():
+    found = answer(
+        probe("Hungry", "--hw", "tpu", "--memory-limit", "1GB", "--multiple-of", "4", **XLA)
+    )
+    largest = found["largest_batch_per_device"]
+    fits = {trial["batch"]: trial["fits"] for trial in found["trials"]}
+    assert fits[largest] and not fits[largest + 4]
+
+
+def test_a_wanted_batch_gets_its_accumulation():
+    found = answer(probe("Hungry", *LIMITED, "--max", "8", "--global-batch-size", "32"))
+    assert found["recommended_global_batch"] == 32
+    assert found["recommended_batch_per_device"] * found["accumulate"] == 32
+    assert "--accumulate" in found["command"]
+
+
+def test_never_failing_up_to_the_maximum_is_an_answer():
+    found = answer(probe("Hungry", "--hw", "cpu", "--max", "6"))
+    assert found["largest_batch_per_device"] == 6
+    assert all(trial["fits"] for trial in found["trials"])
+
+
+def test_a_kill_by_the_system_is_a_batch_that_does_not_fit():
+    found = answer(probe("Killed", "--hw", "cpu", "--set", "bad_rows=6", "--max", "8"))
+    assert found["largest_batch_per_device"] == 5
+    assert any("SIGKILL" in (trial["error"] or "") for trial in found["trials"])
+
+
+def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
+    found = answer(
+        probe("Hangs", "--hw", "cpu", "--set", "bad_rows=5", "--max", "5", "--time-limit", "40s")
+    )
+    assert found["largest_batch_per_device"] == 4
+    assert "time limit" in found["trials"][-1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "code", "name", "says"),
+    [
+        ("Hangs", ["--set", "bad_rows=1", "--time-limit", "12s"], 1, "trial-timeout", "12 s"),
+        ("Crashes", ["--set", "bad_rows=1"], 1, "trial-crashed", "SIGSEGV at "),
+        ("Mistaken", ["--set", "bad_rows=1"], 1, "task-failed", "TypeError: a matrix was expected"),
+        ("Hungry", ["--memory-limit", "3MB", "--start", "1"], 1, "nothing-fits", "Not even 1"),
+    ],
+)
+def test_no_answer_is_said_clearly(task, arguments, code, name, says):
+    found = error(probe(task, "--hw", "cpu", *arguments), code)
+    assert found["id"] == name
+    assert says in found["message"]
+    assert found["hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--target", "v5e-7"], "v5e-7"),
+        (["--start", "0"], "--start"),
+        (["--margin", "1.5"], "--margin"),
+        (["--max", "4", "--multiple-of", "8"], "--multiple-of"),
+        (["--target", "v5e-8", "--memory-limit", "4GB"], "--memory-limit"),
+        (["--target", "v5e-8", "--devices", "4"], "--devices"),
+        (["--target", "v5e-8", "--precision", "fp16"], "fp16"),
+        (["--hw", "tpu"], "no TPU"),
+        (["--time-limit", "soon"], "soon"),
+    ],
+)
+def test_bad_usage(arguments, says):
+    found = error(probe("Hungry", *arguments), 2)
+    assert says in found["message"]
+    assert found["hint"]
+
+
+def test_ctrl_c_leaves_nothing_running():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", "probe-batch", "--task", f"{TASKS}:Hangs",
+         "--set", "bad_rows=1", "--hw", "cpu"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert b"Batch 4" in process.stdout.readline()
+    child = wait_for_child(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    process.stdout.close()
+    assert not Path(f"/proc/{child}").exists()
+
+
+def wait_for_child(parent: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    for _ in range(200):
+        if found := children.read_text().split():
+            return int(found[0])
+        time.sleep(0.05)
+    raise AssertionError("no trial was started")
+
+
+def test_killing_the_parent_ends_the_child():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", "probe-batch", "--task", f"{TASKS}:Hangs",
+         "--set", "bad_rows=1", "--hw", "cpu"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    child = wait_for_child(process.pid)
+    # The child asks the kernel to end with its parent once it runs Python.
+    time.sleep(3)
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+
+
+# -- the compiler ---------------------------------------------------------------------------------
+
+
+@pytest.mark.plan
+@pytest.mark.xla
+def test_the_compiler_answers_and_remembers(tmp_path):
+    asked = ("--target", "v5e-8", "--max", "16", "--shard")
+    cache = {"TPUKIT_CACHE_DIR": str(tmp_path)}
+    first = answer(probe("Hungry", *asked, **cache))
+    assert (first["target"], first["devices"]) == ("v5e-8", 8)
+    assert first["compiles"] > 0
+    assert first["limit_bytes"] == int(15.75 * 2**30)
+    assert first["memory"]["temporaries"] > 0
+    assert first["collectives"].get("all-reduce", 0) > 0
+    assert first["step"]["flops"] > 0 and first["step"]["estimate_seconds"] > 0
+    assert first["largest_allocations"]
+    again = answer(probe("Hungry", *asked, **cache))
+    assert again["compiles"] == 0
+    assert again["memory"] == first["memory"]
+    assert "--hw tpu" in again["command"]
+
+
+@pytest.mark.plan
+@pytest.mark.xla
+def test_a_read_in_the_middle_of_the_step_is_reported_with_its_place():
+    found = error(probe("Reads", "--set", "bad_rows=1", "--target", "v5e-1"), 1)
+    assert found["id"] == "leaves-device"
+    assert "probe_tasks.py:" in found["message"]
+    assert ".item()" in found["message"]
+
+
+@pytest.mark.plan
+@pytest.mark.xla
+def test_an_operation_without_a_gradient_on_xla_does_not_end_the_parent():
+    found = error(probe("FallsBack", "--target", "v5e-1"), 1)
+    assert found["id"] in ("leaves-device", "trial-crashed")
+
+
+@pytest.mark.plan
+def test_without_the_plan_extra_the_way_to_it_is_said(tmp_path):
+    """A path on which libtpu cannot be found stands in for an environment without it."""
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.metadata as m\n"
+        "real = m.version\n"
+        "def version(name):\n"
+        "    if name == 'libtpu': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version\n"
+    )
+    found = error(probe("Hungry", "--target", "v5e-1", PYTHONPATH=str(tmp_path)), 2)
+    assert found["id"] == "no-plan-extra"
+    assert "libtpu" in found["message"]
+    assert "tpukit[plan]" in found["hint"]
+
+
+@pytest.mark.plan
+def test_versions_that_do_not_match_are_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata as m\n"
+        "real = m.version\n"
+        "m.version = lambda name: '0.9.9' if name == 'jax' else real(name)\n"
+    )
+    found = error(probe("Hungry", "--target", "v5e-1", PYTHONPATH=str(tmp_path)), 2)
+    assert found["id"] == "plan-versions"
+    assert "jax 0.9.9 (not 0.7.1)" in found["message"]
