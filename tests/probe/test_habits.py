@@ -29,6 +29,9 @@ CASES = {
         {
             "item in the loop": LOOP + "    total += loss.item()\n",
             "float of the loss": LOOP + "    losses.append(float(loss))\n",
+            "a print of the loss": LOOP + "    print('loss', loss)\n",
+            "a print of the loss in a text": LOOP + "    print(f'loss {loss:.3f}')\n",
+            "a copy to the host": LOOP + "    losses.append(loss.detach().cpu())\n",
             "a function of one step": XLA + "def step(x):\n    loss = m(x)\n    loss.backward()\n    return loss.item()\n",
         },
         {
@@ -37,6 +40,7 @@ CASES = {
             "a closure": LOOP + "    def closure():\n        print(loss.item())\n    xm.add_step_closure(closure)\n",
             "without XLA": "import torch\n" + LOOP[len(XLA):].replace("xm.optimizer_step(opt)", "opt.step()") + "    loss.item()\n",
             "no step": XLA + "for x in loader:\n    total += model(x).item()\n",
+            "a print of words": LOOP + "    print('loss goes down')\n",
             "items of a dict": LOOP + "    for k, v in d.items(): pass\n",
         },
     ),

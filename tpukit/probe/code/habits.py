@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from tpukit.probe.code.finding import Place
 from tpukit.probe.code.names import Names, Scope, children
 
-_READS = ("item", "tolist", "numpy")
+_READS = ("item", "tolist", "numpy", "cpu")
 _STEPS = (
     "torch_xla.core.xla_model.optimizer_step",
     "torch_xla.core.xla_model.mark_step",
@@ -311,8 +311,11 @@ def _is_read(node: ast.Call) -> bool:
     """`loss.item()`, `float(loss)`, `print(loss)`."""
     if isinstance(node.func, ast.Attribute):
         return node.func.attr in _READS and not node.args
-    if isinstance(node.func, ast.Name) and node.func.id == "float" and len(node.args) == 1:
-        return "loss" in _text(node.args[0]).lower()
+    if isinstance(node.func, ast.Name) and node.func.id in ("float", "print"):
+        # `print(loss.item())` is found at its `.item()`.
+        inner = [n for argument in node.args for n in ast.walk(argument)]
+        shows_loss = any(isinstance(n, ast.Name) and "loss" in n.id.lower() for n in inner)
+        return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n) for n in inner)
     return False
 
 
