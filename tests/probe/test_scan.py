@@ -75,6 +75,14 @@ def test_path_that_is_not_there(tmp_path):
         scan_paths([str(tmp_path / "none.py")])
 
 
+def test_names_that_mean_each_other(tmp_path):
+    """A chain of assignments is followed once, not once for every way through it."""
+    lines = [f"{a} = {b}.{b}" for a in "abcdefgh" for b in "abcdefgh"]
+    path = tmp_path / "a.py"
+    path.write_text(XM + "\n".join(lines) + "\na.xla_device()\nb.spawn(nprocs=8)\n" * 50)
+    assert len(scan_paths([str(path)]).findings) == 1
+
+
 def test_order_is_by_place(tmp_path):
     for name in ("b.py", "a.py"):
         (tmp_path / name).write_text(XM + "xm.mark_step()\n")

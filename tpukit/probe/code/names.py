@@ -53,6 +53,7 @@ class Names:
         self.scopes: dict[ast.AST, Scope] = {tree: self.module}
         self.attributes: dict[str, list[tuple[ast.expr, Scope]]] = {}
         """`self.x = value` anywhere: x -> values."""
+        self._followed_now: set[tuple[int, str]] = set()
         self.followed: set[str] = set()
         """Local names that an import binds somewhere in the module."""
         self._collect_body(tree, self.module)
@@ -90,9 +91,20 @@ class Names:
         while where is not None:
             visible = first or not where.is_class
             if visible and name in where.bindings and name not in where.outer:
-                return self._meanings(where.bindings[name], where, steps)
+                return self._once(name, where, steps)
             first, where = False, where.parent
         return [f"{module}.{name}" for module in self._stars(scope)]
+
+    def _once(self, name: str, scope: Scope, steps: int) -> list[str]:
+        """A name's meanings; nothing for `x` while `x = x.view(...)` is followed already."""
+        key = (id(scope), name)
+        if key in self._followed_now:
+            return []
+        self._followed_now.add(key)
+        try:
+            return self._meanings(scope.bindings[name], scope, steps)
+        finally:
+            self._followed_now.discard(key)
 
     def _meanings(self, bindings: list[Binding], scope: Scope, steps: int) -> list[str]:
         imported = [binding.name for binding in bindings if binding.name is not None]
