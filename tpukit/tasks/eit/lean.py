@@ -73,7 +73,8 @@ class LeanBlock(Block):
         batch, tokens, _ = x.shape
         # Split before the heads are moved: the backward pass joins the three in one copy.
         parts = attention.qkv(x).view(batch, tokens, 3, attention.heads, -1).unbind(2)
-        attended = self.ops.attention(*(part.transpose(1, 2) for part in parts), bias)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        attended = self.ops.attention(query, key, value, bias)
         mapped: Tensor = attention.proj(attended.transpose(1, 2).reshape(x.shape))
         return mapped
 

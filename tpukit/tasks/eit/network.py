@@ -22,6 +22,7 @@ from tpukit.tasks.eit.blocks import (
     Upsample,
     WindowAttention,
 )
+from tpukit.tasks.eit.linear_start import LinearMap
 from tpukit.tasks.eit.positions import sine_cosine_grid
 
 Form = Literal["lean", "reference"]
@@ -128,10 +129,14 @@ def parts_of(stage: nn.Module) -> list[nn.Module]:
 
 
 class VoltageImages(nn.Module):
-    """Images made from the voltages: (batch, 1, side, side) map to (batch, channels, image)."""
+    """Images made from the voltages: (batch, 1, side, side) map to (batch, channels, image).
+
+    The first is a linear map's, which a perceptron corrects; further ones are the perceptron's.
+    """
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
+        self.linear = nn.Linear(config.map_side**2, config.learned_side**2)
         self.side = config.learned_side
         self.channels = config.learned_channels
         self.factor = config.image_side // self.side
@@ -142,8 +147,16 @@ class VoltageImages(nn.Module):
         )
 
     def forward(self, voltage_map: Tensor) -> Tensor:
-        images = self.mlp(voltage_map.flatten(1)).view(-1, self.channels, self.side, self.side)
-        return enlarge(images, self.factor)
+        voltages = voltage_map.flatten(1)
+        images = self.mlp(voltages).view(-1, self.channels, self.side, self.side)
+        first = images[:, :1] + self.linear(voltages).view(-1, 1, self.side, self.side)
+        return enlarge(torch.cat([first, images[:, 1:]], dim=1), self.factor)
+
+    @torch.no_grad()
+    def start_from(self, linear: LinearMap) -> None:
+        """Takes a linear map in place of zeros."""
+        self.linear.weight.copy_(torch.from_numpy(linear.weight))
+        self.linear.bias.copy_(torch.from_numpy(linear.bias))
 
 
 class Network(nn.Module):
@@ -217,6 +230,9 @@ def initialise(network: Network) -> None:
             nn.init.trunc_normal_(parameter, std=0.02)
         elif ".adaLN_modulation." in name or name.startswith("final_layer.linear"):
             nn.init.zeros_(parameter)
+    if network.voltage_images is not None:
+        for layer in (network.voltage_images.linear, network.voltage_images.mlp[-1]):
+            nn.init.zeros_(layer.weight)
 
 
 def reference_network(config: NetworkConfig) -> Network:

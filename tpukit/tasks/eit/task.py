@@ -20,6 +20,7 @@ from tpukit.tasks.eit.diffusion import (
     Sampler,
 )
 from tpukit.tasks.eit.lean import lean_network
+from tpukit.tasks.eit.linear_start import LinearMap, best_linear_map
 from tpukit.tasks.eit.network import SIZES, NetworkConfig, reference_network
 from tpukit.tasks.eit.normalisation import Normalisation
 from tpukit.train.task import Datasets, Preset, Sample, Task, TrainingDefaults, stack_samples
@@ -112,6 +113,8 @@ class EITTask(Task):
         self.defaults = TRAINING[self.config.size]
         self.diffusion = Diffusion(DiffusionConfig())
         self.normalisation: Normalisation | None = None
+        self.linear_start: LinearMap | None = None
+        """Where a smaller network starts; known once the data was opened."""
 
     def datasets(self) -> Datasets:
         """The train and valid splits of the data path, and their normalisation."""
@@ -119,6 +122,8 @@ class EITTask(Task):
         if self.normalisation is None:
             self.normalisation = data_normalisation(root)
         train, valid = (open_split(root, name, self.normalisation) for name in ("train", "valid"))
+        if self.config.network.learned_channels:
+            self.linear_start = best_linear_map(train, self.config.network.learned_side)
         return Datasets(train, valid)
 
     def identity(self) -> dict[str, Any]:
@@ -139,7 +144,10 @@ class EITTask(Task):
     def build_model(self, ops: ModelOps) -> nn.Module:
         if self.config.reference:
             return reference_network(self.config.network)
-        return lean_network(self.config.network, ops)
+        network = lean_network(self.config.network, ops)
+        if self.linear_start is not None and network.voltage_images is not None:
+            network.voltage_images.start_from(self.linear_start)
+        return network
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Adds `t`, `of_image`, `of_noise` (numbers) and `noise` (1, 128, 128)."""
