@@ -39,7 +39,7 @@ def summarize_train(
     tokenizer: Annotated[
         str | None,
         typer.Option("--tokenizer", rich_help_panel=MODEL,
-                     help="gpt2, train, or a .tiktoken or tokenizer.json file (gpt2)."),
+                     help="gpt2, train, a .tiktoken or tokenizer.json file (--init's, or gpt2)."),
     ] = None,
     loss: Annotated[
         str | None,

@@ -14,6 +14,11 @@ from torch.nn import functional as F
 from tpukit.tasks.summarize.dialogues import make_dialogue
 from tpukit.tasks.summarize.tokenizer import Tokenizer, train_tokenizer
 
+# transformers imports accelerate, which would take torch_xla's device for every later test.
+with pytest.MonkeyPatch.context() as environment:
+    environment.setenv("USE_TORCH_XLA", "0")
+    import accelerate  # noqa: F401
+
 
 class PlainOps:
     """ModelOps by the book."""

@@ -85,9 +85,8 @@ def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) 
     config = GPT2Config(1, 1, 16, 900, 256)
     bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)
     export_hugging_face(tmp_path / "hf", config, GPT2(config, ops).state_dict(), bytes_alone)
-    options = SMALL.copy()
     code, told = train(GOOD, "--init", str(tmp_path / "hf"), "--model", "gpt2")
-    assert options == SMALL and code == 2
+    assert code == 2
     assert "have 900" in told and "--tokenizer" in told
 
 

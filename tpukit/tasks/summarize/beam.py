@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.generation import COLUMN_STEP, Decoding, GenerationPlan, Prompt
+from tpukit.tasks.summarize.generation import Decoding, GenerationPlan, Prompt
 from tpukit.tasks.summarize.gpt2 import GPT2
 from tpukit.tasks.summarize.slots import Slots, SlotShape
 
@@ -103,8 +103,7 @@ class _BeamDecoding:
         self.generator = generator
         self.decoding = generator.decoding
         self.beams = generator.decoding.num_beams
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        columns = -(-(longest + self.decoding.max_new_tokens) // COLUMN_STEP) * COLUMN_STEP
+        columns = generator.plan.columns(prompts, self.decoding.max_new_tokens)
         # Each device holds whole groups of beams.
         per_device = max(1, generator.plan.slots // (self.beams * generator.devices))
         self.groups: list[Group | None] = [None] * (per_device * generator.devices)
@@ -139,8 +138,7 @@ class _BeamDecoding:
             prompts.append(group.prompt.tokens)
             taken.append(list(self._slots_of(free)))
             fresh.append((device, free))
-        longest = max(map(len, prompts))
-        length = next(n for n in self.generator.plan.prefill_lengths if n >= longest)
+        length = self.generator.plan.prefill_length(max(map(len, prompts)))
         logits = self.slots.prefill(prompts, taken, length)
         # All beams of a new group hold the same: each device's logits are repeated for them.
         best = self._best(logits.repeat_interleave(self.beams, 0), self._scores_of(fresh))

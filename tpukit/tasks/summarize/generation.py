@@ -97,6 +97,16 @@ class GenerationPlan:
     prefill_lengths: list[int]
     slots: int
 
+    def prefill_length(self, longest: int) -> int:
+        """The fixed length that prompts of up to `longest` tokens are prefilled at."""
+        return next(length for length in self.prefill_lengths if length >= longest)
+
+    def columns(self, prompts: Sequence[Prompt], new_tokens: int) -> int:
+        """Columns of the cache for a chunk: as few different numbers as there are lengths."""
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        needed = self.prefill_length(longest) + new_tokens
+        return -(-needed // COLUMN_STEP) * COLUMN_STEP
+
 
 def plan_generation(
     prompts: Sequence[Prompt], slots: int, devices: int, processes: int
@@ -150,9 +160,8 @@ class _SlotDecoding:
         plan = generator.plan
         self.generator = generator
         self.decoding = generator.decoding
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        columns = longest + self.decoding.max_new_tokens + generator.steps_a_read
-        shape = SlotShape(plan.slots, -(-columns // COLUMN_STEP) * COLUMN_STEP, generator.devices)
+        columns = plan.columns(prompts, self.decoding.max_new_tokens + generator.steps_a_read)
+        shape = SlotShape(plan.slots, columns, generator.devices)
         self.slots = Slots(generator.model, generator.backend, shape)
         self.waiting = list(reversed(prompts))
         self.owners: list[Prompt | None] = [None] * plan.slots
@@ -197,8 +206,7 @@ class _SlotDecoding:
             else:
                 prompts.append(filler)
                 taken.append([])
-        longest = max(map(len, prompts))
-        length = next(n for n in self.generator.plan.prefill_lengths if n >= longest)
+        length = self.generator.plan.prefill_length(max(map(len, prompts)))
         logits = self.slots.prefill(prompts, taken, length)
         draws = np.array([self.draws[slots[0], 0] if slots else 0 for slots in taken], np.float32)
         chosen = self._choose(logits, draws)

@@ -106,8 +106,9 @@ class SummarizeConfig:
     init: str | None = None
     """Weights to start from: a directory, a name on the hub, a nanoGPT checkpoint, or `scratch`.
     None: the hub's weights for a named size, from scratch for a custom one."""
-    tokenizer: str = "gpt2"
-    """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file."""
+    tokenizer: str | None = None
+    """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file. None: the `tokenizer.json` in the
+    directory of `init` where there is one, else `gpt2`."""
     vocabulary_size: int = 4096
     """Tokens of a trained tokenizer."""
     loss: str = "lean"
@@ -203,10 +204,11 @@ class SummarizeTask(Task):
     def tokenizer(self) -> Tokenizer:
         """The run's tokenizer: restored, read, or trained on the training file."""
         if self._tokenizer is None:
-            if self.config.tokenizer == "train":
+            name = self.config.tokenizer or usual_tokenizer(self.config.init)
+            if name == "train":
                 self._tokenizer = trained_tokenizer(self.train_file, self.config.vocabulary_size)
             else:
-                self._tokenizer = load_tokenizer(self.config.tokenizer)
+                self._tokenizer = load_tokenizer(name)
         return self._tokenizer
 
     def datasets(self) -> Datasets:
@@ -435,6 +437,12 @@ def bucket_lengths(train: TokenSamples, valid: TokenSamples | None, count: int) 
     if valid is not None:
         longest = max(longest, int(valid.sizes.lengths.max()))
     return choose_lengths(train.sizes.lengths, count, longest)
+
+
+def usual_tokenizer(init: str | None) -> str:
+    """The tokenizer that lies beside the weights, else GPT-2's."""
+    beside = Path(init or "") / "tokenizer.json"
+    return str(beside) if init and beside.is_file() else "gpt2"
 
 
 def trained_tokenizer(csv_path: Path, vocabulary_size: int) -> Tokenizer:
