@@ -83,6 +83,28 @@ def test_names_that_mean_each_other(tmp_path):
     assert len(scan_paths([str(path)]).findings) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [("a.py", "print 'old'\n", "no Python that can be parsed"), ("a.ipynb", '{"cells": [', "is no notebook"),
+     ("a.ipynb", "[1, 2]", "no cells")],
+)  # fmt: skip
+def test_the_one_file_that_is_named_cannot_be_read(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=said):
+        scan_paths([str(tmp_path / name)])
+    (tmp_path / "good.py").write_text(XM)
+    report = scan_paths([str(tmp_path / name), str(tmp_path / "good.py")])
+    assert (len(report.findings), len(report.notes)) == (1, 1)
+
+
+def test_one_bad_cell_is_a_note(tmp_path):
+    cell = '{"cell_type": "code", "source": "print 3"}, {"cell_type": "code", "source": "x = 3"}'
+    (tmp_path / "a.ipynb").write_text('{"cells": [' + cell + "]}")
+    report = scan_paths([str(tmp_path / "a.ipynb")])
+    assert (report.findings, len(report.notes)) == ([], 1)
+    assert "cell 1" in report.notes[0]
+
+
 def test_order_is_by_place(tmp_path):
     for name in ("b.py", "a.py"):
         (tmp_path / name).write_text(XM + "xm.mark_step()\n")

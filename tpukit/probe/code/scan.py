@@ -32,6 +32,8 @@ _SKIPPED_FOLDERS = {
 _SUFFIXES = (".py", ".ipynb", ".pyi")
 HABIT_WORDS = (b"torch_xla", b"Accelerator(")
 _FILES_FOR_WORKERS = 300
+_NAMED_FILES = 20
+"""So many named files are parsed in any case, to say which is no Python."""
 
 
 @dataclass
@@ -47,7 +49,7 @@ class ScanReport:
 def scan_paths(paths: Sequence[str]) -> ScanReport:
     """Scans files, and the Python files and notebooks in folders.
 
-    Raises DataError where a path itself is not there or cannot be read.
+    Raises DataError where a path is not there, or the one file that is named cannot be read.
     """
     start = time.perf_counter()
     report = ScanReport()
@@ -56,9 +58,14 @@ def scan_paths(paths: Sequence[str]) -> ScanReport:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder", "Check the path.")
     files = list(dict.fromkeys(file for path in named for file in source_files(path)))
-    for found, notes in _scan_all([str(file) for file in files]):
+    asked_for = {str(path) for path in named}
+    for found, notes in _scan_all([str(file) for file in files], asked_for):
         report.findings += found
         report.notes += notes
+    # A note on a whole file starts with its path; one on a cell names that too.
+    unread = [note for note in report.notes if note.startswith(f"{named[0]}: ")] if named else []
+    if len(files) == 1 and unread and not named[0].is_dir():
+        raise DataError(unread[0], "Python 3 files and Jupyter notebooks can be scanned.")
     report.findings.sort(key=lambda f: (f.path, f.cell or 0, f.line, f.column))
     report.files, report.seconds = len(files), time.perf_counter() - start
     return report
@@ -76,19 +83,23 @@ def source_files(path: Path) -> Iterator[Path]:
                 yield Path(folder) / name
 
 
-def _scan_all(files: list[str]) -> Iterable[tuple[list[Finding], list[str]]]:
+def _scan_all(files: list[str], asked_for: set[str]) -> Iterable[tuple[list[Finding], list[str]]]:
     workers = min(os.cpu_count() or 1, 8)
+    whole = [file in asked_for and len(asked_for) < _NAMED_FILES for file in files]
     if len(files) < _FILES_FOR_WORKERS or workers == 1:
-        return map(scan_file, files)
+        return map(scan_file, files, whole)
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(scan_file, files, chunksize=32))
+        return list(pool.map(scan_file, files, whole, chunksize=32))
 
 
-def scan_file(path: str) -> tuple[list[Finding], list[str]]:
-    """The findings of one file, and notes on what could not be read in it."""
+def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]:
+    """The findings of one file, and notes on what could not be read in it.
+
+    `whole`: it is parsed even where none of the table's words is in it.
+    """
     try:
         data = read_bytes(Path(path))
-        if not may_concern(data):
+        if not whole and not may_concern(data):
             return [], []
         text = decode_source(data)
         if path.endswith(".ipynb"):
