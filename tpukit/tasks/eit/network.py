@@ -131,12 +131,13 @@ def parts_of(stage: nn.Module) -> list[nn.Module]:
 class VoltageImages(nn.Module):
     """Images made from the voltages: (batch, 1, side, side) map to (batch, channels, image).
 
-    The first is a linear map's, which a perceptron corrects; further ones are the perceptron's.
+    The first is a fixed linear map's, which a perceptron corrects; further ones are the
+    perceptron's own.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.linear = nn.Linear(config.map_side**2, config.learned_side**2)
+        self.linear = nn.Linear(config.map_side**2, config.learned_side**2).requires_grad_(False)
         self.side = config.learned_side
         self.channels = config.learned_channels
         self.factor = config.image_side // self.side
@@ -212,6 +213,9 @@ def enlarge(images: Tensor, factor: int) -> Tensor:
     return cells.reshape(batch, channels, height * factor, width * factor)
 
 
+ZERO_AT_THE_START = ("final_layer.linear", "voltage_images.linear", "voltage_images.mlp.2")
+
+
 def initialise(network: Network) -> None:
     """Initial values as published: modulation and output are zero, so each block is identity."""
     for module in network.modules():
@@ -228,11 +232,8 @@ def initialise(network: Network) -> None:
             nn.init.normal_(parameter, std=0.02)
         elif name.endswith("relative_position_bias_table"):
             nn.init.trunc_normal_(parameter, std=0.02)
-        elif ".adaLN_modulation." in name or name.startswith("final_layer.linear"):
+        elif ".adaLN_modulation." in name or name.startswith(ZERO_AT_THE_START):
             nn.init.zeros_(parameter)
-    if network.voltage_images is not None:
-        for layer in (network.voltage_images.linear, network.voltage_images.mlp[-1]):
-            nn.init.zeros_(layer.weight)
 
 
 def reference_network(config: NetworkConfig) -> Network:
