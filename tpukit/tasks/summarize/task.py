@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps
+from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.tasks.summarize.buckets import (
     Bucket,
     BucketPlan,
@@ -23,10 +22,10 @@ from tpukit.tasks.summarize.buckets import (
     evaluation_plan,
     make_buckets,
 )
-from tpukit.tasks.summarize.csv_file import read_rows
+from tpukit.tasks.summarize.config import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.tasks.summarize.generation import Decoding, Prompt
 from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config, PlainOps
-from tpukit.tasks.summarize.lora import LoraConfig, add_lora, parse_targets
+from tpukit.tasks.summarize.lora import add_lora
 from tpukit.tasks.summarize.progress import RowProgress
 from tpukit.tasks.summarize.rouge import rouge_scores
 from tpukit.tasks.summarize.samples import (
@@ -40,14 +39,12 @@ from tpukit.tasks.summarize.samples import (
 from tpukit.tasks.summarize.summaries import clean_summary, summarise
 from tpukit.tasks.summarize.token_cache import (
     TokenCache,
-    cache_folder,
     file_digest,
-    locked,
     open_token_cache,
 )
-from tpukit.tasks.summarize.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from tpukit.tasks.summarize.tokenizer import Tokenizer, load_tokenizer
+from tpukit.tasks.summarize.tokenizer_choice import trained_tokenizer, usual_tokenizer
 from tpukit.tasks.summarize.weights import (
-    SIZES,
     Pretrained,
     cropped,
     parse_size,
@@ -59,104 +56,13 @@ from tpukit.train.task import (
     Datasets,
     MicroBatch,
     PlanSettings,
-    Preset,
     Sample,
     SampleSource,
     Task,
-    TrainingDefaults,
 )
 
 TOKENIZER_FILE = "tokenizer.tiktoken"
 MODEL_FILE = "model.json"
-FROM_SCRATCH = "scratch"
-ROWS_FOR_TOKENIZER = 50_000
-"""A tokenizer is trained on so many rows at most: more change it little."""
-
-FINE_TUNING = TrainingDefaults(
-    global_batch_size=256,
-    rows_per_device=16,
-    epochs=None,
-    max_steps=500,
-    lr=5e-5,
-    schedule="cosine",
-    warmup_steps=100,
-    final_lr_fraction=0.1,
-    clip_norm=1.0,
-    weight_decay=0.1,
-    adam=AdamSettings((0.9, 0.95)),
-)
-
-
-@dataclass(frozen=True)
-class SummarizeConfig:
-    """The task's own settings."""
-
-    data_path: str = "./data"
-    """A folder with `train.csv`, or the file itself."""
-    valid_file: str | None = None
-    """A CSV file to validate on; None splits the training file."""
-    valid_fraction: float = 0.05
-    """The part of the training file that is validated on."""
-    split_seed: int = 0
-    """Seeds the split."""
-    model: str = "gpt2"
-    """`gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl` or LAYERSxHEADSxWIDTH."""
-    block_size: int = 1024
-    """Longest prompt and summary together, in tokens."""
-    init: str | None = None
-    """Weights to start from: a directory, a name on the hub, a nanoGPT checkpoint, or `scratch`.
-    None: the hub's weights for a named size, from scratch for a custom one."""
-    tokenizer: str | None = None
-    """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file. None: the `tokenizer.json` in the
-    directory of `init` where there is one, else `gpt2`."""
-    vocabulary_size: int = 4096
-    """Tokens of a trained tokenizer."""
-    loss: str = "lean"
-    """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
-    buckets: int = 8
-    """Batch shapes: more pad less, and compile longer where graphs are compiled."""
-    dropout: float = 0.0
-    """Dropout on embeddings and residual branches."""
-    recompute: bool = False
-    """Recompute blocks in the backward pass instead of keeping them."""
-    lora_rank: int = 0
-    """Rank of LoRA adapters; 0 trains all weights."""
-    lora_alpha: float = 16.0
-    """LoRA updates are scaled by alpha / rank."""
-    lora_targets: str = "qkv"
-    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, separated by commas."""
-    score_samples: int = 32
-    """Validation samples whose summaries are written and scored at each validation; 0: none."""
-    max_new_tokens: int = 100
-    """Most tokens of a summary at validation."""
-    generation_slots: int = 32
-    """Summaries a device writes at a time."""
-
-    def check(self) -> None:
-        """Raises `ConfigError` for values that make no sense."""
-        problems = []
-        if self.loss not in ("lean", "reference"):
-            problems.append(f"loss {self.loss!r} is neither lean nor reference")
-        if not 0 <= self.valid_fraction < 1:
-            problems.append(f"valid_fraction {self.valid_fraction} is not in [0, 1)")
-        if self.block_size < 32:
-            problems.append(f"block_size {self.block_size} is under 32")
-        if self.buckets < 1:
-            problems.append(f"buckets {self.buckets} is under 1")
-        if self.vocabulary_size < 300:
-            problems.append(f"vocabulary_size {self.vocabulary_size} is under 300")
-        if problems:
-            raise ConfigError(f"{'; '.join(problems)}.", "`summarize-train --help` lists values.")
-
-    @property
-    def from_scratch(self) -> bool:
-        return self.init == FROM_SCRATCH or (self.init is None and self.model not in SIZES)
-
-    @property
-    def lora(self) -> LoraConfig | None:
-        if not self.lora_rank:
-            return None
-        return LoraConfig(self.lora_rank, self.lora_alpha, parse_targets(self.lora_targets))
 
 
 class SummarizeTask(Task):
@@ -164,17 +70,7 @@ class SummarizeTask(Task):
 
     name = "summarize"
     config_class = SummarizeConfig
-    presets: ClassVar[Mapping[str, Preset]] = {
-        "quick": Preset(
-            train={"global_batch_size": 32, "max_steps": 300, "lr": 3e-3, "ckpt_every": 100,
-                   "warmup_steps": 30},
-            task={"model": "4x4x192", "tokenizer": "train", "vocabulary_size": 1024,
-                  "block_size": 256, "score_samples": 16},
-        ),
-        "safe": Preset(train={"global_batch_size": 64}),
-        "balanced": Preset(train={"global_batch_size": 128}),
-        "fast": Preset(train={"global_batch_size": 256}),
-    }  # fmt: skip
+    presets = PRESETS
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `SummarizeConfig`."""
@@ -437,25 +333,3 @@ def bucket_lengths(train: TokenSamples, valid: TokenSamples | None, count: int) 
     if valid is not None:
         longest = max(longest, int(valid.sizes.lengths.max()))
     return choose_lengths(train.sizes.lengths, count, longest)
-
-
-def usual_tokenizer(init: str | None) -> str:
-    """The tokenizer that lies beside the weights, else GPT-2's."""
-    beside = Path(init or "") / "tokenizer.json"
-    return str(beside) if init and beside.is_file() else "gpt2"
-
-
-def trained_tokenizer(csv_path: Path, vocabulary_size: int) -> Tokenizer:
-    """A tokenizer trained on the file, kept in the cache by content and size."""
-    folder = cache_folder() / "tokenizers"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.tiktoken"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            rows = islice(read_rows(csv_path, summaries=True), ROWS_FOR_TOKENIZER)
-            texts = (text for row in rows for text in (row.dialogue, row.summary))
-            tokenizer = train_tokenizer(texts, vocabulary_size)
-            beside = path.with_suffix(".part")
-            beside.write_bytes(tokenizer.to_bytes())
-            beside.replace(path)
-        return Tokenizer.from_bytes(path.read_bytes(), str(path))

@@ -1,0 +1,113 @@
+"""The settings of summaries: the task's own, the training's defaults, the presets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpukit.errors import ConfigError
+from tpukit.hardware.backend import AdamSettings
+from tpukit.tasks.summarize.lora import LoraConfig, parse_targets
+from tpukit.tasks.summarize.weights import SIZES
+from tpukit.train.task import Preset, TrainingDefaults
+
+FROM_SCRATCH = "scratch"
+
+FINE_TUNING = TrainingDefaults(
+    global_batch_size=256,
+    rows_per_device=16,
+    epochs=None,
+    max_steps=500,
+    lr=5e-5,
+    schedule="cosine",
+    warmup_steps=100,
+    final_lr_fraction=0.1,
+    clip_norm=1.0,
+    weight_decay=0.1,
+    adam=AdamSettings((0.9, 0.95)),
+)
+
+
+@dataclass(frozen=True)
+class SummarizeConfig:
+    """The task's own settings."""
+
+    data_path: str = "./data"
+    """A folder with `train.csv`, or the file itself."""
+    valid_file: str | None = None
+    """A CSV file to validate on; None splits the training file."""
+    valid_fraction: float = 0.05
+    """The part of the training file that is validated on."""
+    split_seed: int = 0
+    """Seeds the split."""
+    model: str = "gpt2"
+    """`gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl` or LAYERSxHEADSxWIDTH."""
+    block_size: int = 1024
+    """Longest prompt and summary together, in tokens."""
+    init: str | None = None
+    """Weights to start from: a directory, a name on the hub, a nanoGPT checkpoint, or `scratch`.
+    None: the hub's weights for a named size, from scratch for a custom one."""
+    tokenizer: str | None = None
+    """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file. None: the `tokenizer.json` in the
+    directory of `init` where there is one, else `gpt2`."""
+    vocabulary_size: int = 4096
+    """Tokens of a trained tokenizer."""
+    loss: str = "lean"
+    """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
+    buckets: int = 8
+    """Batch shapes: more pad less, and compile longer where graphs are compiled."""
+    dropout: float = 0.0
+    """Dropout on embeddings and residual branches."""
+    recompute: bool = False
+    """Recompute blocks in the backward pass instead of keeping them."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
+    lora_alpha: float = 16.0
+    """LoRA updates are scaled by alpha / rank."""
+    lora_targets: str = "qkv"
+    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, separated by commas."""
+    score_samples: int = 32
+    """Validation samples whose summaries are written and scored at each validation; 0: none."""
+    max_new_tokens: int = 100
+    """Most tokens of a summary at validation."""
+    generation_slots: int = 32
+    """Summaries a device writes at a time."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for values that make no sense."""
+        problems = []
+        if self.loss not in ("lean", "reference"):
+            problems.append(f"loss {self.loss!r} is neither lean nor reference")
+        if not 0 <= self.valid_fraction < 1:
+            problems.append(f"valid_fraction {self.valid_fraction} is not in [0, 1)")
+        if self.block_size < 32:
+            problems.append(f"block_size {self.block_size} is under 32")
+        if self.buckets < 1:
+            problems.append(f"buckets {self.buckets} is under 1")
+        if self.vocabulary_size < 300:
+            problems.append(f"vocabulary_size {self.vocabulary_size} is under 300")
+        if problems:
+            raise ConfigError(f"{'; '.join(problems)}.", "`summarize-train --help` lists values.")
+
+    @property
+    def from_scratch(self) -> bool:
+        return self.init == FROM_SCRATCH or (self.init is None and self.model not in SIZES)
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        if not self.lora_rank:
+            return None
+        return LoraConfig(self.lora_rank, self.lora_alpha, parse_targets(self.lora_targets))
+
+
+PRESETS: Mapping[str, Preset] = {
+    "quick": Preset(
+        train={"global_batch_size": 32, "max_steps": 300, "lr": 3e-3, "ckpt_every": 100,
+               "warmup_steps": 30},
+        task={"model": "4x4x192", "tokenizer": "train", "vocabulary_size": 1024,
+              "block_size": 256, "score_samples": 16},
+    ),
+    "safe": Preset(train={"global_batch_size": 64}),
+    "balanced": Preset(train={"global_batch_size": 128}),
+    "fast": Preset(train={"global_batch_size": 256}),
+}  # fmt: skip
