@@ -232,7 +232,7 @@ class SummarizeTask(Task):
             size = parse_size(self.config.model)
             if self.config.tokenizer == "train":
                 size = replace(size, vocabulary_size=self.config.vocabulary_size)
-            elif self.config.tokenizer != "gpt2":
+            elif self.config.tokenizer not in (None, "gpt2"):
                 size = replace(size, vocabulary_size=self.tokenizer.vocabulary_size)
             self._model_config = replace(
                 size,
