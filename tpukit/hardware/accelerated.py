@@ -343,7 +343,15 @@ def _set_arithmetic(precision: Precision, *, deterministic: bool) -> None:
     if torch.cuda.is_available():
         torch.backends.cudnn.benchmark = not deterministic
         if precision == "fp32":
-            # torch rounds convolutions to TF32 by default; fp32 was asked for.
-            torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+            _keep_convolutions_in_fp32()
     if deterministic:
         torch.use_deterministic_algorithms(True)
+
+
+def _keep_convolutions_in_fp32() -> None:
+    """torch rounds their inputs to TF32 by default; fp32 was asked for."""
+    settings: Any = torch.backends.cudnn
+    if hasattr(settings, "conv"):
+        settings.conv.fp32_precision = "ieee"
+    else:  # before torch 2.9
+        settings.allow_tf32 = False

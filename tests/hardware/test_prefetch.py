@@ -1,0 +1,67 @@
+"""Batches on their way while others are worked on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tpukit.hardware.prefetch import prefetch
+
+
+def prefetching():
+    return [t for t in threading.enumerate() if t.name == "prefetch"]
+
+
+def test_all_in_order_and_no_thread_left():
+    assert list(prefetch(range(100), lambda item: item * 2)) == list(range(0, 200, 2))
+    assert prefetching() == []
+
+
+@pytest.mark.parametrize("where", ["loader", "transfer"])
+def test_errors_come_out_where_the_batch_would(where):
+    def loader():
+        yield 1
+        if where == "loader":
+            raise OSError("file gone")
+        yield 2
+
+    def transfer(item):
+        if where == "transfer" and item == 2:
+            raise OSError("file gone")
+        return item
+
+    batches = prefetch(loader(), transfer)
+    assert next(batches) == 1
+    with pytest.raises(OSError, match="file gone"):
+        next(batches)
+    assert prefetching() == []
+
+
+def test_closing_ends_the_thread():
+    batches = prefetch(iter(int, 1), lambda item: item)
+    next(batches)
+    batches.close()
+    assert prefetching() == []
+
+
+def test_no_more_than_asked_for_is_made_ahead():
+    made = []
+    batches = prefetch(iter(int, 1), lambda item: made.append(item) or item, depth=2)
+    next(batches)
+    threading.Event().wait(0.5)
+    assert len(made) <= 1 + 2 + 1
+    batches.close()
+
+
+def test_the_loader_starts_in_the_calling_thread():
+    """Worker processes live as long as the thread that started them."""
+    threads = []
+
+    class Loader:
+        def __iter__(self):
+            threads.append(threading.current_thread())
+            return iter([1])
+
+    assert list(prefetch(Loader(), lambda item: item)) == [1]
+    assert threads == [threading.main_thread()]

@@ -1,0 +1,89 @@
+"""What the TPU compiler says of small graphs: python on_tpu_compiler.py DEED. Answers in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ.update(
+    PJRT_DEVICE="CPU", JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1"
+)  # fmt: skip
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import nn
+
+from tpukit.hardware.xla_mesh import DeviceMesh
+from tpukit.hardware.xla_ops import XlaOps
+from tpukit.probe.compiler import Program, TpuCompiler
+
+DEVICES = int(os.environ["CPU_NUM_DEVICES"])
+
+
+def compiled(mesh, outputs, split):
+    """The compiler's answer; `split` are the tensors whose rows are split over the devices."""
+    _, arguments = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
+    handles = torch_xla._XLAC._get_tensors_handle
+    by_rows = set(handles(split))
+    layout = f"{{devices=[{DEVICES},1,1,1]<=[{DEVICES}]}}"
+    shardings = tuple(
+        layout if DEVICES > 1 and handle in by_rows else None for handle in handles(arguments)
+    )
+    program = Program(
+        bytecode=xm.get_stablehlo_bytecode(outputs), aliases={}, argument_shardings=shardings,
+        outputs=len(outputs), kernel_share=1.0, resident={}, resident_elsewhere=0,
+    )  # fmt: skip
+    answer = TpuCompiler("v5e:2x2", DEVICES).compile(program, "fast")
+    return {
+        "flops": answer.flops,
+        "temporaries": answer.temporaries,
+        "kernels": answer.hlo.count('custom_call_target="tpu_custom_call"'),
+        "gathers": answer.hlo.count(" all-gather("),
+    }
+
+
+def recompute():
+    """Four blocks of one linear layer: as they are, recomputed, and recomputed without barriers."""
+    mesh = DeviceMesh.open(shard=False)
+    ops = XlaOps(1, fused=False)
+    barrier = xm.optimization_barrier_
+    answers = {}
+    for how in ("as they are", "no barriers", "recomputed"):
+        xm.optimization_barrier_ = barrier if how == "recomputed" else lambda tensors: None
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)) for _ in range(4))
+        )
+        mesh.place(model)
+        hidden = mesh.send(torch.randn(4096, 512))
+        for block in model:
+            hidden = block(hidden) if how == "as they are" else ops.recompute(block, hidden)
+        hidden.square().sum().backward()
+        answers[how] = compiled(mesh, [p.grad for p in model.parameters()], [])
+    return answers
+
+
+def attention():
+    """Causal attention, forward and backward: written out, in blocks, fused."""
+    from tpukit.hardware import xla_ops
+
+    mesh = DeviceMesh.open(shard=False)
+    answers = {}
+    for how in ("written out", "blocks", "fused"):
+        spmd_mesh = mesh.mesh if DEVICES > 1 else None
+        ops = XlaOps(DEVICES, fused=how == "fused", mesh=spmd_mesh)
+        xla_ops.LARGEST_SCORES_BYTES = 2**40 if how == "written out" else 2**24
+        inputs = [mesh.send(torch.randn(4, 8, 1024, 64), ("data", None, None, None))
+                  for _ in range(3)]  # fmt: skip
+        for tensor in inputs:
+            tensor.requires_grad_()
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            ops.attention(*inputs, causal=True).float().square().sum().backward()
+        answers[how] = compiled(mesh, [tensor.grad for tensor in inputs], inputs)
+    return answers
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))

@@ -1,0 +1,130 @@
+"""Deeds on torch_xla's virtual devices, one a process: python on_xla.py DEED. Answers in JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tpukit.hardware.choice import open_backend
+from tpukit.hardware.options import HardwareOptions
+
+
+def opened(**options):
+    return open_backend(HardwareOptions(hw="tpu", precision="fp32", **options))
+
+
+def blocked_attention():
+    """Largest relative error of output and gradients against torch's attention, by case."""
+    from tpukit.hardware import xla_ops
+
+    backend = opened()
+    errors = {}
+    cases = [(1, True, None), (5, True, (1, 2, 24, 24)), (5, False, (4, 1, 1, 24)), (5, True, None)]
+    for blocks, causal, biased in cases:
+        xla_ops.LARGEST_SCORES_BYTES = 4 * 4 * 2 * 24 * 24 // backend.devices // blocks
+        name = f"blocks {blocks}, causal {causal}, bias {biased}"
+        errors[name] = attention_error(backend, causal, biased)
+    return errors
+
+
+def attention_error(backend, causal, biased):
+    torch.manual_seed(0)
+    host = [torch.randn(4, 2, 24, 8) for _ in range(3)]
+    if biased:
+        host.append(torch.randn(biased))
+    weights = torch.randn(4, 2, 24, 8)
+    sent = [backend.mesh.send(t).requires_grad_() for t in host]
+    kept = [t.clone().requires_grad_() for t in host]
+    found = backend.attention(*sent, causal=causal)
+    (found * backend.mesh.send(weights)).sum().backward()
+    mask = kept[3] if biased else torch.zeros(1)
+    if causal:
+        mask = mask + torch.full((24, 24), float("-inf")).triu(1)
+    expected = F.scaled_dot_product_attention(*kept[:3], attn_mask=mask.expand(4, 2, 24, 24))
+    (expected * weights).sum().backward()
+    pairs = [(found, expected), *((s.grad, k.grad) for s, k in zip(sent, kept, strict=True))]
+    return max(
+        float((one.detach().cpu() - other.detach()).norm() / other.detach().norm())
+        for one, other in pairs
+    )
+
+
+def recompute(how):
+    """Runs a block whose input needs no gradient; XLA_FLAGS tells where the graph goes."""
+    backend = opened(devices=1)
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Dropout(0.0), nn.Linear(32, 16))
+    rows = torch.randn(8, 16)
+    block(rows).square().sum()
+    model = backend.prepare(block)
+    sent = backend.mesh.send(rows)
+    with backend.micro_step(model, first=True, last=True):
+        out = backend.recompute(model, sent) if how == "ours" else model(sent)
+        loss = out.square().sum()
+        backend.backward(loss)
+    backend.finish()
+    gradients = {n: p.grad for n, p in backend.parameters(model).items()}
+    return {n: g.sum().item() for n, g in backend.to_host(gradients).items()}
+
+
+def out_of_memory(kind):
+    """Whether a real failure of a limited device is recognised, and its text."""
+    if kind == "xla":
+        backend = opened(devices=1, memory_limit=2**29)
+    else:
+        backend = open_backend(HardwareOptions(hw="cpu", memory_limit=2**29))
+    small = torch.zeros(2**20, device=backend.device)
+    backend.to_host({"small": small + 1})
+    try:
+        backend.to_host({"large": torch.ones(2**15, 2**15, device=backend.device).cumsum(0)})
+    except Exception as error:
+        return {"recognised": backend.is_out_of_memory(error), "text": str(error)[:200]}
+    return {"recognised": False, "text": "it fitted"}
+
+
+def generators():
+    """Dropout after the state was put back, and after it went on."""
+    backend = opened()
+    backend.seed(2**62 + 5)
+    first = draw(backend)
+    state = backend.random_state()
+    second = draw(backend)
+    backend.set_random_state(json.loads(json.dumps(state)))
+    return {"first": first, "second": second, "again": draw(backend)}
+
+
+def draw(backend):
+    ones = backend.mesh.send(torch.ones(64))
+    kept = F.dropout(ones, 0.5)
+    host = backend.to_host({"kept": kept})["kept"]
+    backend.finish()
+    return host.tolist()
+
+
+def extremes():
+    """Compilations over steps whose rate is 0, then 1, then between."""
+    from hardware_run import Net
+
+    from tpukit.hardware.backend import AdamSettings, ParameterGroup
+
+    backend = opened(devices=1)
+    model = backend.prepare(Net())
+    group = ParameterGroup(list(model.parameters()))
+    optimizer = backend.optimizer([group], AdamSettings())
+    counts = []
+    for lr in (0.0, 0.0, 1.0, 0.5, 1e-3):
+        batch = backend.mesh.send_batch({"x": torch.randn(16, 8)})
+        with backend.micro_step(model, first=True, last=True):
+            backend.backward(model(batch["x"]).square().sum())
+        weight = torch.ones_like(batch["x"][:, 0]).sum()
+        backend.step(optimizer, lr=lr, weight=weight, clip_norm=None, after=lambda norm: None)
+        counts.append(backend.compilations())
+    return counts
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
