@@ -79,6 +79,7 @@ def test_picture_is_one(tested):
     assert picture.shape[0] > 300 and picture.std() > 0.05
 
 
+@pytest.mark.slow
 def test_same_seed_same_images(tested, place):
     again = tpukit("test", "--run", place / "run", "--hw", "cpu", "--samples", 2, "--batch-size", 1,
                    "--sampling-steps", 2, "--out", place / "again", "--json")  # fmt: skip
@@ -112,15 +113,20 @@ def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
     assert "after looking at the measured" in done.stderr
 
 
+def slow(*values):
+    """One of a test's cases that the default run leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--data", "uef2071"], ["uef2071", "Did you mean uef2017?"]),
         (["--data", "ktc2023", "--data-path", "RUN"], ["No .npz files", "test2023"]),
-        (["--run", "nowhere"], ["no run folder nowhere"]),
+        slow(["--run", "nowhere"], ["no run folder nowhere"]),
         (["--checkpoint", "nowhere.pt"], ["nowhere.pt"]),
-        (["--checkpoint", "a", "--run", "b"], ["--run and --checkpoint"]),
-        (["--hw", "gpo"], ["gpo", "gpu"]),
+        slow(["--checkpoint", "a", "--run", "b"], ["--run and --checkpoint"]),
+        slow(["--hw", "gpo"], ["gpo", "gpu"]),
         (["--sampling-steps", "0"], ["sampling_steps = 0", "1..1000"]),
         (["--out", "FILE/below"], ["cannot be written", "--out"]),
     ],
@@ -136,7 +142,7 @@ def test_wrong_usage(place, tmp_path, arguments, expected):
     assert all(part in told for part in expected), told
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".mat"])
+@pytest.mark.parametrize("suffix", [".npz", pytest.param(".mat", marks=pytest.mark.slow)])
 def test_predict_writes_the_images_of_a_folder(tested, place, tmp_path, suffix):
     """The run's test split where no folder is named."""
     out = tmp_path / f"images{suffix}"
