@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("torch_xla")
-pytestmark = pytest.mark.xla
+pytestmark = [pytest.mark.xla, pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("eit_steps.py")
 
 
