@@ -30,8 +30,8 @@ from tpukit.tasks.summarize.weights import read_pretrained
 
 PROMPTS, MAX_NEW_TOKENS = 64, 128
 VOCABULARY, END = 50257, 50256
-SLOTS = (16, 32)
-BATCHES = (16, 32, 64)
+SLOTS = [16, 32, 64]
+BATCHES = [8, 16, 32, 64]
 
 
 def make_prompts() -> list[Prompt]:
@@ -84,7 +84,7 @@ def run_transformers(model, prompts: list[Prompt], batch: int, limit: int) -> di
     return made
 
 
-def measure(run, settings: tuple[int, ...]) -> tuple[list[dict], dict[int, list[int]]]:
+def measure(run, settings: list[int]) -> tuple[list[dict], dict[int, list[int]]]:
     results = []
     for setting in settings:
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -98,7 +98,7 @@ def measure(run, settings: tuple[int, ...]) -> tuple[list[dict], dict[int, list[
     return results, made
 
 
-def compare(folder: Path, limit: int) -> dict:
+def compare(folder: Path, limit: int, slots: list[int], batches: list[int]) -> dict:
     prompts, theirs = make_prompts(), make_model(folder)
     pretrained = read_pretrained(str(folder))
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
@@ -106,8 +106,8 @@ def compare(folder: Path, limit: int) -> dict:
     ours.load_state_dict(pretrained.tensors)
     run_tpukit(ours, prompts[:4], 4, 4)
     run_transformers(theirs, prompts[:4], 4, 4)
-    own, made = measure(lambda n: run_tpukit(ours, prompts, n, limit), SLOTS)
-    other, expected = measure(lambda n: run_transformers(theirs, prompts, n, limit), BATCHES)
+    own, made = measure(lambda n: run_tpukit(ours, prompts, n, limit), slots)
+    other, expected = measure(lambda n: run_transformers(theirs, prompts, n, limit), batches)
     # Processor time is compared: it does not depend on what else the machine is doing.
     best = [max(side, key=lambda r: r["tokens_per_cpu_second"]) for side in (own, other)]
     lengths = sorted(map(len, expected.values()))
@@ -129,12 +129,14 @@ def compare(folder: Path, limit: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=int, default=MAX_NEW_TOKENS)
+    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        result = compare(Path(folder), arguments.limit)
+        result = compare(Path(folder), arguments.limit, arguments.slots, arguments.batches)
     print(json.dumps({n: v for n, v in result.items() if n not in ("tpukit", "transformers")}))
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
