@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -67,8 +67,9 @@ class CallTable:
     environment: Mapping[str, OldCall]
     lasts: frozenset[str]
     """Last parts of all names: an attribute of another name concerns no row."""
-    signs: Mapping[bytes, re.Pattern[bytes]]
-    """Package (or variable) -> what else a file that names it must hold."""
+    signs: Mapping[bytes, Sequence[tuple[bytes, re.Pattern[bytes]]]]
+    """Package (or variable) -> what else a file that names it must hold: a word (quickly looked
+    for), and how that must stand."""
 
 
 @cache
@@ -84,7 +85,7 @@ def call_table() -> CallTable:
     by_name: dict[str, tuple[OldCall, ...]] = {}
     modules: dict[str, OldCall] = {}
     environment: dict[str, OldCall] = {}
-    signs: dict[str, set[str]] = {}
+    signs: dict[str, dict[str, set[str]]] = {}
     for row in old_calls():
         for name in row.names:
             if row.kind == "environment":
@@ -93,13 +94,18 @@ def call_table() -> CallTable:
                 modules[name] = row
             else:
                 by_name[name] = (*by_name.get(name, ()), row)
-            signs.setdefault(name.partition(".")[0], set()).update(_signs(row, name))
+            words = signs.setdefault(name.partition(".")[0], {})
+            for word, patterns in _signs(row, name).items():
+                words.setdefault(word, set()).update(patterns)
     return CallTable(
         by_name,
         modules,
         environment,
         frozenset(name.rpartition(".")[2] for name in (*by_name, *modules)),
-        {package.encode(): _pattern(words) for package, words in signs.items()},
+        {
+            package.encode(): [(word.encode(), _pattern(forms)) for word, forms in words.items()]
+            for package, words in signs.items()
+        },
     )
 
 
@@ -108,21 +114,24 @@ _TELLING = 9
 behind its module's name, or in an import."""
 
 
-def _signs(row: OldCall, name: str) -> set[str]:
+def _signs(row: OldCall, name: str) -> dict[str, set[str]]:
     if row.keywords:
-        return {rf"\b{keyword}\b" for keyword in row.keywords} | (
-            {r"\bspawn\s*\("} if row.position is not None else set()
-        )
+        spawn = {"spawn": {r"\bspawn\s*\("}} if row.position is not None else {}
+        return {**{keyword: {rf"\b{keyword}\b"} for keyword in row.keywords}, **spawn}
     parent, _, last = name.rpartition(".")
     if not parent or len(last) >= _TELLING or "_" in last[1:-1]:
-        return {rf"\b{re.escape(last)}\b"}
+        return {last: {rf"\b{re.escape(last)}\b"}}
     module = parent.rpartition(".")[2].rstrip("()")
     short = r"np|th|xm|xr|nn|init" if module != "Accelerator" else r"\w+"
+    # A class is imported under another name now and then; a module's usual short names are known.
+    renamed = {rf"\b{module}\s+as\b"} if module[:1].isupper() else set()
     return {
-        rf"\b(?:{module}|{short})(?:\(\))?\.{re.escape(last)}\b",
-        rf"\bimport\b[^\n]*\b{re.escape(last)}\b",
-        rf"\bimport\s*\((?:[^)]*\b)?{re.escape(last)}\b",
-        rf"\b{module}\s+as\b",
+        last: renamed
+        | {
+            rf"\b(?:{module}|{short})(?:\(\))?\.{re.escape(last)}\b",
+            rf"\bimport\b[^\n]*\b{re.escape(last)}\b",
+            rf"\bimport\s*\((?:[^)]*\b)?{re.escape(last)}\b",
+        }
     }
 
 

@@ -117,7 +117,12 @@ def may_concern(data: bytes) -> bool:
     if any(word in data for word in HABIT_WORDS):
         return True
     signs = call_table().signs
-    return any(package in data and sign.search(data) for package, sign in signs.items())
+    return any(
+        word in data and sign.search(data)
+        for package, words in signs.items()
+        if package in data
+        for word, sign in words
+    )
 
 
 def module_findings(module: Module) -> list[Finding]:
