@@ -184,7 +184,7 @@ class AcceleratedBackend:
     ) -> None:
         for group in optimizer.param_groups:
             group["lr"] = lr
-        divisor = weight * self.update.gradient_scale() / self.parallelism.divided_by
+        divisor = weight * self.update.gradient_scale()
         raw_norm = self.parallelism.norm(gradients_of(optimizer))
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)

@@ -17,11 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 class Parallelism(Protocol):
     """Where a model's parameters and gradients are, over the processes of a run.
 
-    After the last micro-step every process holds the sum of all gradients (or its shard of it),
-    divided by `divided_by`.
+    After the last micro-step every process holds the sum of all gradients (or its shard of it).
     """
-
-    divided_by: int
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module: ...
     def unwrap(self, model: nn.Module) -> nn.Module: ...
@@ -36,8 +33,6 @@ class Parallelism(Protocol):
 
 class Alone:
     """One process has everything."""
-
-    divided_by = 1
 
     def __init__(self, place: Callable[[nn.Module], nn.Module]) -> None:
         self.place = place
@@ -86,14 +81,17 @@ class Sharded:
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
-        # FSDP takes means, and over gloo it can do nothing else.
-        self.divided_by = int(mesh.size())
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         for block in repeated_blocks(model):
             fully_shard(block, mesh=self.mesh)
         # Left whole after an evaluation, weights would be copies that an exchange never reaches.
         fully_shard(model, mesh=self.mesh, reshard_after_forward=True)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # Sums, not means; and means over gloo are sums in torch 2.8.
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
