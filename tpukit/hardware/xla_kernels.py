@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 from torch import Tensor
 
@@ -79,19 +80,35 @@ class FlashAttention(torch.autograd.Function):
     ) -> Tensor:
         kernel = _forward(query, key, causal=causal, residuals=True)
         output, sums, largest = call(kernel, (query, key, value))
-        ctx.save_for_backward(query, key, value, output, sums, largest)
-        ctx.causal, ctx.call = causal, call
+        # A width under 128 lanes is filled up to them in memory; with the heads side by side it is
+        # not. The barrier keeps XLA from holding on to the wide form all the same.
+        kept = [_heads_together(tensor) for tensor in (query, key, value, output)]
+        xm.optimization_barrier_(kept)
+        ctx.save_for_backward(*kept, sums, largest)
+        ctx.causal, ctx.call, ctx.heads = causal, call, query.shape[1]
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, output, sums, largest = ctx.saved_tensors
+        *kept, sums, largest = ctx.saved_tensors
+        query, key, value, output = (_heads_apart(tensor, ctx.heads) for tensor in kept)
         gradient = gradient.to(query.dtype)
         products = (output.float() * gradient.float()).sum(-1)
         inputs = (query, key, value, sums, largest, gradient, products)
         (of_query,) = ctx.call(_backward_query(query, key, causal=ctx.causal), inputs)
         of_key, of_value = ctx.call(_backward_key(query, key, causal=ctx.causal), inputs)
         return of_query, of_key, of_value, None, None
+
+
+def _heads_together(tensor: Tensor) -> Tensor:
+    """(batch, heads, length, width) to (batch, length, heads width)."""
+    return tensor.transpose(1, 2).flatten(2)
+
+
+def _heads_apart(tensor: Tensor, heads: int) -> Tensor:
+    """The way back."""
+    batch, length, width = tensor.shape
+    return tensor.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
 
 def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
