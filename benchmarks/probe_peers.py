@@ -1,0 +1,227 @@
+"""Finding the largest batch under one memory limit: tpukit, Lightning's finder, accelerate's.
+
+    python benchmarks/probe_peers.py [--task eit|summarize] [--limit 1GB] [--set NAME=VALUE ...]
+
+All search for the same model, optimizer and limit on this machine's processor, one after another.
+What each answers is then tried: `tpukit train` on made-up data at that batch under the same limit,
+two steps with a validation and a checkpoint. An answer is false where that run fails, or where one
+a tenth larger succeeds.
+Lightning's (`BatchSizeFinder`, binary search) and accelerate's (`find_executable_batch_size`)
+finders train in this process' child, as their users call them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+START, ACCELERATE_START = 4, 512
+SAMPLES = 2500
+SETTINGS: dict[str, dict[str, Any]] = {
+    "eit": {"size": "tiny"},
+    "summarize": {
+        "model": "4x4x192", "block_size": 256, "tokenizer": "train", "vocabulary_size": 1024,
+        "init": "scratch", "score_samples": 0,
+    },
+}  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="eit", choices=sorted(SETTINGS))
+    parser.add_argument("--limit", default="1GB")
+    parser.add_argument("--peer", choices=["lightning", "accelerate"], help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "2", "USE_TORCH_XLA": "0"}
+
+
+def tpukit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tpukit", *arguments]
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=1800, check=False
+    )
+
+
+def task_options(task: str) -> list[str]:
+    options = [word for n, v in SETTINGS[task].items() for word in ("--set", f"{n}={v}")]
+    return [*options, "--data-path", os.environ["DATA"]]
+
+
+def ours(task: str, limit: str) -> dict[str, Any]:
+    started = time.monotonic()
+    done = tpukit("probe-batch", "--task", task, *task_options(task), "--hw", "cpu",
+                  "--memory-limit", limit, "--start", str(START), "--json")  # fmt: skip
+    seconds = time.monotonic() - started
+    if done.returncode:
+        return {"error": done.stderr[-500:], "seconds": seconds}
+    answer = json.loads(done.stdout)
+    return {
+        "largest": answer["largest_batch_per_device"],
+        "trials": len(answer["trials"]),
+        "seconds": seconds,
+        "recommended": answer["recommended_batch_per_device"],
+    }
+
+
+def peer(name: str, task: str, limit: str) -> dict[str, Any]:
+    """A peer's answer, from a child that may die of the limit."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "trials"
+        done = subprocess.run(
+            [sys.executable, __file__, "--peer", name, "--task", task, "--limit", limit],
+            env={**environment(), "TRIALS": str(log)}, cwd=folder,
+            capture_output=True, text=True, timeout=1800, check=False,
+        )  # fmt: skip
+        tried = log.read_text().split() if log.exists() else []
+    seconds = time.monotonic() - started
+    found = {"trials": len(tried), "tried": [int(n) for n in tried], "seconds": seconds}
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {**found, "error": f"exit code {done.returncode}: {words[:300]}"}
+    return {**found, "largest": int(done.stdout.strip().splitlines()[-1])}
+
+
+# -- inside a peer's child ------------------------------------------------------------------------
+class Training:
+    """The task's model with AdamW, limited as tpukit limits itself."""
+
+    def __init__(self, task: str, limit: str) -> None:
+        import torch
+
+        from tpukit.hardware.choice import open_backend
+        from tpukit.hardware.options import HardwareOptions
+        from tpukit.tasks.registry import load_task
+        from tpukit.train.config import parse_bytes
+
+        self.task = load_task(task, SETTINGS[task], os.environ["DATA"])
+        self.task.for_probing()
+        self.backend = open_backend(HardwareOptions(hw="cpu", memory_limit=parse_bytes(limit)))
+        self.model = self.task.build_model(self.backend)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.tried: list[int] = []
+
+    def loss(self, rows: int):
+        if rows not in self.tried:
+            self.tried.append(rows)
+            with Path(os.environ["TRIALS"]).open("a") as log:
+                log.write(f"{rows}\n")
+        return self.task.loss(self.model, self.task.example_batches(rows)[0])["loss"].mean()
+
+
+def accelerate_finder(training: Training) -> int:
+    from accelerate.utils import find_executable_batch_size
+
+    @find_executable_batch_size(starting_batch_size=ACCELERATE_START)
+    def train(batch_size: int) -> int:
+        for _ in range(2):
+            training.loss(batch_size).backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        return batch_size
+
+    return int(train())
+
+
+def lightning_finder(training: Training) -> int:
+    import lightning
+    import torch
+    from lightning.pytorch.tuner import Tuner
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = training.model
+            self.batch_size = START
+
+        def training_step(self, batch, index):
+            return training.loss(len(batch[0]))
+
+        def configure_optimizers(self):
+            return training.optimizer
+
+        def train_dataloader(self):
+            rows = torch.utils.data.TensorDataset(torch.zeros(1 << 16))
+            return torch.utils.data.DataLoader(rows, batch_size=self.batch_size)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    found = Tuner(trainer).scale_batch_size(
+        Module(), mode="binsearch", init_val=START, steps_per_trial=2, max_trials=40
+    )
+    return int(found or 0)
+
+
+# -- whether an answer is true -----------------------------------------------------------------
+def runs(task: str, limit: str, rows: int) -> bool:
+    """Whether a training run at this batch lives within the limit."""
+    command = ["train"] if task == "eit" else ["summarize-train"]
+    with tempfile.TemporaryDirectory() as folder:
+        done = tpukit(*command, *task_options(task), "--hw", "cpu", "--memory-limit", limit,
+                      "--global-batch-size", str(rows), "--accumulate", "1", "--max-steps", "2",
+                      "--num-workers", "0", "--results-dir", f"{folder}/run")  # fmt: skip
+    if done.returncode and "memory" not in done.stderr:
+        raise RuntimeError(done.stderr[-2000:])
+    return done.returncode == 0
+
+
+def make_data(task: str, folder: str) -> None:
+    kind = "eit" if task == "eit" else "dialogues"
+    tpukit("data", kind, "--out", folder, "--n", str(SAMPLES)).check_returncode()
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.peer:
+        finders = {"lightning": lightning_finder, "accelerate": accelerate_finder}
+        print(finders[arguments.peer](Training(arguments.task, arguments.limit)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DATA"] = folder
+        make_data(arguments.task, folder)
+        report(arguments)
+
+
+def report(arguments: argparse.Namespace) -> None:
+    answers = {"tpukit": ours(arguments.task, arguments.limit)}
+    for name in ("lightning", "accelerate"):
+        answers[name] = peer(name, arguments.task, arguments.limit)
+    for answer in answers.values():
+        if largest := answer.get("largest"):
+            answer["runs"] = runs(arguments.task, arguments.limit, largest)
+            answer["runs_a_tenth_above"] = runs(
+                arguments.task, arguments.limit, -(-largest * 11 // 10)
+            )
+            answer["true"] = answer["runs"] and not answer["runs_a_tenth_above"]
+    names = ("torch", "lightning", "accelerate", "tpukit")
+    result = {
+        "question": "largest batch under a memory limit: trials and seconds",
+        "task": arguments.task,
+        "settings": SETTINGS[arguments.task],
+        "limit": arguments.limit,
+        "cores": os.cpu_count(),
+        "versions": {name: importlib.metadata.version(name) for name in names},
+        "answers": answers,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"probe_peers_{arguments.task}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
