@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -86,8 +87,9 @@ class CudaDevice:
         self.device = device
         self.capability = torch.cuda.get_device_capability(device)
         self.native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        # Triton, which torch.compile needs, starts at compute capability 7.0.
-        self.compiles = self.capability >= (7, 0)
+        # torch.compile writes its kernels with Triton, which starts at compute capability 7.0.
+        has_triton = importlib.util.find_spec("triton") is not None
+        self.compiles = has_triton and self.capability >= (7, 0)
         self.limit_bytes: int | None = None
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
