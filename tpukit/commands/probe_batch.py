@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.training import DecidedTraining, TrainingOptions, TrainingRequest, decide
+from tpukit.commands.training_options import (
+    DecidedTraining,
+    TrainingOptions,
+    TrainingRequest,
+    decide,
+)
 from tpukit.errors import ConfigError
 from tpukit.train.config import parse_duration
 

@@ -8,7 +8,8 @@ import typer
 
 from tpukit.commands.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.training import TrainingOptions, TrainingRequest, run_training
+from tpukit.commands.training import run_training
+from tpukit.commands.training_options import TrainingOptions, TrainingRequest
 
 app = typer.Typer()
 
