@@ -76,6 +76,7 @@ def train_at(rows: int, folder: Path, *limits: str, **environment: str):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_xla_under_a_limit():
     found = answer(
@@ -86,6 +87,7 @@ def test_xla_under_a_limit():
     assert fits[largest] and not fits[largest + 4]
 
 
+@pytest.mark.slow
 def test_a_wanted_batch_gets_its_accumulation():
     found = answer(probe("Hungry", *LIMITED, "--max", "8", "--global-batch-size", "32"))
     assert found["recommended_global_batch"] == 32
@@ -105,6 +107,7 @@ def test_a_kill_by_the_system_is_a_batch_that_does_not_fit():
     assert any("SIGKILL" in (trial["error"] or "") for trial in found["trials"])
 
 
+@pytest.mark.slow
 def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
     found = answer(
         probe("Hangs", "--hw", "cpu", "--set", "bad_rows=5", "--max", "5", "--time-limit", "40s")
@@ -222,6 +225,7 @@ def test_a_read_in_the_middle_of_the_step_is_reported_with_its_place():
     assert ".item()" in found["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.plan
 @pytest.mark.xla
 def test_an_operation_without_a_gradient_on_xla_does_not_end_the_parent():
