@@ -47,6 +47,13 @@ def test_collectives_are_named_and_weighed():
     assert hlo.collective_bytes(PROGRAM) == 4 * 2**20 + 4 * 8 * 128 + 4 * 64 * 128
 
 
+def test_pieces_of_one_collective_count_once():
+    piece = "  %g{n} = f32[8]{{0}} all-gather(%x), channel_id=7, dimensions={{0}}"
+    program = "\n".join(piece.format(n=n) for n in range(5))
+    assert hlo.collectives(program) == {"all-gather": 1}
+    assert hlo.collective_bytes(program) == 32
+
+
 def test_the_largest_buffers_at_the_peak_and_their_places():
     largest = hlo.largest_buffers(PROGRAM)
     assert [a.size_bytes for a in largest] == [16 * 2**20, 256_000]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what is stored changes its meaning."""
 
 

@@ -19,7 +19,7 @@ from tpukit.probe.compiler import (
     installed_versions,
     program_key,
 )
-from tpukit.probe.targets import Target
+from tpukit.probe.targets import GIB, Target
 from tpukit.probe.tracing import TracedStep, open_tracing, trace_step
 from tpukit.probe.trial import MemoryByKind, StepCost, Trial, first_line, wanted_and_limit
 from tpukit.train.config import TrainConfig
@@ -171,7 +171,7 @@ class CompiledTrials:
             wanted, stated = wanted_and_limit(refusal)
             used, limit = (wanted or 0) + elsewhere, stated or limit
         elif used > limit:
-            error = f"training and evaluation together need {used} of {limit} bytes"
+            error = f"all that is held together needs {used / GIB:.2f} of {limit / GIB:.2f} GiB"
         fullest = reports[-1] if refusal else reports[held.index(max(held))]
         kinds = {"parameters", "optimizer", "ema"}
         return Trial(

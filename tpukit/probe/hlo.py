@@ -15,6 +15,7 @@ ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]
 METADATA = re.compile(
     r'metadata=\{(?:[^}]*?op_name="([^"]*)")?(?:[^}]*?source_file="([^"]*)" source_line=(\d+))?'
 )
+CHANNEL = re.compile(r"channel_id=(\d+)")
 OPERAND = re.compile(r"%([\w.\-]+)")
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -76,26 +77,27 @@ def parse(lines: Iterable[str]) -> Iterator[Instruction]:
 
 def collectives(program: str) -> dict[str, int]:
     """How many of each collective a program has."""
-    found: Counter[str] = Counter()
-    for instruction in parse(program.splitlines()):
-        opcode = instruction.opcode.removesuffix("-start")
-        if opcode in COLLECTIVES:
-            found[opcode] += 1
-    return dict(sorted(found.items()))
+    return dict(sorted(Counter(opcode for opcode, _ in _by_channel(program)).items()))
 
 
 def collective_bytes(program: str) -> int:
     """Bytes that the collectives of one step deliver to one device."""
-    return sum(
-        instruction.size_bytes
-        for instruction in parse(program.splitlines())
-        if instruction.opcode.removesuffix("-start") in COLLECTIVES
-    )
+    return sum(_by_channel(program).values())
 
 
-def custom_kernels(program: str) -> int:
-    """Calls of custom (Pallas) kernels, whose operations the compiler does not count."""
-    return program.count('custom_call_target="tpu_custom_call"')
+def _by_channel(program: str) -> dict[tuple[str, str], int]:
+    """Each collective's bytes, by its kind and channel.
+
+    The compiler may cut one into pieces that overlap with computation: they share its channel.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for instruction in parse(program.splitlines()):
+        opcode = instruction.opcode.removesuffix("-start")
+        if opcode in COLLECTIVES:
+            channel = CHANNEL.search(instruction.rest)
+            key = opcode, channel[1] if channel else instruction.name
+            found[key] = max(found.get(key, 0), instruction.size_bytes)
+    return found
 
 
 def kernel_flops(program: str) -> float:
