@@ -108,6 +108,16 @@ def test_a_kill_by_the_system_is_a_batch_that_does_not_fit():
 
 
 @pytest.mark.slow
+def test_two_processes_are_probed_together_and_one_may_be_killed():
+    several = ("--hw", "cpu", "--devices", "2", "--max", "6")
+    found = answer(probe("Killed", *several, "--set", "bad_rows=6"))
+    assert found["devices"] == 2
+    assert found["largest_batch_per_device"] == 5
+    assert found["largest_global_batch"] == 10
+    assert any("SIGKILL" in (trial["error"] or "") for trial in found["trials"])
+
+
+@pytest.mark.slow
 def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
     found = answer(
         probe("Hangs", "--hw", "cpu", "--set", "bad_rows=5", "--max", "5", "--time-limit", "40s")

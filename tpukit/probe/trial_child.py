@@ -31,6 +31,9 @@ from tpukit.train.task import Task
 UNDER_A_LIMIT = ("can't start new thread", "failed to map segment", "unable to mmap")
 """What libraries say of a process that may not have more memory, besides saying so."""
 
+KILLED = "Signal 9 (SIGKILL)"
+"""torchrun's word for a process that the system ended."""
+
 
 def main(arguments: list[str]) -> int:
     """Answers until standard input ends; as a rank of a launched trial, once."""
@@ -143,13 +146,18 @@ def _launch(question: Mapping[str, Any]) -> dict[str, Any]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                    "--nproc-per-node", str(question["processes"]),
                    "-m", "tpukit.probe.trial_child", "--rank", str(asked)]  # fmt: skip
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+        )
+        print(done.stderr, file=sys.stderr)
         answers: list[dict[str, Any]] = [
             json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*"))
         ]
     worst = [a for a in answers if "error" in a or not a["trial"]["fits"]]
     if worst:
         return next((a for a in worst if "trial" in a), worst[0])
+    if KILLED in done.stderr:
+        raise MemoryError("a process of the trial was ended by SIGKILL")
     if done.returncode or not answers:
         raise RuntimeError(f"torchrun ended with exit code {done.returncode} and said no reason")
     return answers[0]
