@@ -9,8 +9,9 @@ import pytest
 
 from tpukit.errors import HardwareError
 from tpukit.hardware import choice, presence
-from tpukit.hardware.choice import choose_precision, find_kind, prepare_environment, process_count
+from tpukit.hardware.choice import find_kind, prepare_environment, process_count
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.precision import choose_precision
 
 STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCESS_ADDRESSES",
             "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS",

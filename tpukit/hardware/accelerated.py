@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from tpukit.errors import HardwareError
 from tpukit.hardware import block_ops, cpu_attention, cpu_blocks
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
-from tpukit.hardware.choice import choose_precision
 from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
 from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.hardware.parallel import Alone, Parallelism, Replicated, Sharded
+from tpukit.hardware.precision import choose_precision
 from tpukit.hardware.process import allowed_cores, die_with_parent, quiet_stdout
 from tpukit.hardware.processes import (
     COLLECTIVE_TIMEOUT,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tpukit.errors import HardwareError
 from tpukit.hardware import presence
-from tpukit.hardware.options import HardwareOptions, Kind, Precision
+from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.precision import choose_precision
+from tpukit.hardware.presence import is_rehearsal
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
@@ -49,11 +51,6 @@ def find_kind(options: HardwareOptions) -> Kind:
     return kind
 
 
-def is_rehearsal() -> bool:
-    """Whether torch_xla is told to run on virtual devices of the CPU."""
-    return os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
-
-
 def process_count(options: HardwareOptions, kind: Kind) -> int:
     """Processes a run on this host needs: one a GPU; one alone drives all devices of a TPU."""
     if kind == "gpu":
@@ -74,22 +71,6 @@ def prepare_environment(options: HardwareOptions) -> Kind:
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return kind
-
-
-def choose_precision(
-    asked: Literal["auto", "bf16", "fp16", "fp32"], kind: Kind, *, native_bf16: bool
-) -> Precision:
-    """The arithmetic of a forward pass: as asked, or the fastest this hardware has natively."""
-    if asked == "fp16" and kind == "tpu":
-        raise HardwareError(
-            "--precision fp16: TPUs have no fp16.",
-            "Use --precision bf16: the same speed there, and it needs no gradient scaler.",
-        )
-    if asked != "auto":
-        return asked
-    if kind == "cpu":
-        return "fp32"
-    return "bf16" if kind == "tpu" or native_bf16 else "fp16"
 
 
 def _auto() -> Kind:

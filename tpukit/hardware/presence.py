@@ -50,6 +50,11 @@ def gpu_count(environment: Mapping[str, str] = os.environ, root: Path = Path("/"
     return min(count, valid)
 
 
+def is_rehearsal() -> bool:
+    """Whether torch_xla is told to run on virtual devices of the CPU."""
+    return os.environ.get("PJRT_DEVICE", "").upper() == "CPU"
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text().strip()

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
-from tpukit.hardware.choice import choose_precision, is_rehearsal
 from tpukit.hardware.devices import state_from_text, state_text
 from tpukit.hardware.memory_limit import limit_host_memory
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
 from tpukit.hardware.out_of_memory import is_out_of_memory
+from tpukit.hardware.precision import choose_precision
 from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.presence import is_rehearsal
 from tpukit.hardware.processes import (
     COLLECTIVE_TIMEOUT,
     ManyProcesses,

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Protocol
 
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.choice import is_rehearsal
 from tpukit.hardware.memory_limit import data_bytes, host_memory_bytes
+from tpukit.hardware.presence import is_rehearsal
 
 SECONDS_BETWEEN_LOOKS = 0.005
 
