@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tpukit.errors import HardwareError
 from tpukit.hardware.options import Kind, Precision
 
 
 def choose_precision(
-    asked: Literal[auto, bf16, fp16, fp32], kind: Kind, *, native_bf16: bool
+    asked: Literal["auto", "bf16", "fp16", "fp32"], kind: Kind, *, native_bf16: bool
 ) -> Precision:
     """The arithmetic of a forward pass: as asked, or the fastest this hardware has natively."""
     if asked == "fp16" and kind == "tpu":
