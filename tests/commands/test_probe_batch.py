@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import runs
 
 TASKS = Path(__file__).parents[1] / "support" / "probe_tasks.py"
 XLA = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
@@ -23,7 +23,7 @@ def tpukit(*arguments: str, seconds: float = 300, **environment: str):
         capture_output=True,
         text=True,
         timeout=seconds,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env=runs.environment(environment),
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
@@ -166,7 +166,8 @@ def test_ctrl_c_leaves_nothing_running():
     process = subprocess.Popen(
         [sys.executable, "-m", "tpukit", "probe-batch", "--task", f"{TASKS}:Hangs",
          "--set", "bad_rows=1", "--hw", "cpu"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     assert b"Batch 4" in process.stdout.readline()

@@ -138,7 +138,9 @@ class Learner:
         self.window.zero_()
         self._norms.copy_(_fresh_norms(self._norms.device))
         self.backend.finish()
-        means = {name: total / steps for name, total in zip(self.names, sums, strict=False)}
+        # Two reads in a row have no step between them.
+        count = steps or float("nan")
+        means = {name: total / count for name, total in zip(self.names, sums, strict=False)}
         bad = int(host["bad"])
         return StepFigures(means, int(steps), last, largest, smallest, int(skipped), bad or None)
 
