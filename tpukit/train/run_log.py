@@ -16,6 +16,8 @@ from tpukit.train.run_folder import RunFolder
 
 PLAIN_LINE_SECONDS = 10.0
 """Longest silence where there is no terminal (a notebook)."""
+NEWS_SECONDS = 2.0
+"""Shortest pause there, when new figures were read."""
 LIVE_SECONDS = 0.2
 
 
@@ -140,8 +142,10 @@ class Progress:
     def update(self, done: int, facts: Callable[[], str], *, at_once: bool = False) -> None:
         """`done` of the total; `facts` gives the figures beside it and is called when they show."""
         now = time.monotonic()
-        pause = LIVE_SECONDS if self._live is not None else PLAIN_LINE_SECONDS
-        if not at_once and now - self._last_line < pause:
+        pause = NEWS_SECONDS if at_once else PLAIN_LINE_SECONDS
+        if self._live is not None:
+            pause = LIVE_SECONDS
+        if done < self.total and now - self._last_line < pause:
             return
         self._last_line = now
         if self._live is not None:
