@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import runs
 
@@ -175,7 +176,16 @@ def test_ctrl_c_leaves_nothing_running():
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     process.stdout.close()
-    assert not Path(f"/proc/{child}").exists()
+    assert_ends(child)
+
+
+def assert_ends(pid: int) -> None:
+    """The process is gone, or dead and waiting to be collected, within a moment."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} still runs: {psutil.Process(pid).cmdline()}")
 
 
 def wait_for_child(parent: int) -> int:
@@ -198,11 +208,7 @@ def test_killing_the_parent_ends_the_child():
     time.sleep(3)
     process.kill()
     process.wait()
-    for _ in range(100):
-        if not Path(f"/proc/{child}").exists():
-            break
-        time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    assert_ends(child)
 
 
 # -- the compiler ---------------------------------------------------------------------------------
