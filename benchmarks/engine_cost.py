@@ -11,8 +11,10 @@ every ten steps, logs. The bare side holds its batches ready in memory. Loading 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -42,6 +44,7 @@ def made_up_task(size: str, samples: int):
     task = EITTask(size=size)
     example = task.example_batches(1)[0]
     folder = tempfile.mkdtemp(prefix="engine-cost-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shapes = {name: tuple(example[name].shape[1:]) for name in ("voltages", "image")}
     arrays = {}
     for name, shape in shapes.items():

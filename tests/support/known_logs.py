@@ -246,7 +246,7 @@ LOGS = {
     "timm-model-renamed": UW
     + "timm/models/_factory.py:126: UserWarning: Mapping deprecated model name vit_base_patch16_224_in21k to current vit_base_patch16_224.augreg_in21k.",
     "cuda-amp-deprecated": "/kaggle/working/train.py:77: FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead.\n  with torch.cuda.amp.autocast():",
-    "torch-load-future-warning": "/work/t.py:3: FutureWarning: You are using `torch.load` with `weights_only=False` (the current default value), which uses the default pickle module implicitly.",
+    "torch-load-future-warning": "/home/user/t.py:3: FutureWarning: You are using `torch.load` with `weights_only=False` (the current default value), which uses the default pickle module implicitly.",
     "checkpoint-use-reentrant": UW
     + "torch/_dynamo/eval_frame.py:632: UserWarning: torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly. In version 2.5 we will raise an exception if use_reentrant is not passed.",
     "checkpoint-no-gradients": UW
