@@ -98,7 +98,7 @@ MORE_RANK_KILLS = [
     f"{at}:{index % 2 if at.startswith(IN_ANY_RANK) else 0}"
     for index, at in enumerate(KILLS)
     if not at.startswith("compile")
-]
+] + ["step:2:0", "evaluate:1:0", "snapshot:1:1"]
 
 
 @pytest.mark.timeout(1800)
