@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,10 @@ class Engine:
             micro.share(self.backend.process, self.backend.processes)
             for micro in task.evaluation_batches(data, self.plan.split.micro_rows)
         ]
-        return self.backend.batches(make_loader(task, data, micro_batches, self.plan.loading))
+        # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
+        # or talk to other ranks can hang. Batches are made on the backend's own thread instead.
+        loading = replace(self.plan.loading, workers=0)
+        return self.backend.batches(make_loader(task, data, micro_batches, loading))
 
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written once the loss was not finite."""
