@@ -59,6 +59,22 @@ class OldCall:
 
 
 @dataclass(frozen=True)
+class Sign:
+    """What a file must hold to concern some rows; asked in this order, the quickest first."""
+
+    word: bytes
+    beside: frozenset[bytes]
+    """One of these too (a keyword's functions); nothing where the word says enough."""
+    forms: re.Pattern[bytes]
+    """How the word must stand."""
+
+    def is_in(self, data: bytes) -> bool:
+        if self.word not in data or (self.beside and not any(b in data for b in self.beside)):
+            return False
+        return self.forms.search(data) is not None
+
+
+@dataclass(frozen=True)
 class CallTable:
     """The rows by qualified name, and what a file must hold to concern any of them."""
 
@@ -67,9 +83,8 @@ class CallTable:
     environment: Mapping[str, OldCall]
     lasts: frozenset[str]
     """Last parts of all names: an attribute of another name concerns no row."""
-    signs: Mapping[bytes, Sequence[tuple[bytes, re.Pattern[bytes]]]]
-    """Package (or variable) -> what else a file that names it must hold: a word (quickly looked
-    for), and how that must stand."""
+    signs: Mapping[bytes, Sequence[Sign]]
+    """Package (or variable) -> what else a file that imports it (or names it) must hold."""
 
 
 @cache
@@ -85,7 +100,6 @@ def call_table() -> CallTable:
     by_name: dict[str, tuple[OldCall, ...]] = {}
     modules: dict[str, OldCall] = {}
     environment: dict[str, OldCall] = {}
-    signs: dict[str, dict[str, set[str]]] = {}
     for row in old_calls():
         for name in row.names:
             if row.kind == "environment":
@@ -94,44 +108,71 @@ def call_table() -> CallTable:
                 modules[name] = row
             else:
                 by_name[name] = (*by_name.get(name, ()), row)
+    lasts = frozenset(name.rpartition(".")[2] for name in (*by_name, *modules))
+    return CallTable(by_name, modules, environment, lasts, _all_signs())
+
+
+@dataclass
+class _Forms:
+    """A sign as it is put together."""
+
+    beside: set[str] = field(default_factory=set)
+    forms: set[str] = field(default_factory=set)
+
+
+def _all_signs() -> dict[bytes, list[Sign]]:
+    signs: dict[str, dict[str, _Forms]] = {}
+    for row in old_calls():
+        for name in row.names:
             words = signs.setdefault(name.partition(".")[0], {})
-            for word, patterns in _signs(row, name).items():
-                words.setdefault(word, set()).update(patterns)
-    return CallTable(
-        by_name,
-        modules,
-        environment,
-        frozenset(name.rpartition(".")[2] for name in (*by_name, *modules)),
-        {
-            package.encode(): [(word.encode(), _pattern(forms)) for word, forms in words.items()]
-            for package, words in signs.items()
-        },
-    )
+            for word, forms in _signs(row, name).items():
+                sign = words.setdefault(word, _Forms())
+                sign.forms |= forms
+                sign.beside |= {name.rpartition(".")[2]} if word in row.keywords else set()
+    return {
+        package.encode(): [
+            Sign(word.encode(), frozenset(b.encode() for b in sign.beside), _pattern(sign.forms))
+            for word, sign in words.items()
+        ]
+        for package, words in signs.items()
+    }
 
 
 _TELLING = 9
 """A name this long, or with an underscore inside, says enough alone; a shorter one must stand
-behind its module's name, or in an import."""
+behind its module's name, or in an import from there."""
 
 
 def _signs(row: OldCall, name: str) -> dict[str, set[str]]:
+    """Word -> how it must stand in a file that this name's row concerns."""
     if row.keywords:
         spawn = {"spawn": {r"\bspawn\s*\("}} if row.position is not None else {}
-        return {**{keyword: {rf"\b{keyword}\b"} for keyword in row.keywords}, **spawn}
+        return {**{keyword: {rf"\b{keyword}\s*="} for keyword in row.keywords}, **spawn}
     parent, _, last = name.rpartition(".")
-    if not parent or len(last) >= _TELLING or "_" in last[1:-1]:
+    if not parent or row.kind == "module":
         return {last: {rf"\b{re.escape(last)}\b"}}
+    if row.kind == "call" and len(last) >= _TELLING:
+        # Called, or under another name.
+        return {last: {rf"\b{last}\s*(?:\(|as\b)", rf"=\s*[\w.]*\b{last}\b"}}
+    if len(last) >= _TELLING or "_" in last[1:-1]:
+        return {last: {rf"\b{last}\b"}}
+    return {last: _short_forms(parent, last)}
+
+
+def _short_forms(parent: str, last: str) -> set[str]:
+    """`module.last` under the module's usual short names, and `from module import last`."""
     module = parent.rpartition(".")[2].rstrip("()")
-    short = r"np|th|xm|xr|nn|init" if module != "Accelerator" else r"\w+"
-    # A class is imported under another name now and then; a module's usual short names are known.
-    renamed = {rf"\b{module}\s+as\b"} if module[:1].isupper() else set()
+    is_class = module[:1].isupper()
+    short = r"\w+" if is_class else r"np|th|xm|xr|nn|init"
+    # Under another name it may be called anything.
+    renamed = rf"\b{module}\s+as\b" if is_class else rf"\b{module}\s+as\s+(?!(?:{short})\b)"
+    source = re.escape(parent)
     return {
-        last: renamed
-        | {
-            rf"\b(?:{module}|{short})(?:\(\))?\.{re.escape(last)}\b",
-            rf"\bimport\b[^\n]*\b{re.escape(last)}\b",
-            rf"\bimport\s*\((?:[^)]*\b)?{re.escape(last)}\b",
-        }
+        renamed,
+        rf"\b(?:{module}|{short})(?:\(\))?\.{last}\b",
+        rf"\bgetattr\([^)]*[\"']{last}\b",
+        rf"\bfrom\s+{source}\s+import\b[^\n(]*\b{last}\b",
+        rf"\bfrom\s+{source}\s+import\s*\((?:[^)]*\b)?{last}\b",
     }
 
 

@@ -108,7 +108,7 @@ def _device(name: str, memory: int | None, bf16: Support, fp16: Support) -> dict
 def gpus_alike(facts: Facts, asked: Asked) -> Verdict:
     """All GPUs are of one kind."""
     if len(facts.gpus) < 2:
-        return skipped("no several GPUs here")
+        return skipped("fewer than two GPUs here")
     names = dict.fromkeys(gpu.name for gpu in facts.gpus)
     if len(names) == 1:
         return passed(f"{len(facts.gpus)} x {next(iter(names))}")

@@ -40,7 +40,7 @@ class _Finder:
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._lines = module.text.split("\n")
-        self._constants = _constants(module.tree) if module.tree else {}
+        self._constants: Mapping[str, set[str]] | None = None
         self._methods = table.lasts | {name.rpartition(".")[2] for name in _WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
@@ -122,10 +122,16 @@ class _Finder:
             return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
-            if row.kind == "call" and applies(row, node, self._constants):
+            if row.kind == "call" and applies(row, node, self._known_constants()):
                 self._found(node.func, row, name)
         if any(meaning in _WRITERS for meaning in meanings):
             self._environment_call(node)
+
+    def _known_constants(self) -> Mapping[str, set[str]]:
+        if self._constants is None:
+            assert self.module.tree is not None
+            self._constants = _constants(self.module.tree)
+        return self._constants
 
     # -- imports ---------------------------------------------------------------
     def _import(self, node: ast.Import) -> None:

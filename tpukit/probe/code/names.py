@@ -7,6 +7,7 @@ accelerator = Accelerator()                accelerator.x   -> accelerate.Acceler
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -93,6 +94,9 @@ class Names:
             if visible and name in where.bindings and name not in where.outer:
                 return self._once(name, where, steps)
             first, where = False, where.parent
+        if hasattr(builtins, name):
+            # A module that exports a built-in's name under `*` is rarer than one that does not.
+            return []
         return [f"{module}.{name}" for module in self._stars(scope)]
 
     def _once(self, name: str, scope: Scope, steps: int) -> list[str]:
@@ -207,14 +211,23 @@ def _is_own_attribute(node: ast.expr) -> TypeGuard[ast.Attribute]:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
+_NO_NODES = frozenset((
+    int, str, type(None), ast.Load, ast.Store, ast.Del, ast.Constant, ast.Pass, ast.Break,
+    ast.Continue, *ast.operator.__subclasses__(), *ast.unaryop.__subclasses__(),
+    *ast.cmpop.__subclasses__(), *ast.boolop.__subclasses__(),
+))  # fmt: skip
+"""What stands in a node and binds or uses no name."""
+
+
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below a node (three times as fast as `ast.iter_child_nodes`)."""
+    """The nodes right below a node that may hold names (much faster than `iter_child_nodes`)."""
     found: list[ast.AST] = []
     for value in node.__dict__.values():
-        if isinstance(value, ast.AST):
-            found.append(value)
-        elif isinstance(value, list):
+        kind = type(value)
+        if kind is list:
             found += [item for item in value if isinstance(item, ast.AST)]
+        elif kind not in _NO_NODES and isinstance(value, ast.AST):
+            found.append(value)
     return found
 
 

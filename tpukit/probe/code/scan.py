@@ -30,7 +30,7 @@ _SKIPPED_FOLDERS = {
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
 }  # fmt: skip
 _SUFFIXES = (".py", ".ipynb", ".pyi")
-HABIT_WORDS = (b"torch_xla", b"Accelerator(")
+_WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
 _FILES_FOR_WORKERS = 300
 _NAMED_FILES = 20
 """So many named files are parsed in any case, to say which is no Python."""
@@ -113,16 +113,37 @@ def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]
 
 
 def may_concern(data: bytes) -> bool:
-    """Whether a file holds any of the table's words: most need not be parsed."""
-    if any(word in data for word in HABIT_WORDS):
+    """Whether a file may hold any of the table's words, or a habit: most need not be parsed."""
+    if may_hold_habits(data):
         return True
-    signs = call_table().signs
+    table = call_table()
     return any(
-        word in data and sign.search(data)
-        for package, words in signs.items()
-        if package in data
-        for word, sign in words
+        any(sign.is_in(data) for sign in signs)
+        for package, signs in table.signs.items()
+        if package in data and (package.decode() in table.environment or imports(data, package))
     )
+
+
+def may_hold_habits(data: bytes) -> bool:
+    """Whether habits are worth looking for: torch_xla, or an Accelerator of its own."""
+    if imports(data, b"torch_xla"):
+        return True
+    return b"Accelerator(" in data and imports(data, b"accelerate")
+
+
+def imports(data: bytes, package: bytes) -> bool:
+    """Whether a package stands behind an `import` or `from` on any line."""
+    at = data.find(package)
+    while at >= 0:
+        end = at + len(package)
+        if data[end : end + 1] not in _WORD:
+            start = data.rfind(b"\n", 0, at) + 1
+            line = data[start:at]
+            # A line that goes on from the one before may be part of an import.
+            if b"import" in line or b"from" in line or data[start - 2 : start] == b"\\\n":
+                return True
+        at = data.find(package, end)
+    return False
 
 
 def module_findings(module: Module) -> list[Finding]:
@@ -152,7 +173,7 @@ def places_of(module: Module) -> list[Place]:
     try:
         names = Names(module.tree)
         places = find_calls(module, names, call_table())
-        if any(word.decode() in module.text for word in HABIT_WORDS):
+        if may_hold_habits(module.text.encode("utf-8", errors="replace")):
             places += find_habits(module.tree, names)
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: left out")
