@@ -51,7 +51,7 @@ class LazyGroup(TyperGroup):
 
 def placeholder(name: str) -> TyperCommand:
     """A command that can be listed in `--help`, and nothing more."""
-    return TyperCommand(name, help=COMMANDS[name])
+    return TyperCommand(name, help=COMMANDS[name], short_help=COMMANDS[name])
 
 
 def load_command(name: str) -> Any:
@@ -67,6 +67,7 @@ def load_command(name: str) -> Any:
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
+    rich_markup_mode=None,  # a short list needs no boxes, and rich takes longer to load than the rest
     help="Train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
