@@ -67,7 +67,7 @@ def load_command(name: str) -> Any:
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
-    rich_markup_mode=None,  # a short list needs no boxes, and rich takes longer to load than the rest
+    rich_markup_mode=None,  # a short list needs no boxes, and rich takes longer than all the rest
     help="Train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
