@@ -53,6 +53,23 @@ def test_answers_come_back(child):
         assert child.ask({"do": "answer", "value": value}, 30) == {"answer": value}
 
 
+def test_two_children_work_at_the_same_time():
+    with Child({}, ("-c", ECHO)) as first, Child({}, ("-c", ECHO)) as second:
+        deadline = time.monotonic() + 30
+        for value, process in enumerate((first, second)):
+            process.send({"do": "answer", "value": value})
+        assert second.receive(deadline) == {"answer": 1}
+        assert first.receive(deadline) == {"answer": 0}
+
+
+def test_a_question_to_a_child_that_is_gone_is_answered_by_its_death(child):
+    with pytest.raises(ChildDiedError):
+        child.ask({"do": "exit"}, 30)
+    child.send({"do": "answer", "value": 1})
+    with pytest.raises(ChildDiedError):
+        child.receive(time.monotonic() + 30)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_signal_is_named(child, number):
     with pytest.raises(ChildDiedError) as caught:

@@ -91,6 +91,14 @@ def test_gpt2_on_a_v5e_chip_takes_three_trials():
     assert curve.asked == [4, 20, 21]
 
 
+def test_settling_leaves_the_very_next_batch_to_a_better_question():
+    curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
+    found = search(curve, SearchSettings(4, 200, stretch=1.33), settle=True)
+    assert (found.largest, found.next_failed) == (40, None)
+    assert 41 not in curve.asked
+    assert len(curve.asked) == 3
+
+
 def test_a_linear_model_is_found_at_once():
     curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
     assert search(curve, SearchSettings(4, 200)).largest == 40

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.probe.child import Child, ChildDiedError
 from tpukit.probe.compiler import check_versions
 from tpukit.probe.places import Place
-from tpukit.probe.targets import Target
+from tpukit.probe.targets import GIB, Target
 from tpukit.probe.trial import Death, MemoryByKind, StepCost, TaskSource, Trial, first_line
 from tpukit.train.config import TrainConfig
 
@@ -33,6 +34,10 @@ COMPILER_ENVIRONMENT = {
 }
 
 
+CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
+"""A compilation keeps about one core busy, and takes 2 to 5 GiB."""
+
+
 @dataclass(frozen=True)
 class Ask:
     """One question to an answerer."""
@@ -41,7 +46,6 @@ class Ask:
     """Samples a device and micro-step."""
     accumulate: int = 1
     effort: str = "fast"
-    with_evaluation: bool = False
 
 
 class Answerer(Protocol):
@@ -55,11 +59,11 @@ class Answerer(Protocol):
     target: Target | None
     versions: Mapping[str, str]
 
-    def try_batch(self, ask: Ask) -> Trial:
-        """Whether it fits.
+    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
+        """Whether each fits; several are tried at the same time where there is room for that.
 
         Raises:
-            JobError: the trial failed for another reason than memory.
+            JobError: a trial failed for another reason than memory.
         """
         ...
 
@@ -88,7 +92,7 @@ class ChildAnswerer:
         self.devices = 1
         self.fitted = 0
         """The largest batch that fitted so far."""
-        self._child: Child | None = None
+        self._children: dict[int, Child] = {}
 
     def environment(self) -> dict[str, str]:
         raise NotImplementedError
@@ -102,13 +106,23 @@ class ChildAnswerer:
             "accumulate": ask.accumulate,
         }
 
-    def try_batch(self, ask: Ask) -> Trial:
+    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
+        return [trial for ask in asks for trial in self.try_together([ask])]
+
+    def try_together(self, asks: Sequence[Ask]) -> list[Trial]:
+        """Each ask in a child of its own, all at the same time."""
         started = time.monotonic()
-        child = self._child = self._child or Child(self.environment())
+        for place, ask in enumerate(asks):
+            if place not in self._children:
+                self._children[place] = Child(self.environment())
+            self._children[place].send(self.question(ask))
+        return [self._answer(place, ask, started) for place, ask in enumerate(asks)]
+
+    def _answer(self, place: int, ask: Ask, started: float) -> Trial:
         try:
-            answer = child.ask(self.question(ask), self.seconds)
+            answer = self._children[place].receive(started + self.seconds)
         except ChildDiedError as error:
-            self.close()
+            self._children.pop(place).close()
             trial = self._after_death(ask, error.death, time.monotonic() - started)
         else:
             if "error" in answer:
@@ -155,9 +169,8 @@ class ChildAnswerer:
         )  # fmt: skip
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+        while self._children:
+            self._children.popitem()[1].close()
 
     def __enter__(self) -> Answerer:
         return self
@@ -195,9 +208,9 @@ class MeasuredAnswerer(ChildAnswerer):
             "processes": self.processes,
         }
 
-    def try_batch(self, ask: Ask) -> Trial:
+    def try_together(self, asks: Sequence[Ask]) -> list[Trial]:
         try:
-            return super().try_batch(ask)
+            return super().try_together(asks)
         finally:
             # What ran out of memory once is poisoned, and what did not leaves fragments.
             self.close()
@@ -217,6 +230,9 @@ class CompiledAnswerer(ChildAnswerer):
         self.target = target
         self.devices = target.devices
 
+    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
+        return self.try_together(asks) if can_compile_two() else super().try_batches(asks)
+
     def environment(self) -> dict[str, str]:
         return {**COMPILER_ENVIRONMENT, "CPU_NUM_DEVICES": str(self.devices)}
 
@@ -227,8 +243,15 @@ class CompiledAnswerer(ChildAnswerer):
             "kind": "compile",
             "target": self.target.name,
             "effort": ask.effort,
-            "with_evaluation": ask.with_evaluation,
         }
+
+
+def can_compile_two() -> bool:
+    """Whether this machine has the cores and the memory for two compilations at a time."""
+    import psutil
+
+    enough_memory = psutil.virtual_memory().available >= MEMORY_FOR_TWO_BYTES
+    return len(os.sched_getaffinity(0)) >= CORES_FOR_TWO and enough_memory
 
 
 def read_trial(fields: Mapping[str, Any]) -> Trial:

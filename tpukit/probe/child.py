@@ -75,14 +75,23 @@ class Child:
         Raises:
             ChildDiedError: it ended, or `seconds` passed (it is ended then).
         """
-        deadline = time.monotonic() + seconds
+        self.send(question)
+        return self.receive(time.monotonic() + seconds)
+
+    def send(self, question: Mapping[str, Any]) -> None:
+        """Puts a question; what became of a child that is gone is said by `receive`."""
         stdin = self._process.stdin
         assert stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             stdin.write(json.dumps(question).encode() + b"\n")
             stdin.flush()
-        except BrokenPipeError:
-            raise self._death(timed_out=False) from None
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The answer to the oldest question that was sent, until this moment of the clock.
+
+        Raises:
+            ChildDiedError: as `ask` does.
+        """
         line = self._read_line(deadline)
         if line is None:
             raise self._death(timed_out=time.monotonic() >= deadline)

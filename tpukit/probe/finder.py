@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpukit.errors import OutOfMemoryError
@@ -120,26 +120,38 @@ class Finder:
         draft = search(lambda batch, why: self._ask(Ask(batch), why), sought, settle=True)
         if draft.largest == 0:
             return draft
+        self._confirm_both_sides(draft.largest, draft.largest + settings.multiple, settings.maximum)
         confirmed = SearchSettings(draft.largest, settings.maximum, settings.multiple)
         return search(self._confirm, confirmed)
 
+    def _confirm_both_sides(self, largest: int, following: int, maximum: int) -> None:
+        """The draft's answer and the next batch at the compiler's full effort, side by side."""
+        asks = [Ask(b, effort="full") for b in (largest, following) if b <= maximum]
+        self.trials_of(asks, "the answer and the next one, at the compiler's full effort")
+
     def _confirm(self, batch: int, why: str) -> Reading:
-        """A batch at the compiler's full effort; for the answer, evaluation is held with it."""
-        reason = "the answer, at the compiler's full effort" if why == "the start" else why
-        return self._ask(Ask(batch, effort="full", with_evaluation=why == "the start"), reason)
+        """A batch at the compiler's full effort."""
+        ask = Ask(batch, effort="full")
+        known = [t for t in self.trials if t.batch == batch and t.effort == ask.effort]
+        return _reading(known[-1]) if known else self._ask(ask, why)
 
     def _ask(self, ask: Ask, why: str) -> Reading:
-        trial = self.trial(ask, why)
-        return Reading(trial.fits, trial.used_bytes, trial.limit_bytes, trial.fixed_bytes)
+        return _reading(self.trial(ask, why))
 
     def trial(self, ask: Ask, why: str) -> Trial:
         """Tries a batch, and says so."""
-        steps = f" x {ask.accumulate} micro-steps" if ask.accumulate > 1 else ""
-        self.tell(f"Batch {ask.rows}{steps} ({why}) ...")
-        trial = self.answerer.try_batch(ask)
-        self.trials.append(trial)
-        self.tell(f"  {describe(trial)}")
-        return trial
+        return self.trials_of([ask], why)[0]
+
+    def trials_of(self, asks: Sequence[Ask], why: str) -> list[Trial]:
+        """Tries batches, and says so."""
+        rows = " and ".join(str(ask.rows) for ask in asks)
+        steps = f" x {asks[0].accumulate} micro-steps" if asks[0].accumulate > 1 else ""
+        self.tell(f"Batch {rows}{steps} ({why}) ...")
+        trials = self.answerer.try_batches(asks)
+        self.trials += trials
+        for trial in trials:
+            self.tell(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{describe(trial)}")
+        return trials
 
     # -- the one to use ------------------------------------------------------------------------
     def _recommend(self, found: Found, settings: FindSettings) -> int:
@@ -235,6 +247,10 @@ class Finder:
             "device with more memory.",
             id="nothing-fits",
         )
+
+
+def _reading(trial: Trial) -> Reading:
+    return Reading(trial.fits, trial.used_bytes, trial.limit_bytes, trial.fixed_bytes)
 
 
 def leaves_margin(trial: Trial, margin: float) -> bool:

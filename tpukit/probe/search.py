@@ -53,14 +53,18 @@ class Bracket:
     readings: dict[int, Reading] = field(default_factory=dict)
     low: int = 0
     high: int | None = None
+    stalled: bool = False
+    """The last answer left more than half of the bracket."""
 
     def record(self, batch: int, reading: Reading) -> None:
         """Takes in one answer for a batch inside the bracket."""
+        width = None if self.high is None else self.high - self.low
         self.readings[batch] = reading
         if reading.fits:
             self.low = batch
         else:
             self.high = batch
+        self.stalled = width is not None and 2 * ((self.high or 0) - self.low) > width
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class Found:
 def search(question: Question, settings: SearchSettings, *, settle: bool = False) -> Found:
     """Asks until a batch fits and the next one (a multiple further on) does not, both tried.
 
-    settle: stops where all that is left to ask is the very next batch, for a search that goes on
-    from there with a better question.
+    settle: stops where the very next batch is to be asked, for a search that goes on from there
+    with a better question and asks that one anyway.
     """
     step = settings.multiple
     top = settings.maximum // step * step
@@ -96,10 +100,10 @@ def search(question: Question, settings: SearchSettings, *, settle: bool = False
         if bracket.high is None:
             batch, reason = _above(bracket, settings, jumps)
             batch = min(batch, top)
-            if settle and batch == bracket.low + step:
-                return Found(bracket.low, None, tuple(bracket.readings))
         else:
-            batch, reason = _inside(bracket, step, jumps)
+            batch, reason = _inside(bracket, step)
+        if settle and bracket.low and batch == bracket.low + step:
+            return Found(bracket.low, None, tuple(bracket.readings))
 
 
 def _finished(bracket: Bracket, step: int, top: int) -> bool:
@@ -145,11 +149,11 @@ def _previous_fit(bracket: Bracket) -> int | None:
     return fits[-1] if fits else None
 
 
-def _inside(bracket: Bracket, step: int, jumps: int) -> tuple[int, Reason]:
-    """The next batch strictly between `low` and `high`: interpolated, every third time halved."""
+def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
+    """The next batch strictly between `low` and `high`: interpolated; halved where that stalls."""
     low, high = bracket.low, bracket.high
     assert high is not None
-    guess = None if jumps % 3 == 0 else _crossing(bracket, high)
+    guess = None if bracket.stalled else _crossing(bracket, high)
     reason = f"between {low}, which fits, and {high}, which does not"
     if guess is None:
         guess, reason = _middle(low, high), f"half way {reason}"
@@ -170,7 +174,7 @@ def _crossing(bracket: Bracket, high: int) -> float | None:
         return None
     below = bracket.readings.get(bracket.low)
     base = below.used_bytes if below else (above.fixed_bytes or 0)
-    if base is None or not base < above.limit_bytes < above.used_bytes:
+    if base is None or not base <= above.limit_bytes < above.used_bytes:
         return None
     share = (above.limit_bytes - base) / (above.used_bytes - base)
     return bracket.low + share * (high - bracket.low)

@@ -116,9 +116,7 @@ def _compile(question: Mapping[str, Any], answerers: dict[str, Any]) -> tuple[Tr
     if "compiled" not in answerers:
         task, config = build_task(question)
         answerers["compiled"] = CompiledTrials(task, config, find_target(question["target"]))
-    request = CompileRequest(
-        question["rows"], question["accumulate"], question["effort"], question["with_evaluation"]
-    )
+    request = CompileRequest(question["rows"], question["accumulate"], question["effort"])
     trials: CompiledTrials = answerers["compiled"]
     return *trials.run(request), trials.target.devices
 
