@@ -53,7 +53,7 @@ def _told(report: ScanReport) -> list[str]:
     lines += [f"note: {note}" for note in report.notes]
     counts = Counter(finding.status for finding in report.findings)
     said = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items())
-    lines.append(f"{report.files} files: {said}.")
+    lines.append(f"{report.files} file{'s' * (report.files != 1)}: {said}.")
     if any(finding.fixable for finding in report.findings):
         lines.append(
             "`--diff` shows what `--fix` would rewrite; `# tpukit: ignore` silences a line."

@@ -6,11 +6,18 @@ import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tpukit.commands.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.commands.probe_options import (
+    PlaceOptions,
+    SearchOptions,
+    TaskOptions,
+    training_options,
+)
 from tpukit.commands.training_options import (
     DecidedTraining,
     TrainingOptions,
@@ -28,117 +35,28 @@ if TYPE_CHECKING:
 app = typer.Typer()
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
 MEASURED_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
-TASK, SEARCH, HARDWARE = "Task", "Search", "Hardware"
-
-
-def _option(*names: str, panel: str, help: str) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, help=help)
 
 
 @app.command()
+@with_option_sets
 def probe_batch(
-    task: Annotated[
-        str, _option("--task", panel=TASK, help="`eit`, `summarize`, or my_file.py:MyTask.")
-    ] = "eit",
-    target: Annotated[
-        str | None,
-        _option("--target", panel=HARDWARE, help="Ask the TPU compiler: v5e-8, v6e-1, v4-8, ..."),
-    ] = None,
-    start: Annotated[
-        int, _option("--start", panel=SEARCH, help="The first batch a device to try.")
-    ] = 4,
-    maximum: Annotated[
-        int, _option("--max", panel=SEARCH, help="The largest batch a device to try.")
-    ] = 4096,
-    multiple_of: Annotated[
-        int, _option("--multiple-of", panel=SEARCH, help="Try multiples of this only.")
-    ] = 1,
-    margin: Annotated[
-        float, _option("--margin", panel=SEARCH, help="Memory the recommended batch leaves free.")
-    ] = 0.05,
-    global_batch_size: Annotated[
-        int | None,
-        _option("--global-batch-size", panel=SEARCH, help="Find the accumulation that reaches it."),
-    ] = None,
-    time_limit: Annotated[
-        str | None,
-        _option("--time-limit", panel=SEARCH, help="Longest a trial may take (10m; compiler 30m)."),
-    ] = None,
-    size: Annotated[
-        str | None,
-        _option("--size", panel=TASK, help="EIT: tiny, small, published, published-reference."),
-    ] = None,
-    model: Annotated[
-        str | None, _option("--model", panel=TASK, help="Summaries: gpt2, ... or 6x6x384.")
-    ] = None,
-    block_size: Annotated[
-        int | None, _option("--block-size", panel=TASK, help="Summaries: longest text in tokens.")
-    ] = None,
-    loss: Annotated[
-        str | None, _option("--loss", panel=TASK, help="Summaries: lean or reference.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, _option("--tokenizer", panel=TASK, help="Summaries: gpt2, train or a file.")
-    ] = None,
-    init: Annotated[
-        str | None, _option("--init", panel=TASK, help="Summaries: the weights to start from.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, _option("--set", panel=TASK, help="NAME=VALUE: any other setting.")
-    ] = None,
-    config: Annotated[
-        str | None, _option("--config", panel=TASK, help="A TOML file of settings.")
-    ] = None,
-    preset: Annotated[
-        str | None, _option("--preset", panel=TASK, help="quick, safe, balanced or fast.")
-    ] = None,
-    data_path: Annotated[
-        str | None, _option("--data-path", panel=TASK, help="Folder of the data, for its lengths.")
-    ] = None,
-    hw: Annotated[
-        str | None, _option("--hw", panel=HARDWARE, help="Measure on auto, tpu, gpu or cpu.")
-    ] = None,
-    devices: Annotated[
-        int | None, _option("--devices", "--nproc", panel=HARDWARE, help="Devices to use (all).")
-    ] = None,
-    precision: Annotated[
-        str | None, _option("--precision", panel=HARDWARE, help="auto, bf16, fp16, fp32 (auto).")
-    ] = None,
-    shard: Annotated[
-        bool, _option("--shard", panel=HARDWARE, help="Shard weights and optimizer over devices.")
-    ] = False,
-    memory_limit: Annotated[
-        str | None,
-        _option("--memory-limit", panel=HARDWARE, help="Memory to live within (measured): 4GB."),
-    ] = None,
-    as_json: JsonOption = False,
+    task: TaskOptions,
+    search: SearchOptions,
+    place: PlaceOptions,
+    json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Find the batch that fits: measured here, or asked of the TPU compiler (--target).
 
     Every trial runs the training step itself in a process of its own.
     """
-    options = TrainingOptions(
-        data_path=data_path,
-        global_batch_size=global_batch_size,
-        preset=preset,
-        config=config,
-        hw=hw,
-        devices=devices,
-        precision=precision,
-        shard=shard or None,
-        memory_limit=memory_limit,
-        settings=settings,
-    )
-    given = {"size": size, "model": model, "block_size": block_size, "loss": loss,
-             "tokenizer": tokenizer, "init": init}  # fmt: skip
-    request = TrainingRequest(task, given, "")
-    output = Output(as_json=as_json)
-    search = _search_settings(start, maximum, multiple_of, margin, global_batch_size)
-    _check_target(target, options)
+    options = training_options(search, task, place)
+    settings = _search_settings(search)
+    _check_target(place.target, options)
+    request = task.request()
     decided = decide(request, options)
-    seconds = parse_duration(time_limit) if time_limit else None
-    _find(request, decided, target, search, seconds, output)
+    seconds = parse_duration(search.time_limit) if search.time_limit else None
+    _find(request, decided, place.target, settings, seconds, Output(as_json=json))
 
 
 def plan_for_training(
@@ -146,8 +64,7 @@ def plan_for_training(
 ) -> None:
     """`--plan TARGET` of a training command: the compiler's answer for its settings."""
     _check_target(target, None)
-    wanted = decided.config.global_batch_size
-    search = _search_settings(4, 4096, 1, 0.05, wanted)
+    search = _search_settings(SearchOptions(global_batch_size=decided.config.global_batch_size))
     _find(request, decided, target, search, None, output)
 
 
@@ -201,23 +118,22 @@ def task_source(request: TrainingRequest, decided: DecidedTraining) -> TaskSourc
     )
 
 
-def _search_settings(
-    start: int, maximum: int, multiple: int, margin: float, wanted: int | None
-) -> FindSettings:
+def _search_settings(options: SearchOptions) -> FindSettings:
     from tpukit.probe.finder import FindSettings
 
+    start, maximum, multiple = options.start, options.maximum, options.multiple_of
     problems = [
         f"{name} {value} must be at least 1."
         for name, value in (("--start", start), ("--max", maximum), ("--multiple-of", multiple))
         if value < 1
     ]
-    if not 0 <= margin < 1:
-        problems.append(f"--margin {margin} must lie in [0, 1).")
+    if not 0 <= options.margin < 1:
+        problems.append(f"--margin {options.margin} must lie in [0, 1).")
     if maximum < multiple:
         problems.append(f"--max {maximum} is under --multiple-of {multiple}.")
     if problems:
         raise ConfigError(" ".join(problems), "`tpukit probe-batch --help` lists the options.")
-    return FindSettings(start, maximum, multiple, margin, wanted)
+    return FindSettings(start, maximum, multiple, options.margin, options.global_batch_size)
 
 
 def _check_target(target: str | None, options: TrainingOptions | None) -> None:
