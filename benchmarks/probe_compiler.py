@@ -1,9 +1,10 @@
 """What the TPU compiler answers for the models of this package, beside what was known before.
 
-    python benchmarks/probe_compiler.py gpt2|gpt2-lean|eit|eit-reference|slices
+    python benchmarks/probe_compiler.py gpt2|gpt2-memory|gpt2-lean|eit|eit-reference|slices [--quiet]
 
-Each question is `tpukit probe-batch --target ...` as a user would call it, with an empty cache;
-`gpt2` also asks for the memory at batches 4, 8 and 16 at the compiler's full effort.
+Each question is `tpukit probe-batch --target ...` as a user would call it, with an empty cache.
+What the compiler says does not depend on how busy the machine is; how long it takes does: seconds
+are kept only where --quiet states that nothing else was running.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ KNOWN_GPT2_GIB = {4: 5.34, 8: 8.91, 16: 14.77}
 """GPT-2 124M, context 1024, bf16, AdamW, clipped, one v5e chip, libtpu 0.0.21."""
 NO_DATA = ["--data-path", "/nonexistent"]
 GPT2 = ["--task", "summarize", *NO_DATA]
-SMALL_GPT2 = [*GPT2, "--model", "6x6x384"]
+REFERENCE = [*GPT2, "--loss", "reference", "--target", "v5e-1"]
+
+
+def at(batch: int) -> list[str]:
+    """This batch and no other."""
+    return ["--start", str(batch), "--max", str(batch)]
+
 
 QUESTIONS: dict[str, dict[str, list[str]]] = {
-    "gpt2": {
-        "v5e-1": [*GPT2, "--loss", "reference", "--target", "v5e-1"],
-        **{
-            f"batch {batch}": [*GPT2, "--loss", "reference", "--target", "v5e-1", "--start",
-                               str(batch), "--max", str(batch)]
-            for batch in KNOWN_GPT2_GIB
-        },
-    },
+    "gpt2": {"v5e-1": REFERENCE},
+    "gpt2-memory": {f"batch {batch}": [*REFERENCE, *at(batch)] for batch in KNOWN_GPT2_GIB},
     "gpt2-lean": {"v5e-1": [*GPT2, "--loss", "lean", "--target", "v5e-1", "--start", "36"]},
-    "eit": {"v5e-1": ["--size", "published", "--target", "v5e-1", "--start", "32", "--max", "64"]},
+    "eit": {"v5e-1": ["--size", "published", "--target", "v5e-1", "--start", "32"]},
     "eit-reference": {
-        "v5e-1": ["--size", "published-reference", "--target", "v5e-1", "--start", "5"]
+        "v5e-1": ["--size", "published-reference", "--target", "v5e-1", "--start", "4"]
     },
     "slices": {
-        "v5e-8": [*SMALL_GPT2, "--target", "v5e-8", "--start", "8", "--max", "8"],
-        "v5e-8 shard": [*SMALL_GPT2, "--target", "v5e-8", "--start", "8", "--max", "8", "--shard"],
-        "v5e-256": [*SMALL_GPT2, "--target", "v5e-256", "--start", "4", "--max", "4"],
+        "v5e-8": [*GPT2, "--target", "v5e-8", *at(8)],
+        "v5e-8 shard": [*GPT2, "--target", "v5e-8", *at(8), "--shard"],
+        "v5e-256": [*GPT2, "--target", "v5e-256", *at(4)],
     },
-}  # fmt: skip
+}
 
 
 def ask(arguments: list[str], cache: str) -> dict[str, Any]:
@@ -60,33 +61,63 @@ def ask(arguments: list[str], cache: str) -> dict[str, Any]:
     return {"arguments": arguments, "seconds": time.monotonic() - started, "answer": answer}
 
 
+def without_seconds(value: Any) -> Any:
+    """Without the times that a busy machine makes longer; the estimates stay."""
+    if isinstance(value, dict):
+        return {n: without_seconds(v) for n, v in value.items() if n != "seconds"}
+    return [without_seconds(item) for item in value] if isinstance(value, list) else value
+
+
 def full_effort_gib(answer: dict[str, Any], batch: int) -> float:
     full = [t for t in answer["trials"] if t["batch"] == batch and t["effort"] == "full"]
     return float(full[-1]["used_bytes"] / GIB)
 
 
+def memory_beside_known(answers: dict[str, Any]) -> dict[int, dict[str, float]]:
+    read = {b: full_effort_gib(answers[f"batch {b}"]["answer"], b) for b in KNOWN_GPT2_GIB}
+    return {
+        batch: {"known": known, "read": read[batch], "ratio": read[batch] / known}
+        for batch, known in KNOWN_GPT2_GIB.items()
+    }
+
+
+def tell(name: str, found: dict[str, Any]) -> None:
+    answer = found["answer"]
+    if "error" in answer:
+        print(f"{name}: {answer['error']['message']}")
+        return
+    print(
+        f"{name}: largest {answer['largest_batch_per_device']}, {answer['compiles']} compiles, "
+        f"{found['seconds']:.0f} s"
+    )
+    for trial in answer["trials"]:
+        used = trial["used_bytes"] / GIB if trial["used_bytes"] else float("nan")
+        print(
+            f"  {trial['batch']} {trial['effort']}: {'fits' if trial['fits'] else 'does not fit'}, "
+            f"{used:.2f} GiB, {trial['compiles']} compiles, {trial['seconds']:.0f} s"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", choices=sorted(QUESTIONS))
-    question = parser.parse_args().question
+    parser.add_argument("--quiet", action="store_true", help="nothing else runs: keep the seconds")
+    options = parser.parse_args()
+    answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:
-        answers = {name: ask(words, cache) for name, words in QUESTIONS[question].items()}
-    result: dict[str, Any] = {"question": question, "cores": os.cpu_count(), "answers": answers}
-    if question == "gpt2":
-        read = {b: full_effort_gib(answers[f"batch {b}"]["answer"], b) for b in KNOWN_GPT2_GIB}
-        result["memory_gib"] = {
-            batch: {"known": known, "read": read[batch], "ratio": read[batch] / known}
-            for batch, known in KNOWN_GPT2_GIB.items()
-        }
+        for name, words in QUESTIONS[options.question].items():
+            answers[name] = ask(words, cache)
+            tell(name, answers[name])
+    kept = answers if options.quiet else without_seconds(answers)
+    result: dict[str, Any] = {
+        "question": options.question, "cores": os.cpu_count(), "quiet": options.quiet,
+        "answers": kept,
+    }  # fmt: skip
+    if options.question == "gpt2-memory":
+        result["memory_gib"] = memory_beside_known(answers)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"probe_compiler_{question}.json"
+    path = RESULTS / f"probe_compiler_{options.question}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
-    for name, found in answers.items():
-        answer = found["answer"]
-        print(
-            f"{name}: largest {answer.get('largest_batch_per_device')}, "
-            f"{answer.get('compiles')} compiles, {found['seconds']:.0f} s"
-        )
 
 
 if __name__ == "__main__":
