@@ -1,6 +1,6 @@
 """What the TPU compiler answers for the models of this package, beside what was known before.
 
-    python benchmarks/probe_compiler.py gpt2|gpt2-memory|gpt2-lean|eit|eit-reference|slices [--quiet]
+    python benchmarks/probe_compiler.py QUESTION [--quiet]     (the keys of QUESTIONS below)
 
 Each question is `tpukit probe-batch --target ...` as a user would call it, with an empty cache.
 What the compiler says does not depend on how busy the machine is; how long it takes does: seconds
