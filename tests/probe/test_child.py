@@ -11,6 +11,12 @@ import pytest
 
 from tpukit.probe.child import Child, ChildDiedError
 
+CHATTER = """
+import sys, time
+while True:
+    print("x" * 1000, flush=True)
+    time.sleep(0.001)
+"""
 ECHO = """
 import json, os, subprocess, sys, time
 descriptor = int(sys.argv[-2])
@@ -51,6 +57,17 @@ def open_descriptors() -> set[str]:
 def test_answers_come_back(child):
     for value in (1, "two" * 100_000):
         assert child.ask({"do": "answer", "value": value}, 30) == {"answer": value}
+
+
+def test_a_child_that_prints_for_ever_does_not_fill_the_disk(monkeypatch):
+    monkeypatch.setattr("tpukit.probe.child.MOST_OUTPUT", 20_000)
+    monkeypatch.setattr("tpukit.probe.child.SECONDS_BETWEEN_LOOKS", 0.02)
+    with Child({}, ("-c", CHATTER)) as child:
+        with pytest.raises(ChildDiedError) as caught:
+            child.receive(time.monotonic() + 3)
+        assert caught.value.death.return_code is None
+        # Between two looks it writes some hundred lines; in three seconds it wrote thousands.
+        assert os.fstat(child._output.fileno()).st_size < 600_000
 
 
 def test_two_children_work_at_the_same_time():

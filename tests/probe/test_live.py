@@ -16,7 +16,7 @@ from tpukit.probe.checks import Asked
 from tpukit.probe.checks.live import STEPS, ask_child, run_live_checks
 from tpukit.probe.facts import PlayedHost, RealHost, gather
 
-ANSWER = "import os, json\ndef say(**a): os.write(int(os.environ['TPUKIT_ANSWER_FD']), (json.dumps(a) + '\\n').encode())\n"
+ANSWER = "import os, json, sys\ndef say(**a): os.write(int(sys.argv[-2]), (json.dumps(a) + '\\n').encode())\n"
 FIRST = "say(id='torch-starts', status='pass', message='torch 2', fix=None)\n"
 CHILDREN = {
     "never ends": "import time\ntime.sleep(1000)\n",
@@ -31,7 +31,7 @@ CHILDREN = {
 
 def played(monkeypatch, code: str, seconds: float = 1.5):
     """The results when the child runs this code instead of its own."""
-    command = [sys.executable, "-c", ANSWER + code]
+    command = ["-c", ANSWER + code]
     monkeypatch.setattr("tpukit.probe.checks.live.ask_child", lambda _, s: ask_child(command, s))
     facts = gather(PlayedHost({"packages": {"torch": "2.9.0"}}), quick=True)
     return list(run_live_checks(facts, Asked(live_seconds=seconds)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -20,6 +21,11 @@ from tpukit.probe.trial import Death
 
 OUTPUT_KEPT = 20_000
 """Bytes of a child's last output that are read when it dies."""
+MOST_OUTPUT = 256 << 20
+"""A child that has written more is a broken record: it must not fill the disk."""
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_END = 5.0
+"""A process that hangs in a driver cannot even be killed: it is not waited for any longer."""
 MAIN = ("-m", "tpukit.probe.trial_child")
 
 
@@ -39,6 +45,8 @@ class Child:
 
     def __init__(self, environment: Mapping[str, str], command: Sequence[str] = MAIN) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        # What is appended goes on at the new end when the file is cut.
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
         reading, writing = os.pipe()
         self._answers = reading
         self._buffer = b""
@@ -102,18 +110,26 @@ class Child:
         """The next line of the answers; None when the child is gone or out of time."""
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            ready = select.select([self._answers], [], [], max(left, 0))[0] if left > 0 else []
-            chunk = os.read(self._answers, 1 << 20) if ready else b""
+            if left <= 0:
+                return None
+            if not select.select([self._answers], [], [], min(left, SECONDS_BETWEEN_LOOKS))[0]:
+                self._shorten_output()
+                continue
+            chunk = os.read(self._answers, 1 << 20)
             if not chunk:
                 return None
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
+    def _shorten_output(self) -> None:
+        if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
+            self._output.truncate(0)
+
     def _death(self, *, timed_out: bool) -> ChildDiedError:
         if not timed_out:
             try:
-                self._process.wait(timeout=10)
+                self._process.wait(SECONDS_TO_END)
             except subprocess.TimeoutExpired:
                 timed_out = True
         code = None if timed_out else self._process.returncode
@@ -131,7 +147,10 @@ class Child:
     def _end_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.returncode = -signal.SIGKILL
 
     def close(self) -> None:
         """Ends the child and everything it started."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpukit.probe.checks.verdict import Asked, Result, Verdict, failed, skipped
+from tpukit.probe.child import Child, ChildDiedError
 from tpukit.probe.facts import Facts
+from tpukit.probe.trial import Death
 
 STEPS = {
     "torch-starts": "torch can be imported",
@@ -32,7 +27,7 @@ def run_live_checks(facts: Facts, asked: Asked) -> Iterator[Result]:
             yield Result(name, label, skipped("torch is not installed"))
         return
     waiting, has_failed = dict(STEPS), False
-    for answer in ask_child([sys.executable, "-m", CHILD, asked.hw], asked.live_seconds):
+    for answer in ask_child(("-m", CHILD, asked.hw), asked.live_seconds):
         name = str(answer.get("id"))
         if name in waiting:
             verdict = Verdict(answer["status"], str(answer["message"]), answer.get("fix"))
@@ -61,89 +56,31 @@ def _way_on(reason: str, asked: Asked) -> str:
     return f"tpukit doctor --quick --hw {asked.hw}    # what the versions and the device say"
 
 
-def ask_child(command: list[str], seconds: float) -> Iterator[dict[str, Any]]:
-    """The JSON objects a child writes to its descriptor 3; at last `{"id": "end", "message": ...}`
-    with the reason why there are no more, empty where it ended well.
+def ask_child(command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
+    """What a child answers; at last `{"id": "end", "message": ...}` with the reason why there is no
+    more, empty where it ended well.
 
     The child and everything it started is killed at the time limit.
     """
-    receiver, sender = os.pipe()
-    environment = {**os.environ, "TPUKIT_ANSWER_FD": str(sender), "PYTHONFAULTHANDLER": "1"}
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=[sender],
-        env=environment,
-        start_new_session=True,
-    ) as child:
-        os.close(sender)
-        try:
-            reader = _Reader(receiver, child.stderr.fileno() if child.stderr else -1)
-            yield from reader.answers(time.monotonic() + seconds)
-            yield {"id": "end", "message": _reason(child, reader, seconds)}
-        finally:
-            _kill(child)
-            os.close(receiver)
-
-
-class _Reader:
-    """Reads the child's answers and the end of its standard error, until both are closed."""
-
-    def __init__(self, answers: int, errors: int) -> None:
-        self._open = {answers, errors} - {-1}
-        self._answers = answers
-        self._pending = b""
-        self.errors = b""
-        self.timed_out = False
-
-    def answers(self, deadline: float) -> Iterator[dict[str, Any]]:
-        while self._answers in self._open:
-            ready = select.select(list(self._open), [], [], max(deadline - time.monotonic(), 0))[0]
-            if not ready:
-                self.timed_out = True
+    deadline = time.monotonic() + seconds
+    with Child({"PYTHONFAULTHANDLER": "1"}, command) as child:
+        while True:
+            try:
+                answer = child.receive(deadline)
+            except ChildDiedError as error:
+                yield {"id": "end", "message": _reason(error.death, seconds)}
                 return
-            for descriptor in ready:
-                yield from self._take(descriptor)
-
-    def _take(self, descriptor: int) -> Iterator[dict[str, Any]]:
-        data = os.read(descriptor, 1 << 16)
-        if not data:
-            self._open.discard(descriptor)
-        elif descriptor != self._answers:
-            self.errors = (self.errors + data)[-(1 << 16) :]
-        else:
-            *lines, self._pending = (self._pending + data).split(b"\n")
-            yield from (json.loads(line) for line in lines)
+            yield answer
 
 
-def _reason(child: subprocess.Popen[bytes], reader: _Reader, seconds: float) -> str:
-    if reader.timed_out:
+def _reason(death: Death, seconds: float) -> str:
+    if death.return_code == 0:
+        return ""
+    if death.return_code is None:
         return f"no answer within {seconds:g} s"
-    try:
-        code = child.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        return ""
-    if code == 0:
-        return ""
     from tpukit.knowledge.errors import explain_text
 
-    text = reader.errors.decode("utf-8", errors="replace")
-    known = explain_text(text)
-    last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
-    said = f"{known.cause} {known.fix}" if known else last[:200]
-    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"the process ended with {ended}: {said}"
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Ends the child with all that it started. One that hangs in a driver is not waited for."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    if child.stderr is not None:
-        child.stderr.close()
-    try:
-        child.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        child.returncode = -signal.SIGKILL
+    known = explain_text(death.output)
+    lines = (line.strip() for line in reversed(death.output.split("\n")))
+    said = f"{known.cause} {known.fix}" if known else next(filter(None, lines), "")[:200]
+    return f"the process {death.describe()}: {said}"

@@ -1,7 +1,7 @@
 """The child of the live checks: opens the device, multiplies, trains a step, says how it went.
 
-Run as `python -m tpukit.probe.checks.live_child HW`; answers go to the descriptor that
-TPUKIT_ANSWER_FD names, so that what libraries print cannot get between them.
+Started by `tpukit.probe.child` as `python -m tpukit.probe.checks.live_child HW DESCRIPTOR PARENT`;
+answers go to that descriptor, so that what libraries print cannot get between them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from tpukit.errors import TpukitError
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.process import die_with_parent
 from tpukit.knowledge.errors import explain_text
 
 if TYPE_CHECKING:
@@ -24,8 +25,12 @@ LARGEST_ERROR = {"fp32": 2e-2, "bf16": 5e-2, "fp16": 2e-2}
 """Relative to the largest entry. fp32 is wide because a TPU multiplies fp32 in bf16 passes."""
 
 
-def main(hw: Literal["auto", "tpu", "gpu", "cpu"]) -> int:
+Kind = Literal["auto", "tpu", "gpu", "cpu"]
+
+
+def main(hw: Kind, descriptor: int, parent: int) -> int:
     """Runs every step until one fails; 1 then."""
+    die_with_parent(parent)
     backend: list[Backend] = []
     steps: dict[str, Callable[[], str]] = {
         "torch-starts": _import_torch,
@@ -34,17 +39,17 @@ def main(hw: Literal["auto", "tpu", "gpu", "cpu"]) -> int:
         "training-step": lambda: _train(backend[0]),
     }
     for name, step in steps.items():
-        if not _answer(name, step):
+        if not _answer(descriptor, name, step):
             return 1
     return 0
 
 
-def _answer(name: str, step: Callable[[], str]) -> bool:
+def _answer(descriptor: int, name: str, step: Callable[[], str]) -> bool:
     try:
-        _say(name, "pass", step(), None)
+        _say(descriptor, name, "pass", step(), None)
     except Exception as error:
         message, fix = _explained(error)
-        _say(name, "fail", message, fix)
+        _say(descriptor, name, "fail", message, fix)
         return False
     return True
 
@@ -59,9 +64,9 @@ def _explained(error: Exception) -> tuple[str, str]:
     return f"{text[:160]}: {known.cause}", known.fix
 
 
-def _say(name: str, status: str, message: str, fix: str | None) -> None:
+def _say(descriptor: int, name: str, status: str, message: str, fix: str | None) -> None:
     answer = {"id": name, "status": status, "message": message, "fix": fix}
-    os.write(int(os.environ["TPUKIT_ANSWER_FD"]), (json.dumps(answer) + "\n").encode())
+    os.write(descriptor, (json.dumps(answer) + "\n").encode())
 
 
 def _import_torch() -> str:
@@ -70,7 +75,7 @@ def _import_torch() -> str:
     return f"torch {torch.__version__}"
 
 
-def _open(hw: Literal["auto", "tpu", "gpu", "cpu"], opened: list[Backend]) -> str:
+def _open(hw: Kind, opened: list[Backend]) -> str:
     import torch
 
     from tpukit.hardware.choice import find_kind, open_backend
@@ -112,4 +117,4 @@ def _train(backend: Backend) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))  # type: ignore[arg-type]
+    sys.exit(main(cast("Kind", sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
