@@ -1,13 +1,14 @@
 """Finding the largest batch under one memory limit: tpukit, Lightning's finder, accelerate's.
 
-    python benchmarks/probe_peers.py [--task eit|summarize] [--limit 1GB] [--set NAME=VALUE ...]
+    python benchmarks/probe_peers.py [--task eit|summarize] [--limit 1GB] [--xla]
 
 All search for the same model, optimizer and limit on this machine's processor, one after another.
 What each answers is then tried: `tpukit train` on made-up data at that batch under the same limit,
 two steps with a validation and a checkpoint. An answer is false where that run fails, or where one
 a tenth larger succeeds.
 Lightning's (`BatchSizeFinder`, binary search) and accelerate's (`find_executable_batch_size`)
-finders train in this process' child, as their users call them.
+finders train in this process' child, as their users call them. With --xla tpukit alone is asked,
+for torch_xla on this processor: the finders know no XLA.
 """
 
 from __future__ import annotations
@@ -39,19 +40,22 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="eit", choices=sorted(SETTINGS))
     parser.add_argument("--limit", default="1GB")
+    parser.add_argument("--xla", action="store_true")
     parser.add_argument("--peer", choices=["lightning", "accelerate"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "2", "USE_TORCH_XLA": "0"}
+def environment(*, xla: bool = False) -> dict[str, str]:
+    virtual_tpu = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"} if xla else {"USE_TORCH_XLA": "0"}
+    return {**os.environ, "OMP_NUM_THREADS": "2", **virtual_tpu}
 
 
-def tpukit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tpukit", *arguments]
+def tpukit(*arguments: str, xla: bool = False) -> subprocess.CompletedProcess[str]:
+    hardware = ["--hw", "tpu" if xla else "cpu"] if arguments[0] != "data" else []
     return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=1800, check=False
-    )
+        [sys.executable, "-m", "tpukit", *arguments, *hardware],
+        env=environment(xla=xla), capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
 
 
 def task_options(task: str) -> list[str]:
@@ -59,10 +63,10 @@ def task_options(task: str) -> list[str]:
     return [*options, "--data-path", os.environ["DATA"]]
 
 
-def ours(task: str, limit: str) -> dict[str, Any]:
+def ours(task: str, limit: str, *, xla: bool) -> dict[str, Any]:
     started = time.monotonic()
-    done = tpukit("probe-batch", "--task", task, *task_options(task), "--hw", "cpu",
-                  "--memory-limit", limit, "--start", str(START), "--json")  # fmt: skip
+    done = tpukit("probe-batch", "--task", task, *task_options(task), "--memory-limit", limit,
+                  "--start", str(START), "--json", xla=xla)  # fmt: skip
     seconds = time.monotonic() - started
     if done.returncode:
         return {"error": done.stderr[-500:], "seconds": seconds}
@@ -70,6 +74,7 @@ def ours(task: str, limit: str) -> dict[str, Any]:
     return {
         "largest": answer["largest_batch_per_device"],
         "trials": len(answer["trials"]),
+        "tried": [trial["batch"] for trial in answer["trials"]],
         "seconds": seconds,
         "recommended": answer["recommended_batch_per_device"],
     }
@@ -167,13 +172,13 @@ def lightning_finder(training: Training) -> int:
 
 
 # -- whether an answer is true -----------------------------------------------------------------
-def runs(task: str, limit: str, rows: int) -> bool:
+def runs(task: str, limit: str, rows: int, *, xla: bool) -> bool:
     """Whether a training run at this batch lives within the limit."""
     command = ["train"] if task == "eit" else ["summarize-train"]
     with tempfile.TemporaryDirectory() as folder:
-        done = tpukit(*command, *task_options(task), "--hw", "cpu", "--memory-limit", limit,
+        done = tpukit(*command, *task_options(task), "--memory-limit", limit,
                       "--global-batch-size", str(rows), "--accumulate", "1", "--max-steps", "2",
-                      "--num-workers", "0", "--results-dir", f"{folder}/run")  # fmt: skip
+                      "--num-workers", "0", "--results-dir", f"{folder}/run", xla=xla)  # fmt: skip
     if done.returncode and "memory" not in done.stderr:
         raise RuntimeError(done.stderr[-2000:])
     return done.returncode == 0
@@ -197,28 +202,28 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    answers = {"tpukit": ours(arguments.task, arguments.limit)}
-    for name in ("lightning", "accelerate"):
-        answers[name] = peer(name, arguments.task, arguments.limit)
+    task, limit, xla = arguments.task, arguments.limit, arguments.xla
+    answers = {"tpukit": ours(task, limit, xla=xla)}
+    for name in () if xla else ("lightning", "accelerate"):
+        answers[name] = peer(name, task, limit)
     for answer in answers.values():
         if largest := answer.get("largest"):
-            answer["runs"] = runs(arguments.task, arguments.limit, largest)
-            answer["runs_a_tenth_above"] = runs(
-                arguments.task, arguments.limit, -(-largest * 11 // 10)
-            )
+            answer["runs"] = runs(task, limit, largest, xla=xla)
+            answer["runs_a_tenth_above"] = runs(task, limit, -(-largest * 11 // 10), xla=xla)
             answer["true"] = answer["runs"] and not answer["runs_a_tenth_above"]
-    names = ("torch", "lightning", "accelerate", "tpukit")
+    names = ("torch", "torch_xla", "lightning", "accelerate", "tpukit")
     result = {
         "question": "largest batch under a memory limit: trials and seconds",
-        "task": arguments.task,
-        "settings": SETTINGS[arguments.task],
-        "limit": arguments.limit,
+        "task": task,
+        "settings": SETTINGS[task],
+        "hardware": "torch_xla on the processor" if xla else "the processor, eager",
+        "limit": limit,
         "cores": os.cpu_count(),
         "versions": {name: importlib.metadata.version(name) for name in names},
         "answers": answers,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"probe_peers_{arguments.task}.json"
+    path = RESULTS / f"probe_peers_{task}{'_xla' * xla}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
