@@ -8,6 +8,7 @@ import torch
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.summarize import generation
 from tpukit.tasks.summarize.beam import BeamGenerator
 from tpukit.tasks.summarize.generation import (
     Decoding,
@@ -18,6 +19,7 @@ from tpukit.tasks.summarize.generation import (
     sample,
 )
 from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.slots import Slots
 from tpukit.tasks.summarize.weights import read_pretrained
 
 transformers = pytest.importorskip("transformers")
@@ -95,6 +97,24 @@ def test_beams_equal_transformers(pair, options, devices):  # type: ignore[no-un
     expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=16, **options)
     made = generate(ours, prompts, Decoding(max_new_tokens=16, **options), slots=8, devices=devices)
     assert made == expected
+
+
+def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-untyped-def]
+    """Slots and columns go while rows are in the middle of their answers, the ring turned over."""
+    theirs, ours = pair
+    prompts = make_prompts()
+    shapes = []
+    keep = Slots.keep
+
+    def noted(self, slots, columns):  # type: ignore[no-untyped-def]
+        keep(self, slots, columns)
+        shapes.append((self.shape.slots, self.shape.columns))
+
+    monkeypatch.setattr(Slots, "keep", noted)
+    monkeypatch.setattr(generation, "WORTH_TIGHTENING", 0.99)
+    made = generate(ours, prompts, Decoding(max_new_tokens=50), slots=5)
+    assert made == theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=50)
+    assert len({slots for slots, _ in shapes}) > 2 and len({columns for _, columns in shapes}) > 1
 
 
 def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]

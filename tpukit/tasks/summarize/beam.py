@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.generation import Decoding, GenerationPlan, Prompt
-from tpukit.tasks.summarize.gpt2 import GPT2
-from tpukit.tasks.summarize.slots import Slots, SlotShape
+from tpukit.tasks.summarize.generation import ChunkDecoding, Decoder, Decoding, Prompt
 
 Array = np.ndarray[Any, Any]
 IMPOSSIBLE = np.float32(-1.0e9)
@@ -72,25 +69,8 @@ class Group:
         return self.finished[0][1] if self.finished else self.sequences[0]
 
 
-class BeamGenerator:
+class BeamGenerator(Decoder):
     """Beam search for one chunk after the other; a finished prompt's beams take the next one."""
-
-    def __init__(
-        self,
-        model: GPT2,
-        backend: Backend,
-        plan: GenerationPlan,
-        decoding: Decoding,
-        vocabulary: int,
-        end: int,
-    ) -> None:
-        self.model = model
-        self.backend = backend
-        self.plan = plan
-        self.decoding = decoding
-        self.vocabulary = vocabulary
-        self.end = end
-        self.devices = backend.devices // backend.processes
 
     def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
         decoding = _BeamDecoding(self, prompts)
@@ -98,20 +78,15 @@ class BeamGenerator:
         return decoding.done
 
 
-class _BeamDecoding:
-    def __init__(self, generator: BeamGenerator, prompts: Sequence[Prompt]) -> None:
-        self.generator = generator
-        self.decoding = generator.decoding
-        self.beams = generator.decoding.num_beams
-        columns = generator.plan.columns(prompts, self.decoding.max_new_tokens)
+class _BeamDecoding(ChunkDecoding):
+    """A group of slots a prompt."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt]) -> None:
+        self.beams = decoder.decoding.num_beams
         # Each device holds whole groups of beams.
-        per_device = max(1, generator.plan.slots // (self.beams * generator.devices))
-        self.groups: list[Group | None] = [None] * (per_device * generator.devices)
-        shape = SlotShape(len(self.groups) * self.beams, columns, generator.devices)
-        self.slots = Slots(generator.model, generator.backend, shape)
-        self.waiting = list(reversed(prompts))
-        self.tokens = np.zeros(shape.slots, np.int64)
-        self.done: dict[int, list[int]] = {}
+        per_device = max(1, decoder.plan.slots // (self.beams * decoder.devices))
+        self.groups: list[Group | None] = [None] * (per_device * decoder.devices)
+        super().__init__(decoder, prompts, len(self.groups) * self.beams)
 
     def run(self) -> None:
         while self.waiting or any(self.groups):
@@ -121,31 +96,29 @@ class _BeamDecoding:
                 self._decode()
 
     def _fill(self) -> None:
-        per_device = len(self.groups) // self.slots.shape.devices
-        filler = self.waiting[-1].tokens
-        prompts: list[Array] = []
-        taken: list[list[int]] = []
-        fresh: list[tuple[int, int]] = []
-        for device in range(self.slots.shape.devices):
-            own = range(device * per_device, (device + 1) * per_device)
-            free = next((g for g in own if self.groups[g] is None), None)
-            if free is None or not self.waiting:
-                prompts.append(filler)
-                taken.append([])
-                continue
-            group = Group(self.waiting.pop(), self.beams)
-            self.groups[free] = group
-            prompts.append(group.prompt.tokens)
-            taken.append(list(self._slots_of(free)))
-            fresh.append((device, free))
-        length = self.generator.plan.prefill_length(max(map(len, prompts)))
-        logits = self.slots.prefill(prompts, taken, length)
+        """One prompt for each device that has a free group."""
+        free = self._free_groups()
+        taken, logits = self.take_in([self._slots_of(g) if g is not None else () for g in free])
+        fresh = []
+        for device, (prompt, number) in enumerate(zip(taken, free, strict=True)):
+            if prompt and number is not None:
+                self.groups[number] = Group(prompt, self.beams)
+                fresh.append((device, number))
         # All beams of a new group hold the same: each device's logits are repeated for them.
         best = self._best(logits.repeat_interleave(self.beams, 0), self._scores_of(fresh))
         order = np.arange(self.slots.shape.slots)
         for device, number in fresh:
             self._advance(number, [part[device] for part in best], order)
         self.slots.reorder(order)
+
+    def _free_groups(self) -> list[int | None]:
+        """The first free group of each device."""
+        per_device = len(self.groups) // self.slots.shape.devices
+        starts = range(0, len(self.groups), per_device)
+        return [
+            next((g for g in range(start, start + per_device) if self.groups[g] is None), None)
+            for start in starts
+        ]
 
     def _scores_of(self, fresh: list[tuple[int, int]]) -> Array:
         scores = np.full((self.slots.shape.devices, self.beams), IMPOSSIBLE, np.float32)
@@ -159,7 +132,7 @@ class _BeamDecoding:
         return range(number * self.beams, (number + 1) * self.beams)
 
     def _decode(self) -> None:
-        backend = self.generator.backend
+        backend = self.decoder.backend
         tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
         scores = np.full((len(self.groups), self.beams), IMPOSSIBLE, np.float32)
         for number, group in enumerate(self.groups):
@@ -174,21 +147,20 @@ class _BeamDecoding:
 
     def _best(self, logits: Tensor, scores: Array) -> list[Array]:
         """Scores, origins and tokens of each group's 2 x beams best continuations."""
-        groups, vocabulary = len(scores), self.generator.vocabulary
+        groups, vocabulary = len(scores), self.decoder.vocabulary
         running = torch.from_numpy(scores).to(logits.device).reshape(-1, 1)
         total = logits[:, :vocabulary].log_softmax(-1) + running
         values, places = total.reshape(groups, -1).topk(2 * self.beams)
-        self.generator.backend.finish()
+        self.decoder.backend.finish()
         flat = places.cpu().numpy()
         return [values.cpu().numpy(), flat // vocabulary, flat % vocabulary]
 
     def _advance(self, number: int, best: list[Array], order: Array) -> None:
         group = self.groups[number]
         assert group is not None
-        room = self.generator.model.config.block_size - len(group.prompt.tokens)
-        limit = min(self.decoding.max_new_tokens, room)
+        limit = self.decoder.most_new_tokens(group.prompt)
         scores, origins, tokens = best
-        going_on = group.advance(scores, origins, tokens, self.generator.end, limit, self.decoding)
+        going_on = group.advance(scores, origins, tokens, self.decoder.end, limit, self.decoding)
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None

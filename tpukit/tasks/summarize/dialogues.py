@@ -27,6 +27,9 @@ Part = Literal["train", "test"]
 TEST_SHARE = 10
 """One invented name in so many belongs to the test part."""
 OPENER_SHARE = 0.4
+ASIDE_SHARE = 0.5
+OTHER = "other_"
+"""Slots with this prefix are beside the point: talked about, and not in the summary."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _chat(say: _Speaker, opening: list[Any], ending: list[Any]) -> list[str]:
         if say.rng.random() < 0.6:
             lines.append(say.chatter("b", "answer"))
     for turn in [*opening, *ending]:
-        if say.rng.random() < 0.35:
+        if say.rng.random() < ASIDE_SHARE:
             lines.append(say.chatter(say.rng.choice("ab"), "aside"))
         lines.append(say.turn(turn["who"], turn, opener=True))
     if say.rng.random() < 0.6:
@@ -98,7 +101,8 @@ def _chat(say: _Speaker, opening: list[Any], ending: list[Any]) -> list[str]:
 def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
     words = dialogue_parts()["words"]
     slots = {
-        name: " ".join(rng.choice(words) for words in lists.get("all") or lists[part])
+        f"{prefix}{name}": " ".join(rng.choice(words) for words in lists.get("all") or lists[part])
+        for prefix in ("", OTHER)
         for name, lists in words.items()
     }
     slots["day2"] = rng.choice([day for day in words["day"]["all"][0] if day != slots["day"]])

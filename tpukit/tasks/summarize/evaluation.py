@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tpukit.tasks.evaluation import EvaluationRequest
 from tpukit.tasks.summarize.buckets import SampleSizes, choose_lengths, make_buckets
 from tpukit.tasks.summarize.csv_file import Row, read_rows
 from tpukit.tasks.summarize.generation import Decoding, Prompt
-from tpukit.tasks.summarize.nearest import first_line, nearest_summaries
+from tpukit.tasks.summarize.nearest import MOST_TRAINING_ROWS, first_line, nearest_summaries
 from tpukit.tasks.summarize.prompt import Example, PromptFormat
 from tpukit.tasks.summarize.rouge import KINDS, confidence_interval, rouge_scores
 from tpukit.tasks.summarize.submission import write_rows
@@ -44,7 +46,7 @@ class EvaluationResult:
     """Samples whose summary is too long for the context."""
     metrics: dict[str, float]
     """`loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
-    better one), `_lead` and `_nearest`; `names_copied`."""
+    better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`."""
     scored: list[dict[str, Any]]
     """Every sample with what was written, the worst first."""
 
@@ -218,18 +220,31 @@ def score_rows(
         means = {name: float(values[kind].mean()) for name, values in baselines.items()}
         metrics[f"{kind}_baseline"] = max(means.values())
         metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}
-    copied = names_copied(dialogues, references, made)
-    return metrics if copied is None else {**metrics, "names_copied": copied}
+    known = capitalised_words(train_csv) if train_csv.is_file() else set()
+    copied = {
+        "names_copied": names_copied(dialogues, references, made),
+        "unseen_names_copied": names_copied(dialogues, references, made, known) if known else None,
+    }
+    return metrics | {name: share for name, share in copied.items() if share is not None}
+
+
+def capitalised_words(train_csv: Path) -> set[str]:
+    """The capitalised words of the training rows that baselines are searched in."""
+    rows = islice(read_rows(train_csv, summaries=True), MOST_TRAINING_ROWS)
+    return {word for row in rows for word in CAPITALISED.findall(f"{row.dialogue} {row.summary}")}
 
 
 def names_copied(
-    dialogues: Sequence[str], references: Sequence[str], made: Sequence[str]
+    dialogues: Sequence[str],
+    references: Sequence[str],
+    made: Sequence[str],
+    known: AbstractSet[str] = frozenset(),
 ) -> float | None:
-    """Of the capitalised words that a reference shares with its dialogue, the part that the
-    summary has too; None where there are none."""
+    """Of the capitalised words that a reference shares with its dialogue, `known` ones left out,
+    the part that the summary has too; None where there are none."""
     found = wanted = 0
     for dialogue, reference, summary in zip(dialogues, references, made, strict=True):
-        names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue))
+        names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue)) - known
         wanted += len(names)
         found += len(names & set(CAPITALISED.findall(summary)))
     return found / wanted if wanted else None
@@ -265,7 +280,9 @@ def result_lines(result: EvaluationResult) -> list[str]:
         interval = f"[{metrics[f'{kind}_low']:.3f}, {metrics[f'{kind}_high']:.3f}]"
         lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
     if "names_copied" in metrics:
-        lines.append(f"names copied: {metrics['names_copied']:.1%}")
+        unseen = metrics.get("unseen_names_copied")
+        beside = "" if unseen is None else f"; {unseen:.1%} of those not in the training set"
+        lines.append(f"names copied: {metrics['names_copied']:.1%}{beside}")
     shown = {"Best": result.scored[::-1][:SHOWN], "Worst": result.scored[:SHOWN]}
     for title, samples in shown.items():
         for sample in samples:

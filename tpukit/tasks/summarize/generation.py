@@ -25,6 +25,8 @@ Array = np.ndarray[Any, Any]
 COLUMN_STEP = 32
 PREFILL_LENGTHS = 8
 """Different lengths of a prefill: each is a graph of its own where graphs are compiled."""
+WORTH_TIGHTENING = 0.75
+"""The cache is copied into a smaller one once so much of it is enough."""
 CHUNK_OF_SLOTS = 8
 """Prompts a chunk, in slots: more waste less at a chunk's end, fewer lose less when killed."""
 
@@ -125,55 +127,86 @@ def plan_generation(
     )
 
 
-class SlotGenerator:
+@dataclass(frozen=True)
+class Decoder:
+    """What decoding takes, whatever the way: greedy, drawn or by beams."""
+
+    model: GPT2
+    backend: Backend
+    plan: GenerationPlan
+    decoding: Decoding
+    vocabulary: int
+    """Tokens that may be chosen; a model may have more, to fill its matrices up."""
+    end: int
+    """The end token."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of this process."""
+        return self.backend.devices // self.backend.processes
+
+    @property
+    def steps_a_read(self) -> int:
+        # Reading a token stops a traced device: there, several steps go out before a read.
+        return 4 if self.backend.traced else 1
+
+    def most_new_tokens(self, prompt: Prompt) -> int:
+        """New tokens until the limit or the end of the context."""
+        room = self.model.config.block_size - len(prompt.tokens)
+        return min(self.decoding.max_new_tokens, room)
+
+
+class ChunkDecoding:
+    """The state of one chunk: prompts that wait, the slots, and what is done."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], slots: int) -> None:
+        self.decoder = decoder
+        self.decoding = decoder.decoding
+        most = decoder.decoding.max_new_tokens + decoder.steps_a_read
+        shape = SlotShape(slots, decoder.plan.columns(prompts, most), decoder.devices)
+        self.slots = Slots(decoder.model, decoder.backend, shape)
+        self.waiting = list(reversed(prompts))
+        self.tokens = np.zeros(slots, np.int64)
+        """The token each slot is fed next."""
+        self.done: dict[int, list[int]] = {}
+
+    def take_in(self, free: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
+        """Prefills a waiting prompt on each device that has room: into all of `free[device]`.
+
+        Returns the prompt that each device took, and its logits, (devices, vocabulary).
+        """
+        filler = self.waiting[-1].tokens
+        taken = [self.waiting.pop() if slots and self.waiting else None for slots in free]
+        tokens = [prompt.tokens if prompt else filler for prompt in taken]
+        places = [slots if prompt else () for prompt, slots in zip(taken, free, strict=True)]
+        length = max(map(len, tokens))
+        if self.decoder.backend.traced:
+            length = self.decoder.plan.prefill_length(length)
+        return taken, self.slots.prefill(tokens, places, length)
+
+
+class SlotGenerator(Decoder):
     """Greedy decoding and sampling."""
 
-    def __init__(
-        self,
-        model: GPT2,
-        backend: Backend,
-        plan: GenerationPlan,
-        decoding: Decoding,
-        vocabulary: int,
-        end: int,
-    ) -> None:
-        self.model = model
-        self.backend = backend
-        self.plan = plan
-        self.decoding = decoding
-        self.vocabulary = vocabulary
-        self.end = end
-        # Reading a token stops a traced device: there, several steps go out before a read.
-        self.steps_a_read = 4 if backend.traced else 1
-        self.devices = backend.devices // backend.processes
-
     def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
-        decoding = _SlotDecoding(self, prompts)
+        decoding = _SlotDecoding(self, prompts, self.plan.slots)
         decoding.run()
         return decoding.done
 
 
-class _SlotDecoding:
-    """The state of one chunk."""
+class _SlotDecoding(ChunkDecoding):
+    """A slot a prompt."""
 
-    def __init__(self, generator: SlotGenerator, prompts: Sequence[Prompt]) -> None:
-        plan = generator.plan
-        self.generator = generator
-        self.decoding = generator.decoding
-        columns = plan.columns(prompts, self.decoding.max_new_tokens + generator.steps_a_read)
-        shape = SlotShape(plan.slots, columns, generator.devices)
-        self.slots = Slots(generator.model, generator.backend, shape)
-        self.waiting = list(reversed(prompts))
-        self.owners: list[Prompt | None] = [None] * plan.slots
-        self.tokens = np.zeros(plan.slots, np.int64)
-        """The token each slot is fed next."""
-        self.draws = np.zeros((plan.slots, self.decoding.max_new_tokens), np.float32)
-        self.done: dict[int, list[int]] = {}
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], slots: int) -> None:
+        super().__init__(decoder, prompts, slots)
+        self.owners: list[Prompt | None] = [None] * slots
+        self.draws = np.zeros((slots, self.decoding.max_new_tokens), np.float32)
 
     def run(self) -> None:
         while self.waiting or any(self.owners):
             while self._should_fill():
                 self._fill()
+            self._tighten()
             if any(self.owners):
                 self._decode()
 
@@ -195,25 +228,17 @@ class _SlotDecoding:
 
     def _fill(self) -> None:
         """One prompt for each device that has a free slot."""
-        filler = self.waiting[-1].tokens
-        prompts, taken = [], []
-        for free in self._free_slots():
-            if free and self.waiting:
-                prompt = self.waiting.pop()
-                self._occupy(free[0], prompt)
-                prompts.append(prompt.tokens)
-                taken.append([free[0]])
-            else:
-                prompts.append(filler)
-                taken.append([])
-        length = self.generator.plan.prefill_length(max(map(len, prompts)))
-        logits = self.slots.prefill(prompts, taken, length)
-        draws = np.array([self.draws[slots[0], 0] if slots else 0 for slots in taken], np.float32)
-        chosen = self._choose(logits, draws)
-        self.generator.backend.finish()
-        for slots, token in zip(taken, chosen.cpu().tolist(), strict=True):
-            for slot in slots:
-                self._take(slot, token)
+        first_free = [slots[:1] for slots in self._free_slots()]
+        taken, logits = self.take_in(first_free)
+        for prompt, slots in zip(taken, first_free, strict=True):
+            if prompt:
+                self._occupy(slots[0], prompt)
+        draws = [self.draws[slots[0], 0] if slots else 0.0 for slots in first_free]
+        chosen = self._choose(logits, np.array(draws, np.float32))
+        self.decoder.backend.finish()
+        for prompt, slots, token in zip(taken, first_free, chosen.cpu().tolist(), strict=True):
+            if prompt:
+                self._take(slots[0], token)
 
     def _occupy(self, slot: int, prompt: Prompt) -> None:
         self.owners[slot] = prompt
@@ -223,13 +248,29 @@ class _SlotDecoding:
             rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
             self.draws[slot] = rng.random(self.decoding.max_new_tokens, np.float32)
 
+    def _tighten(self) -> None:
+        """Slots and columns that nobody will need any more go, where shapes are free to change."""
+        if self.decoder.backend.traced:
+            return
+        owned = [(slot, owner) for slot, owner in enumerate(self.owners) if owner]
+        if not owned:
+            return
+        kept = range(len(self.owners)) if self.waiting else [slot for slot, _ in owned]
+        prompts = [*self.waiting, *(owner for _, owner in owned)]
+        columns = self.decoder.plan.columns(prompts, self.decoding.max_new_tokens)
+        now = self.slots.shape
+        if len(kept) * columns <= WORTH_TIGHTENING * now.slots * now.columns:
+            self.slots.keep(np.array(kept), columns)
+            self.owners = [self.owners[slot] for slot in kept]
+            self.tokens, self.draws = self.tokens[kept], self.draws[kept]
+
     # -- going on -------------------------------------------------------------------------------
     def _decode(self) -> None:
         """Some steps on the device, then one read."""
-        backend = self.generator.backend
+        backend = self.decoder.backend
         tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
         steps = []
-        for step in range(self.generator.steps_a_read):
+        for step in range(self.decoder.steps_a_read):
             tokens = self._choose(self.slots.decode(tokens), self._draws_of_step(step))
             backend.finish()
             steps.append(tokens)
@@ -250,13 +291,12 @@ class _SlotDecoding:
         self.tokens[slot] = token
         tokens = self.done[owner.row]
         tokens.append(token)
-        room = self.generator.model.config.block_size - len(owner.tokens)
-        if token == self.generator.end or len(tokens) >= min(self.decoding.max_new_tokens, room):
+        if token == self.decoder.end or len(tokens) >= self.decoder.most_new_tokens(owner):
             self.owners[slot] = None
 
     def _choose(self, logits: Tensor, draws: Array) -> Tensor:
         """The next token of each row of `logits`."""
-        logits = logits[:, : self.generator.vocabulary]
+        logits = logits[:, : self.decoder.vocabulary]
         if not self.decoding.do_sample:
             return logits.argmax(-1)
         uniform = torch.from_numpy(draws).to(logits.device)

@@ -172,9 +172,9 @@ class GPT2(nn.Module):
             nn.init.normal_(module.weight, std=0.02)
         elif isinstance(module, Block):
             # Children come first: this scales what they drew, by depth, as in the paper.
-            residual = 0.02 / math.sqrt(2 * self.config.layers)
-            nn.init.normal_(module.attention_out.weight, std=residual)
-            nn.init.normal_(module.mlp_out.weight, std=residual)
+            depth = math.sqrt(2 * self.config.layers)
+            nn.init.normal_(module.mlp_out.weight, std=0.02 / depth)
+            _attend_to_likes(module, depth)
 
     def forward(
         self,
@@ -231,6 +231,19 @@ class GPT2(nn.Module):
         for block, keys, values in zip(self.blocks, past.keys, past.values, strict=True):
             x = block(x, past=LayerPast(keys, values, past.column, bias))
         return self._project(x)
+
+
+@torch.no_grad()
+def _attend_to_likes(block: Block, depth: float) -> None:
+    """Queries start as the keys, and a head gives back what it took in (Trockman and Kolter, 2023).
+
+    A token then looks at tokens like it from the first step on: copying names is learned in
+    hundreds of steps, where it took thousands.
+    """
+    width = block.qkv.in_features
+    alike, value = torch.randn(2, width, width) / math.sqrt(width)
+    block.qkv.weight.copy_(torch.cat([alike, alike, value]))
+    block.attention_out.weight.copy_(value.T / depth)
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

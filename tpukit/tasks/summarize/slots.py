@@ -1,14 +1,14 @@
 """Slots: rows decoded side by side over a static cache; a free one takes the next prompt.
 
-Every shape is fixed: the number of slots, the columns of the cache, the rows and the length of a
-prefill. The cache is a ring: in each step all slots write into the same column, and a slot sees the
-columns it wrote within its own length (see `KeyValues`).
+Every shape is fixed but by `keep`: the number of slots, the columns of the cache, the rows and the
+length of a prefill. The cache is a ring: in each step all slots write into the same column, and a
+slot sees the columns it wrote within its own length (see `KeyValues`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,22 @@ class Slots:
             for layer, tensor in enumerate(tensors):
                 tensors[layer] = tensor.index_select(0, index)
         self.lengths = self.lengths[order]
+
+    @torch.no_grad()
+    def keep(self, slots: Array, columns: int) -> None:
+        """Goes on with these slots alone, over a ring of `columns` that holds all they see."""
+        lengths = self.lengths[slots]
+        # The newest columns come first to last: the ring starts anew after them.
+        seen = min(int(lengths.max()), columns)
+        newest = self._put((self.column - seen + np.arange(seen)) % self.shape.columns)
+        rows = self._put(slots)
+        self.shape = replace(self.shape, slots=len(slots), columns=columns)
+        for tensors in (self._keys, self._values):
+            for layer, tensor in enumerate(tensors):
+                tensors[layer] = self._empty(tensor)
+                kept = tensor.index_select(0, rows).index_select(2, newest)
+                tensors[layer][:, :, :seen] = kept
+        self.lengths, self.column = lengths, seen % columns
 
     def _put(self, array: Array) -> Tensor:
         return torch.from_numpy(array.copy()).to(self.backend.device)
