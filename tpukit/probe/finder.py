@@ -117,23 +117,35 @@ class Finder:
         )
         if self.answerer.target is None:
             return search(lambda batch, why: self._ask(Ask(batch), why), sought)
-        draft = search(lambda batch, why: self._ask(Ask(batch), why), sought, settle=True)
-        if draft.largest == 0:
-            return draft
-        self._confirm_both_sides(draft.largest, draft.largest + settings.multiple, settings.maximum)
-        confirmed = SearchSettings(draft.largest, settings.maximum, settings.multiple)
+        draft = self._draft(sought)
+        if draft == 0:
+            return Found(0, settings.multiple, ())
+        self._confirm_both_sides(draft, draft + settings.multiple, settings.maximum)
+        confirmed = SearchSettings(draft, settings.maximum, settings.multiple)
         return search(self._confirm, confirmed)
+
+    def _draft(self, sought: SearchSettings) -> int:
+        """The largest batch by the compiler's fast setting; 0 if none fits."""
+        top = sought.maximum // sought.multiple * sought.multiple
+        if sought.start >= top and self._confirm(top, "the only batch, at full effort").fits:
+            return top
+        return search(lambda batch, why: self._ask(Ask(batch), why), sought, settle=True).largest
 
     def _confirm_both_sides(self, largest: int, following: int, maximum: int) -> None:
         """The draft's answer and the next batch at the compiler's full effort, side by side."""
-        asks = [Ask(b, effort="full") for b in (largest, following) if b <= maximum]
-        self.trials_of(asks, "the answer and the next one, at the compiler's full effort")
+        batches = [b for b in (largest, following) if b <= maximum and self._confirmed(b) is None]
+        if batches:
+            asks = [Ask(batch, effort="full") for batch in batches]
+            self.trials_of(asks, "the answer and the next one, at the compiler's full effort")
+
+    def _confirmed(self, batch: int) -> Trial | None:
+        """A batch's trial at full effort, if there was one."""
+        return next((t for t in self.trials if t.batch == batch and t.effort == "full"), None)
 
     def _confirm(self, batch: int, why: str) -> Reading:
         """A batch at the compiler's full effort."""
-        ask = Ask(batch, effort="full")
-        known = [t for t in self.trials if t.batch == batch and t.effort == ask.effort]
-        return _reading(known[-1]) if known else self._ask(ask, why)
+        known = self._confirmed(batch)
+        return _reading(known) if known else self._ask(Ask(batch, effort="full"), why)
 
     def _ask(self, ask: Ask, why: str) -> Reading:
         return _reading(self.trial(ask, why))
