@@ -47,6 +47,43 @@ def test_norm_and_its_gradients(draw, stream, batch, tokens, width):
         assert error(got, right) < (4e-3 if stream == torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.parametrize(("batch", "tokens", "width"), [(2, 100, 48), (1, 65, 512)])
+def test_linear_silu_and_its_gradients(draw, batch, tokens, width):
+    x = (draw(batch, tokens, 32) * 3).bfloat16().requires_grad_()
+    linear = torch.nn.Linear(32, width)
+    exact_linear = torch.nn.Linear(32, width).double()
+    with torch.no_grad():
+        linear.weight.copy_(linear.weight.bfloat16())
+        linear.bias.copy_(draw(width) * 4)
+    exact_linear.load_state_dict(linear.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cpu_blocks.linear_silu(x, linear)
+        with torch.no_grad():
+            again = cpu_blocks.linear_silu(x, linear)
+    (copy,) = exact_copies(x)
+    exact = block_ops.linear_silu(copy, exact_linear)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, again)
+    assert error(found, exact) < 6e-3
+    direction = draw(*found.shape).bfloat16()
+    got = torch.autograd.grad(found, [x, *linear.parameters()], direction)
+    right = torch.autograd.grad(exact, [copy, *exact_linear.parameters()], direction.double())
+    for one, other in zip(got, right, strict=True):
+        assert one.shape == other.shape and error(one, other) < 8e-3
+
+
+def test_silu_far_from_zero_is_finite():
+    values = torch.tensor([-1e30, -200.0, -90.0, 0.0, 90.0, 1e30]).repeat(8)[None, None]
+    linear = torch.nn.Linear(48, 48)
+    torch.nn.init.eye_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    inputs = values.bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cpu_blocks.linear_silu(inputs, linear)
+    assert error(found, torch.nn.functional.silu(values.double())) < 6e-3
+    (gradient,) = torch.autograd.grad(found.sum(), inputs)
+    assert torch.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16])
 def test_gated_sum_and_its_gradients(draw, stream):
     x, gate, branch = draw(2, 100, 48).to(stream), draw(2, 48), draw(2, 100, 48).bfloat16()

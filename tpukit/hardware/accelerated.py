@@ -126,6 +126,10 @@ class AcceleratedBackend:
         by_kernel = cpu_blocks.gated_sum(x, gate, branch)
         return block_ops.gated_sum(x, gate, branch) if by_kernel is None else by_kernel
 
+    def linear_silu(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        by_kernel = cpu_blocks.linear_silu(x, linear)
+        return block_ops.linear_silu(x, linear) if by_kernel is None else by_kernel
+
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
             model.compile(dynamic=False)  # type: ignore[no-untyped-call]

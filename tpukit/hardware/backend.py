@@ -99,6 +99,10 @@ class ModelOps(Protocol):
         """x + gate * branch for tokens x, branch (batch, tokens, width) and gate (batch, width)."""
         ...
 
+    def linear_silu(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        """silu(linear(x)) for tokens x (batch, tokens, width)."""
+        ...
+
 
 class Backend(ModelOps, Protocol):
     """Where a run takes place. One object a process; built by `choice.open_backend`."""

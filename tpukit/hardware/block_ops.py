@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 SHORTEST = 1e-12
 """Least length that a token is divided by, as in `torch.nn.functional.normalize`."""
@@ -26,3 +27,8 @@ def modulated_norm(x: Tensor, gain: Tensor, shift: Tensor, scale: Tensor) -> tup
 def gated_sum(x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     """See `ModelOps.gated_sum`."""
     return x + gate.unsqueeze(1) * branch
+
+
+def linear_silu(x: Tensor, linear: nn.Linear) -> Tensor:
+    """See `ModelOps.linear_silu`."""
+    return F.silu(linear(x))

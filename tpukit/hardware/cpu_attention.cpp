@@ -22,6 +22,9 @@ constexpr int QUERY_BLOCK = 64;
 constexpr int KEY_BLOCK = 64;
 constexpr float LOG2_E = 1.4426950408889634f;
 
+// Loops over a tile: left rolled, the compiler keeps the tile's sums in memory, at twice the time.
+#define UNROLLED _Pragma("GCC unroll 16")
+
 using Word = uint32_t;
 using Half = uint16_t;
 
@@ -78,18 +81,18 @@ template <int R, int NZ>
 inline void multiply_add(const Word *a, int64_t a_row, int64_t a_step, const Word *b, int steps,
                          float *c, int64_t c_row) {
   __m512 sum[R][NZ];
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < NZ; n++) sum[r][n] = _mm512_loadu_ps(c + r * c_row + 16 * n);
+  UNROLLED for (int r = 0; r < R; r++)
+    UNROLLED for (int n = 0; n < NZ; n++) sum[r][n] = _mm512_loadu_ps(c + r * c_row + 16 * n);
   for (int k = 0; k < steps; k++) {
     __m512i right[NZ];
-    for (int n = 0; n < NZ; n++) right[n] = _mm512_loadu_si512(b + (k * NZ + n) * 16);
-    for (int r = 0; r < R; r++) {
+    UNROLLED for (int n = 0; n < NZ; n++) right[n] = _mm512_loadu_si512(b + (k * NZ + n) * 16);
+    UNROLLED for (int r = 0; r < R; r++) {
       Word left = a[r * a_row + k * a_step];
-      for (int n = 0; n < NZ; n++) sum[r][n] = dot(sum[r][n], left, right[n]);
+      UNROLLED for (int n = 0; n < NZ; n++) sum[r][n] = dot(sum[r][n], left, right[n]);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < NZ; n++) _mm512_storeu_ps(c + r * c_row + 16 * n, sum[r][n]);
+  UNROLLED for (int r = 0; r < R; r++)
+    UNROLLED for (int n = 0; n < NZ; n++) _mm512_storeu_ps(c + r * c_row + 16 * n, sum[r][n]);
 }
 
 template <int D>
@@ -147,18 +150,20 @@ template <int D>
 inline void score_tile(const Half *query, const Word *key, float factor, const float *bias,
                        int64_t bias_row, __m512 (&scores)[TILE][KEY_BLOCK / 16]) {
   constexpr int NZ = KEY_BLOCK / 16;
-  for (auto &row : scores)
-    for (auto &part : row) part = _mm512_setzero_ps();
+  UNROLLED for (int r = 0; r < TILE; r++)
+    UNROLLED for (int n = 0; n < NZ; n++) scores[r][n] = _mm512_setzero_ps();
   const Word *words = reinterpret_cast<const Word *>(query);
   for (int k = 0; k < D / 2; k++) {
     __m512i right[NZ];
-    for (int n = 0; n < NZ; n++) right[n] = _mm512_loadu_si512(key + k * KEY_BLOCK + 16 * n);
-    for (int r = 0; r < TILE; r++)
-      for (int n = 0; n < NZ; n++) scores[r][n] = dot(scores[r][n], words[r * D / 2 + k], right[n]);
+    UNROLLED for (int n = 0; n < NZ; n++)
+      right[n] = _mm512_loadu_si512(key + k * KEY_BLOCK + 16 * n);
+    UNROLLED for (int r = 0; r < TILE; r++)
+      UNROLLED for (int n = 0; n < NZ; n++)
+        scores[r][n] = dot(scores[r][n], words[r * D / 2 + k], right[n]);
   }
   __m512 by = _mm512_set1_ps(factor), base = _mm512_set1_ps(LOG2_E);
-  for (int r = 0; r < TILE; r++)
-    for (int n = 0; n < NZ; n++) {
+  UNROLLED for (int r = 0; r < TILE; r++)
+    UNROLLED for (int n = 0; n < NZ; n++) {
       scores[r][n] = _mm512_mul_ps(scores[r][n], by);
       if (bias)
         scores[r][n] = _mm512_fmadd_ps(_mm512_loadu_ps(bias + r * bias_row + 16 * n), base,
@@ -182,20 +187,20 @@ void forward_tile(const Half *query, const Word *key, const Word *value, float f
   __m512 scores[TILE][NZ];
   score_tile<D>(query, key, factor, bias, bias_row, scores);
   alignas(64) Half weights[TILE][KEY_BLOCK];
-  for (int r = 0; r < TILE; r++) {
+  UNROLLED for (int r = 0; r < TILE; r++) {
     __m512 largest = scores[r][0];
-    for (int n = 1; n < NZ; n++) largest = _mm512_max_ps(largest, scores[r][n]);
+    UNROLLED for (int n = 1; n < NZ; n++) largest = _mm512_max_ps(largest, scores[r][n]);
     if (_mm512_cmp_ps_mask(largest, _mm512_set1_ps(top[r]), _CMP_GT_OQ)) {
       float now = _mm512_reduce_max_ps(largest), kept = std::exp2(top[r] - now);
       scale_row<D>(kept, sum + 16 * r, out + r * D);
       top[r] = now;
     }
     __m512 shift = _mm512_set1_ps(top[r]), total = _mm512_loadu_ps(sum + 16 * r);
-    for (int n = 0; n < NZ; n++) {
+    UNROLLED for (int n = 0; n < NZ; n++) {
       scores[r][n] = exp2_of(_mm512_sub_ps(scores[r][n], shift));
       total = _mm512_add_ps(total, scores[r][n]);
     }
-    for (int n = 0; n < NZ; n += 2)
+    UNROLLED for (int n = 0; n < NZ; n += 2)
       _mm512_store_si512(weights[r] + 16 * n, halves(scores[r][n + 1], scores[r][n]));
     _mm512_storeu_ps(sum + 16 * r, total);
   }
@@ -252,25 +257,25 @@ inline void backward_tile(const Half *query, const Half *grad, const Word *key, 
                           Word *score_grad_pairs, Word *weight_pairs) {
   constexpr int NZ = 2;
   __m512 weight[TILE][NZ], slope[TILE][NZ];
-  for (int r = 0; r < TILE; r++)
-    for (int n = 0; n < NZ; n++) weight[r][n] = slope[r][n] = _mm512_setzero_ps();
+  UNROLLED for (int r = 0; r < TILE; r++)
+    UNROLLED for (int n = 0; n < NZ; n++) weight[r][n] = slope[r][n] = _mm512_setzero_ps();
   const Word *q = reinterpret_cast<const Word *>(query), *g = reinterpret_cast<const Word *>(grad);
   for (int k = 0; k < D / 2; k++) {
     __m512i keys[NZ], values[NZ];
-    for (int n = 0; n < NZ; n++) {
+    UNROLLED for (int n = 0; n < NZ; n++) {
       keys[n] = _mm512_loadu_si512(key + k * KEY_BLOCK + 16 * n);
       values[n] = _mm512_loadu_si512(value + k * KEY_BLOCK + 16 * n);
     }
-    for (int r = 0; r < TILE; r++)
-      for (int n = 0; n < NZ; n++) {
+    UNROLLED for (int r = 0; r < TILE; r++)
+      UNROLLED for (int n = 0; n < NZ; n++) {
         weight[r][n] = dot(weight[r][n], q[r * D / 2 + k], keys[n]);
         slope[r][n] = dot(slope[r][n], g[r * D / 2 + k], values[n]);
       }
   }
   __m512 by = _mm512_set1_ps(factor), base = _mm512_set1_ps(LOG2_E);
-  for (int r = 0; r < TILE; r++) {
+  UNROLLED for (int r = 0; r < TILE; r++) {
     __m512 shift = _mm512_set1_ps(-logsum[r]), mean = _mm512_set1_ps(delta[r]);
-    for (int n = 0; n < NZ; n++) {
+    UNROLLED for (int n = 0; n < NZ; n++) {
       __m512 score = _mm512_fmadd_ps(weight[r][n], by, shift);
       if (bias)
         score = _mm512_fmadd_ps(_mm512_loadu_ps(bias + r * bias_row + 16 * n), base, score);
@@ -283,8 +288,8 @@ inline void backward_tile(const Half *query, const Half *grad, const Word *key, 
     }
     _mm512_storeu_si512(score_grad + r * KEY_BLOCK, halves(slope[r][1], slope[r][0]));
   }
-  for (int r = 0; r < TILE; r += 2)
-    for (int n = 0; n < NZ; n++) {
+  UNROLLED for (int r = 0; r < TILE; r += 2)
+    UNROLLED for (int n = 0; n < NZ; n++) {
       int64_t place = r / 2 * KEY_BLOCK + 16 * n;
       _mm512_storeu_si512(score_grad_pairs + place, pairs(slope[r][n], slope[r + 1][n]));
       _mm512_storeu_si512(weight_pairs + place, pairs(weight[r][n], weight[r + 1][n]));
@@ -373,10 +378,11 @@ void forward(const Sizes &s, const Rows &q, const Rows &k, const Rows &v, const 
              const Rows &out, float *logsum, int threads) {
   spread<ForwardScratch<D>>(
       s.batches * s.heads, threads, s, [&](ForwardScratch<D> &state, int64_t task) {
-        int64_t b = task / s.heads, h = task % s.heads;
+        // A head's batches follow each other: its bias stays in the cache.
+        int64_t h = task / s.batches, b = task % s.batches;
         forward_head<D>(s, q.at(b, h), q.row, k.at(b, h), k.row, v.at(b, h), v.row,
                         bias ? bias + h * s.queries * s.keys : nullptr, out.at(b, h), out.row,
-                        logsum + task * s.queries, state);
+                        logsum + (b * s.heads + h) * s.queries, state);
       });
 }
 

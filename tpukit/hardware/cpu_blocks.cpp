@@ -1,5 +1,6 @@
 // What stands between the matrix products of a modulated transformer block, each in one pass over
-// memory: the norm with its modulation, and the gated sum. For processors with AVX512-BF16.
+// memory: the norm with its modulation, SiLU with a linear map's bias, and the gated sum. For
+// processors with AVX512-BF16.
 //
 // Tokens are (batches, tokens, width), contiguous; modulation is (batches, width) in float. The
 // stream of tokens is float or bf16, branches are bf16, sums are float.
@@ -141,6 +142,47 @@ void gated_sum_backward(int64_t batches, int64_t tokens, int64_t width, const X 
   add_up(gates, threads, count, gate_grad);
 }
 
+// 1 / (1 + exp(-x)); relative error 2e-4, below what bf16 tells apart.
+inline __m512 sigmoid(__m512 x) {
+  x = _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f));
+  __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 y = _mm512_set1_ps(7.802452e-2f);
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.260671678e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.958335289e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.999252205e-1f));
+  return _mm512_rcp14_ps(_mm512_add_ps(_mm512_scalef_ps(y, x), _mm512_set1_ps(1.f)));
+}
+
+// y = silu(x + bias); y may be x
+void silu(int64_t batches, int64_t tokens, int64_t width, const Half *x, const float *bias, Half *y,
+          int threads) {
+  spread(batches, tokens, threads, [=](int, int64_t b, int64_t first, int64_t end) {
+    for (int64_t at = (b * tokens + first) * width; at < (b * tokens + end) * width; at += width)
+      for (int64_t d = 0; d < width; d += 16) {
+        __m512 value = _mm512_add_ps(load(x + at + d), load(bias + d));
+        store(y + at + d, _mm512_mul_ps(value, sigmoid(value)));
+      }
+  });
+}
+
+void silu_backward(int64_t batches, int64_t tokens, int64_t width, const Half *y_grad,
+                   const Half *x, const float *bias, Half *x_grad, float *bias_grad, int threads) {
+  std::vector<float> biases(threads * width);
+  spread(batches, tokens, threads, [&](int thread, int64_t b, int64_t first, int64_t end) {
+    float *to_bias = biases.data() + thread * width;
+    __m512 one = _mm512_set1_ps(1.f);
+    for (int64_t at = (b * tokens + first) * width; at < (b * tokens + end) * width; at += width)
+      for (int64_t d = 0; d < width; d += 16) {
+        __m512 value = _mm512_add_ps(load(x + at + d), load(bias + d)), part = sigmoid(value);
+        __m512 slope = _mm512_fmadd_ps(value, _mm512_sub_ps(one, part), one);
+        __m512 grad = _mm512_mul_ps(load(y_grad + at + d), _mm512_mul_ps(part, slope));
+        store(x_grad + at + d, grad);
+        add_to(to_bias + d, grad);
+      }
+  });
+  add_up(biases, threads, width, bias_grad);
+}
+
 }  // namespace
 
 // `half`: the stream of tokens is bf16, else float.
@@ -183,5 +225,16 @@ void block_gated_sum_backward(int half, int64_t batches, int64_t tokens, int64_t
   else
     gated_sum_backward(batches, tokens, width, (const float *)y_grad, gate, branch, branch_grad,
                        gate_grad, threads);
+}
+
+void block_silu(int, int64_t batches, int64_t tokens, int64_t width, const Half *x,
+                const float *bias, Half *y, int threads) {
+  silu(batches, tokens, width, x, bias, y, threads);
+}
+
+void block_silu_backward(int, int64_t batches, int64_t tokens, int64_t width, const Half *y_grad,
+                         const Half *x, const float *bias, Half *x_grad, float *bias_grad,
+                         int threads) {
+  silu_backward(batches, tokens, width, y_grad, x, bias, x_grad, bias_grad, threads);
 }
 }

@@ -9,7 +9,8 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from tpukit.hardware.block_ops import channel_factor
 from tpukit.hardware.cpu_kernels import kernel
@@ -37,6 +38,16 @@ def gated_sum(x: Tensor, gate: Tensor, branch: Tensor) -> Tensor | None:
         return None
     total: Tensor = _GatedSum.apply(x, gate.float().contiguous(), branch)  # type: ignore[no-untyped-call]
     return total
+
+
+def linear_silu(x: Tensor, linear: nn.Linear) -> Tensor | None:
+    """See `ModelOps.linear_silu`; the result is bf16."""
+    if linear.bias is None or linear.out_features % LANES or not (_in_bf16() and _suits(x)):
+        return None
+    # Without its bias: torch would copy that to every row first.
+    product = F.linear(x, linear.weight)
+    result: Tensor = _Silu.apply(product, linear.bias.float())  # type: ignore[no-untyped-call]
+    return result
 
 
 def _in_bf16() -> bool:
@@ -102,6 +113,29 @@ class _GatedSum(torch.autograd.Function):
         branch_grad, gate_grad = torch.empty_like(branch), torch.empty_like(gate)
         _call("block_gated_sum_backward", grad, grad, gate, branch, branch_grad, gate_grad)
         return grad, gate_grad, branch_grad
+
+
+class _Silu(torch.autograd.Function):
+    """silu(x + bias); bias is (width,), float."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        needed = any(ctx.needs_input_grad)
+        result = torch.empty_like(x) if needed else x
+        _call("block_silu", x, x, bias, result)
+        if needed:
+            ctx.save_for_backward(x, bias)
+        else:
+            ctx.mark_dirty(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, bias = ctx.saved_tensors
+        grad = grad.to(x.dtype).contiguous()
+        x_grad, bias_grad = torch.empty_like(x), torch.empty_like(bias)
+        _call("block_silu_backward", grad, grad, x, bias, x_grad, bias_grad)
+        return x_grad, bias_grad
 
 
 def _call(function: str, stream: Tensor, *tensors: Tensor | None) -> None:

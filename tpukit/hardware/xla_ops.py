@@ -73,6 +73,10 @@ class XlaOps:
         """See `ModelOps.gated_sum`."""
         return block_ops.gated_sum(x, gate, branch)
 
+    def linear_silu(self, x: Tensor, linear: nn.Linear) -> Tensor:
+        """See `ModelOps.linear_silu`."""
+        return block_ops.linear_silu(x, linear)
+
     def _can_fuse(self, query: Tensor, key: Tensor) -> bool:
         return self.fused and query.shape[0] % self.devices == 0 and fits(query, key)
 

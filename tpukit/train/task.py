@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps, ParameterGroup
 
@@ -204,11 +205,9 @@ class Task(ABC):
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
     """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`."""
-    filled = [*samples, *([samples[-1]] * (rows - len(samples)))]
-    batch = {
-        name: torch.from_numpy(np.stack([np.asarray(sample[name]) for sample in filled]))
-        for name in samples[0]
-    }
+    filled = [dict(sample) for sample in (*samples, *([samples[-1]] * (rows - len(samples))))]
+    # In a loading process it stacks straight into the memory that both processes see.
+    batch: Batch = default_collate(filled)
     mask = torch.zeros(rows)
     mask[: len(samples)] = 1.0
     return {**batch, "mask": mask}

@@ -169,15 +169,16 @@ class Sampler:
 def denoise(model: nn.Module, backend: Backend, steps: Iterator[Batch]) -> Tensor:
     """Runs the sampling steps; this process' images (rows, 1, side, side) on the host."""
     image: Tensor | None = None
-    for batch in backend.batches(steps):
-        noisy = batch["start"] if image is None else image
-        with backend.autocast():
+    # One autocast around all steps: it keeps the weights' casts until it is left.
+    with backend.autocast():
+        for batch in backend.batches(steps):
+            noisy = batch["start"] if image is None else image
             clean = model(noisy, batch["t"], batch["voltages"])
-        image = (
-            batch["of_clean"] * clean.float()
-            + batch["of_noisy"] * noisy
-            + batch["of_noise"] * batch["noise"]
-        )
-        backend.finish()
+            image = (
+                batch["of_clean"] * clean.float()
+                + batch["of_noisy"] * noisy
+                + batch["of_noise"] * batch["noise"]
+            )
+            backend.finish()
     assert image is not None, "sampling takes at least one step"
     return backend.to_host({"image": image})["image"]
