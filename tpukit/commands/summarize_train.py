@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,68 +19,62 @@ USUAL_FOLDER = "out-summarization"
 MODEL = "Model"
 
 
+def _option(name: str, text: str) -> Any:
+    return typer.Option(name, rich_help_panel=MODEL, help=text)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The task's own options; None is not given."""
+
+    model: Annotated[
+        str | None,
+        _option("--model", "gpt2, gpt2-medium, gpt2-large, gpt2-xl or LAYERSxHEADSxWIDTH (gpt2)."),
+    ] = None
+    init: Annotated[
+        str | None,
+        _option("--init", "Weights: a directory, a hub name, a nanoGPT checkpoint, scratch."),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        _option("--block-size", "Longest prompt and summary together, in tokens (1024)."),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        _option(
+            "--tokenizer", "gpt2, train, a .tiktoken or tokenizer.json file (--init's, or gpt2)."
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        _option("--loss", "lean projects where there is a target, reference everywhere (lean)."),
+    ] = None
+    valid_file: Annotated[
+        str | None, _option("--valid-file", "A CSV file to validate on (5 % of train.csv).")
+    ] = None
+    lora_rank: Annotated[
+        int | None, _option("--lora-rank", "Train LoRA adapters of this rank only.")
+    ] = None
+
+
 @app.command()
 @with_option_sets
 def summarize_train(
     training: TrainingOptions,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", rich_help_panel=MODEL,
-                     help="gpt2, gpt2-medium, gpt2-large, gpt2-xl or LAYERSxHEADSxWIDTH (gpt2)."),
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option("--init", rich_help_panel=MODEL,
-                     help="Weights: a directory, a hub name, a nanoGPT checkpoint, scratch."),
-    ] = None,
-    block_size: Annotated[
-        int | None,
-        typer.Option("--block-size", rich_help_panel=MODEL,
-                     help="Longest prompt and summary together, in tokens (1024)."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option("--tokenizer", rich_help_panel=MODEL,
-                     help="gpt2, train, a .tiktoken or tokenizer.json file (--init's, or gpt2)."),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option("--loss", rich_help_panel=MODEL,
-                     help="lean projects where there is a target, reference everywhere (lean)."),
-    ] = None,
-    valid_file: Annotated[
-        str | None,
-        typer.Option("--valid-file", rich_help_panel=MODEL,
-                     help="A CSV file to validate on (5 % of train.csv)."),
-    ] = None,
-    lora_rank: Annotated[
-        int | None,
-        typer.Option("--lora-rank", rich_help_panel=MODEL,
-                     help="Train LoRA adapters of this rank only."),
-    ] = None,
+    model: ModelOptions,
     export: Annotated[
         Path | None,
-        typer.Option("--export", rich_help_panel=MODEL,
-                     help="Write the best weights as a Hugging Face directory at the end."),
+        _option("--export", "Write the best weights as a Hugging Face directory at the end."),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Fine-tune GPT-2 on dialogue summaries (train.csv: id, dialogue, summary).
 
     The same command again goes on where the run stopped.
     """
-    settings = {
-        "model": model,
-        "init": init,
-        "block_size": block_size,
-        "tokenizer": tokenizer,
-        "loss": loss,
-        "valid_file": valid_file,
-        "lora_rank": lora_rank,
-    }
     output = Output(as_json=as_json)
-    run_training(TrainingRequest("summarize", settings, USUAL_FOLDER), training, output)
+    run_training(TrainingRequest("summarize", asdict(model), USUAL_FOLDER), training, output)
     if export is not None and os.environ.get("RANK", "0") == "0":
         _export(Path(training.results_dir or USUAL_FOLDER), export, output)
 
