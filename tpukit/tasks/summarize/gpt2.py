@@ -102,6 +102,18 @@ class LayerPast(NamedTuple):
         return self.keys, self.values
 
 
+class QueryKeyValue(nn.Linear):
+    """Queries, keys and values in one product; the keys' bias stays as it is.
+
+    It adds the same to all scores of a query, so its gradient is rounding alone, which Adam would
+    scale up to whole steps.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.bias.chunk(3)
+        return F.linear(x, self.weight, torch.cat([query, key.detach(), value]))
+
+
 class Block(nn.Module):
     """Pre-norm attention and MLP."""
 
@@ -113,7 +125,7 @@ class Block(nn.Module):
         self.exact_gelu = config.exact_gelu
         self.dropout = config.dropout
         self.norm_1 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = QueryKeyValue(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
         self.norm_2 = nn.LayerNorm(width, eps=config.norm_eps)
         self.mlp_in = nn.Linear(width, 4 * width)
