@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
 from tpukit.hardware import block_ops
