@@ -117,7 +117,9 @@ def main() -> None:
         result["memory_gib"] = memory_beside_known(answers)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"probe_compiler_{options.question}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    # Places in this checkout, wherever it lies.
+    text = json.dumps(result, indent=2).replace(f"{Path(__file__).resolve().parents[1]}/", "")
+    path.write_text(text + "\n")
 
 
 if __name__ == "__main__":
