@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tpukit.probe.finder import Finding, estimate
@@ -169,14 +171,24 @@ def _details(finding: Finding, chosen: Trial) -> Iterator[str]:
         yield f"Memory a device at {chosen.batch}, GiB: {', '.join(parts)}"
     if chosen.largest:
         yield "Largest allocations at its peak:"
-        for allocation in chosen.largest[:SHOWN_ALLOCATIONS]:
-            place = f"  {allocation['place']}" if allocation["place"] else ""
-            size = allocation["size_bytes"] / GIB
-            yield f"  {size:6.2f} GiB  {allocation['shape'][:48]}  {allocation['operator']}{place}"
+        yield from _allocations(chosen.largest)
     if chosen.collectives:
         found = ", ".join(f"{count} {name}" for name, count in chosen.collectives.items())
         yield f"Collectives a step: {found} ({chosen.collective_bytes / 1e6:.0f} MB a device)"
     yield from _cost(finding, chosen)
+
+
+def _allocations(largest: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line each, those alike (the same line in every layer) together."""
+    alike = Counter(
+        (a["size_bytes"], a["shape"][:48], a["operator"], a["place"] or "") for a in largest
+    )
+    here = f"{Path.cwd()}/"
+    for (size, shape, operator, place), count in list(alike.items())[:SHOWN_ALLOCATIONS]:
+        yield (
+            f"  {size / GIB:6.2f} GiB  {shape}{f' x {count}' * (count > 1)}  {operator}  "
+            f"{place.removeprefix(here)}"
+        ).rstrip()
 
 
 def _cost(finding: Finding, chosen: Trial) -> Iterator[str]:
