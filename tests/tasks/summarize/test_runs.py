@@ -110,9 +110,20 @@ def test_eight_virtual_devices(place, whole):  # type: ignore[no-untyped-def]
 @pytest.mark.xla
 @pytest.mark.slow
 def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: ignore[no-untyped-def]
-    assert predict(place, "whole", "xla.csv", env=VIRTUAL_TPU, hw="tpu")["rows"] == 30
+    """The same file; three times the rows take as many graphs as the rows once."""
+    once = predict(place, "whole", "xla.csv", env=VIRTUAL_TPU, hw="tpu")
+    assert once["rows"] == 30
     predict(place, "whole", "cpu.csv")
     assert (place / "xla.csv").read_bytes() == (place / "cpu.csv").read_bytes()
+    rows = rows_of(place / "data" / "test.csv")
+    with (place / "tripled.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["id", "dialogue"])
+        writer.writeheader()
+        writer.writerows({**row, "id": f"{row['id']}-{copy}"} for copy in range(3) for row in rows)
+    more = ["--test-csv", place / "tripled.csv"]
+    tripled = predict(place, "whole", "more.csv", *more, env=VIRTUAL_TPU, hw="tpu")
+    assert tripled["rows"] == 90
+    assert tripled["compilations"] <= once["compilations"]
 
 
 @pytest.mark.slow
