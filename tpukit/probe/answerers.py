@@ -231,7 +231,13 @@ class CompiledAnswerer(ChildAnswerer):
         self.devices = target.devices
 
     def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
-        return self.try_together(asks) if can_compile_two() else super().try_batches(asks)
+        if not can_compile_two():
+            return super().try_batches(asks)
+        trials = self.try_together(asks)
+        # The memory of those that helped is given back.
+        for place in [place for place in self._children if place > 0]:
+            self._children.pop(place).close()
+        return trials
 
     def environment(self) -> dict[str, str]:
         return {**COMPILER_ENVIRONMENT, "CPU_NUM_DEVICES": str(self.devices)}
