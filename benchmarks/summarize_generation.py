@@ -1,8 +1,9 @@
 """Generation on a CPU: tpukit's slots against transformers' `generate`, greedy, the same tokens.
 
-GPT-2 124M in fp32, random weights made lively, 64 prompts with lengths like SAMSum's; answers end at
-different lengths, the longest at 80 tokens, about as SAMSum's longest summaries. transformers gets its prompts sorted by length and the best of several batch
-sizes, tpukit the best of several numbers of slots. Both sides end in the same process and run.
+GPT-2 124M in fp32, random weights made lively, 64 prompts with lengths like SAMSum's; answers end
+at lengths between 1 and 80, as summaries there do. transformers gets its prompts sorted by length
+and the best of several batch sizes, tpukit the best of several numbers of slots. Both sides run in
+the same process.
 
     python benchmarks/summarize_generation.py --out benchmarks/results/summarize_generation.json
 """
