@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -90,6 +91,28 @@ def test_compiled_answers_are_confirmed_at_full_effort_on_both_sides():
 
 def test_at_most_six_compiles_where_memory_is_a_line():
     assert find(Played(target="v5e-1", per_row=0.7, fixed=1.4, more=0.05)).compiles <= 6
+
+
+class NearlyFull(Played):
+    """A compiler that trades operations for memory: hardly any growth from 24 rows on."""
+
+    def try_batch(self, ask: Ask) -> Trial:
+        used = min(1.0 + 0.6 * ask.rows, 15.2 + 0.02 * ask.rows)
+        trial = super().try_batch(ask)
+        return dataclasses.replace(trial, fits=used <= 16, used_bytes=int(used * GIB))
+
+
+def test_a_margin_is_left_where_memory_hardly_grows():
+    finding = find(NearlyFull(target="v5e-1"), start=36)
+    assert finding.largest == 40
+    assert finding.recommended == 20
+    assert finding.note is None
+
+
+def test_no_margin_is_said():
+    finding = find(Played(fixed=15.3, per_row=0.3))
+    assert finding.recommended == finding.largest == 2
+    assert "leaves 5%" in finding.note
 
 
 def test_one_batch_is_asked_about_once():

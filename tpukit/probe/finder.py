@@ -18,6 +18,8 @@ CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
 tell closer."""
 WORTH_A_TRIAL = 0.75
 """If nothing tried within the margin is this large a part of the largest, one more is tried."""
+FAR_WITHIN = 0.5
+"""Where a line does not lead to a batch within the margin: this part of the largest."""
 MOST_ACCUMULATIONS = 3
 """Numbers of micro-steps that are tried for a wanted global batch."""
 
@@ -90,8 +92,8 @@ class Finder:
         found = self._search(settings)
         if found.largest == 0:
             raise self._nothing_fits(settings)
-        recommended = self._recommend(found, settings)
-        accumulate, note = 1, None
+        recommended, note = self._recommend(found, settings)
+        accumulate = 1
         if settings.wanted_global_batch is not None:
             recommended, accumulate, note = self._reach(
                 settings.wanted_global_batch, recommended, found, settings
@@ -166,21 +168,29 @@ class Finder:
         return trials
 
     # -- the one to use ------------------------------------------------------------------------
-    def _recommend(self, found: Found, settings: FindSettings) -> int:
+    def _recommend(self, found: Found, settings: FindSettings) -> tuple[int, str | None]:
         """The fastest batch that leaves the margin free; near ties go to the larger one."""
         candidates = self._within_margin(found.largest, settings)
-        most = max(candidates, default=0)
-        if most < WORTH_A_TRIAL * found.largest:
-            guess = self._guess_within_margin(found.largest, settings)
-            if guess is not None and guess > most:
-                self.trial(Ask(guess), f"leaves {settings.margin:.0%} of the memory free")
+        for guess in (self._guess_within_margin, self._guess_far_within):
+            most = max(candidates, default=0)
+            batch = guess(found.largest, settings)
+            if most < WORTH_A_TRIAL * found.largest and batch is not None and batch > most:
+                self.trial(Ask(batch), f"leaves {settings.margin:.0%} of the memory free")
                 candidates = self._within_margin(found.largest, settings)
-        if not candidates:
-            return found.largest
+            if candidates:
+                return self._fastest(candidates), None
+        return found.largest, f"No batch that was tried leaves {settings.margin:.0%} of it free."
+
+    def _fastest(self, candidates: Sequence[int]) -> int:
         speeds = {batch: self._speed(batch) for batch in candidates}
         close = CLOSE_IN_SPEED["estimated" if self.answerer.target else "measured"]
         best = max(speeds.values())
         return max(b for b, speed in speeds.items() if speed >= best * (1 - close))
+
+    def _guess_far_within(self, largest: int, settings: FindSettings) -> int | None:
+        """Far under the largest, for memory that hardly grows where it is nearly full."""
+        guess = int(FAR_WITHIN * largest) // settings.multiple * settings.multiple
+        return guess or None
 
     def _within_margin(self, largest: int, settings: FindSettings) -> list[int]:
         fits: dict[int, bool] = {}
