@@ -12,7 +12,7 @@ if [ -n "${TPUKIT_UEF2017:-}" ]; then
 fi
 
 echo "== Dialogue summaries: make, train, predict"
-tpukit data dialogues --out "$out/dialogues" --n 4000 --seed 1
+tpukit data dialogues --out "$out/dialogues" --n 20000 --seed 1
 tpukit summarize-train --preset quick --data-path "$out/dialogues" --results-dir "$out/summaries" --max-time 2m
 tpukit predict --run "$out/summaries" --test-csv "$out/dialogues/test.csv" --out "$out/submission.csv"
 

@@ -102,9 +102,9 @@ class SummarizeConfig:
 
 PRESETS: Mapping[str, Preset] = {
     "quick": Preset(
-        train={"global_batch_size": 32, "max_steps": 300, "lr": 3e-3, "ckpt_every": 100,
-               "warmup_steps": 30},
-        task={"model": "4x4x192", "tokenizer": "train", "vocabulary_size": 1024,
+        train={"global_batch_size": 32, "max_steps": 600, "lr": 3e-3, "ckpt_every": 200,
+               "warmup_steps": 60, "beta2": 0.98},
+        task={"model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048,
               "block_size": 256, "score_samples": 16},
     ),
     "safe": Preset(train={"global_batch_size": 64}),
