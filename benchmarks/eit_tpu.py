@@ -59,7 +59,7 @@ def ask(form: str, target: str, rows: int, effort: str) -> dict[str, Any]:
 
     config = TrainConfig(lr=1e-5, ema_decay=0.995, ema_every=10, precision="bf16")
     trials = CompiledTrials(make_task(form), config, find_target(target))
-    trial, _ = trials.run(CompileRequest(rows, 1, effort, False))
+    trial, _ = trials.run(CompileRequest(rows, 1, effort))
     found: dict[str, Any] = {"form": form, "target": target, "rows": rows, "effort": effort}
     found |= {"fits": trial.fits, "error": trial.error, "seconds": round(trial.seconds, 1)}
     if trial.used_bytes:

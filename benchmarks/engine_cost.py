@@ -5,7 +5,8 @@
 One process, one machine: after each block of the engine's steps, as many bare ones of a second
 copy of the network (EIT), with the same batches, optimizer, clipping and average. The engine's
 side is the whole of it: loading processes, moving batches, figures read every ten steps, logs. The
-bare side holds its batches ready in memory. Loading is measured on 100,000 samples.
+bare side holds images and voltages ready in memory and draws its noise, as any loop of this step
+must. Loading is measured on 100,000 samples.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ def waiting(backend):
 
 def bare_block(task, config, backend, steps: int):
     """A function that runs `steps` steps with nothing around them and returns their seconds."""
+    import torch
+
     from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
     from tpukit.train.restore import load_learner
     from tpukit.train.task import PlanSettings
@@ -125,7 +128,8 @@ def bare_block(task, config, backend, steps: int):
         wait()
         started = time.monotonic()
         for index in range(steps):
-            step(batches[index % len(batches)])
+            batch = batches[index % len(batches)]
+            step({**batch, "noise": torch.randn(batch["noise"].shape).to(backend.device)})
         wait()
         return time.monotonic() - started
 
@@ -208,7 +212,7 @@ def main() -> None:
     backend = open_backend(HardwareOptions(hw=options.hw, precision="fp32"))
     config = TrainConfig(
         global_batch_size=options.batch, max_steps=WARM_UP + options.blocks * options.steps + 1,
-        log_every=10, ckpt_every=10**6, accumulate=1, ema_decay=0.99, lr=1e-4, num_workers=1,
+        log_every=10, ckpt_every=10**6, accumulate=1, ema_decay=0.99, lr=1e-4,
     )  # fmt: skip
     task = made_up_task(options.size, options.samples)
     blocks = Blocks(task, config, backend, options)

@@ -1,5 +1,7 @@
 """The processor's one-pass norm and gated sum against the plain operations in float64."""
 
+import copy
+
 import pytest
 import torch
 
@@ -47,38 +49,43 @@ def test_norm_and_its_gradients(draw, stream, batch, tokens, width):
         assert error(got, right) < (4e-3 if stream == torch.bfloat16 else 1e-5)
 
 
-@pytest.mark.parametrize(("batch", "tokens", "width"), [(2, 100, 48), (1, 65, 512)])
-def test_linear_silu_and_its_gradients(draw, batch, tokens, width):
-    x = (draw(batch, tokens, 32) * 3).bfloat16().requires_grad_()
-    linear = torch.nn.Linear(32, width)
-    exact_linear = torch.nn.Linear(32, width).double()
+@pytest.mark.parametrize(("batch", "tokens", "width"), [(2, 100, 48), (3, 700, 32)])
+def test_silu_mlp_and_its_gradients(draw, batch, tokens, width):
+    x = (draw(batch, tokens, width) * 3).bfloat16().requires_grad_()
+    maps = [torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)]
     with torch.no_grad():
-        linear.weight.copy_(linear.weight.bfloat16())
-        linear.bias.copy_(draw(width) * 4)
-    exact_linear.load_state_dict(linear.state_dict())
+        for one in maps:
+            one.weight.copy_(one.weight.bfloat16())
+            one.bias.copy_(draw(len(one.bias)).bfloat16())
+    exact_maps = [copy.deepcopy(one).double() for one in maps]
     with torch.autocast("cpu", torch.bfloat16):
-        found = cpu_blocks.linear_silu(x, linear)
+        found = cpu_blocks.silu_mlp(x, *maps)
         with torch.no_grad():
-            again = cpu_blocks.linear_silu(x, linear)
-    (copy,) = exact_copies(x)
-    exact = block_ops.linear_silu(copy, exact_linear)
-    assert found.dtype == torch.bfloat16 and torch.equal(found, again)
-    assert error(found, exact) < 6e-3
+            again = cpu_blocks.silu_mlp(x, *maps)
+    (exact_x,) = exact_copies(x)
+    exact = block_ops.silu_mlp(exact_x, *exact_maps)
+    assert found.dtype == torch.bfloat16 and error(found, exact) < 8e-3
+    assert error(again, exact) < 8e-3 and again.shape == found.shape
     direction = draw(*found.shape).bfloat16()
-    got = torch.autograd.grad(found, [x, *linear.parameters()], direction)
-    right = torch.autograd.grad(exact, [copy, *exact_linear.parameters()], direction.double())
+    inputs, exact_inputs = (
+        [first, *(p for one in linears for p in one.parameters())]
+        for first, linears in ((x, maps), (exact_x, exact_maps))
+    )
+    got = torch.autograd.grad(found, inputs, direction)
+    right = torch.autograd.grad(exact, exact_inputs, direction.double())
     for one, other in zip(got, right, strict=True):
-        assert one.shape == other.shape and error(one, other) < 8e-3
+        assert one.shape == other.shape and error(one, other) < 1e-2
 
 
 def test_silu_far_from_zero_is_finite():
     values = torch.tensor([-1e30, -200.0, -90.0, 0.0, 90.0, 1e30]).repeat(8)[None, None]
-    linear = torch.nn.Linear(48, 48)
-    torch.nn.init.eye_(linear.weight)
-    torch.nn.init.zeros_(linear.bias)
+    maps = [torch.nn.Linear(48, 48) for _ in range(2)]
+    for one in maps:
+        torch.nn.init.eye_(one.weight)
+        torch.nn.init.zeros_(one.bias)
     inputs = values.bfloat16().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = cpu_blocks.linear_silu(inputs, linear)
+        found = cpu_blocks.silu_mlp(inputs, *maps)
     assert error(found, torch.nn.functional.silu(values.double())) < 6e-3
     (gradient,) = torch.autograd.grad(found.sum(), inputs)
     assert torch.isfinite(gradient).all()

@@ -126,9 +126,9 @@ class AcceleratedBackend:
         by_kernel = cpu_blocks.gated_sum(x, gate, branch)
         return block_ops.gated_sum(x, gate, branch) if by_kernel is None else by_kernel
 
-    def linear_silu(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        by_kernel = cpu_blocks.linear_silu(x, linear)
-        return block_ops.linear_silu(x, linear) if by_kernel is None else by_kernel
+    def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+        by_kernel = cpu_blocks.silu_mlp(x, first, second)
+        return block_ops.silu_mlp(x, first, second) if by_kernel is None else by_kernel
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:

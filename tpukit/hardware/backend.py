@@ -99,8 +99,8 @@ class ModelOps(Protocol):
         """x + gate * branch for tokens x, branch (batch, tokens, width) and gate (batch, width)."""
         ...
 
-    def linear_silu(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        """silu(linear(x)) for tokens x (batch, tokens, width)."""
+    def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+        """second(silu(first(x))) for tokens x (batch, tokens, width); second gives x's width."""
         ...
 
 

@@ -29,6 +29,7 @@ def gated_sum(x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
     return x + gate.unsqueeze(1) * branch
 
 
-def linear_silu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """See `ModelOps.linear_silu`."""
-    return F.silu(linear(x))
+def silu_mlp(x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+    """See `ModelOps.silu_mlp`."""
+    mapped: Tensor = second(F.silu(first(x)))
+    return mapped

@@ -73,9 +73,9 @@ class XlaOps:
         """See `ModelOps.gated_sum`."""
         return block_ops.gated_sum(x, gate, branch)
 
-    def linear_silu(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        """See `ModelOps.linear_silu`."""
-        return block_ops.linear_silu(x, linear)
+    def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+        """See `ModelOps.silu_mlp`."""
+        return block_ops.silu_mlp(x, first, second)
 
     def _can_fuse(self, query: Tensor, key: Tensor) -> bool:
         return self.fused and query.shape[0] % self.devices == 0 and fits(query, key)

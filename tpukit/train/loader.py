@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tpukit.hardware.backend import Batch
+from tpukit.hardware.process import allowed_cores
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -73,14 +73,17 @@ class LoaderSettings:
     """Called in each worker process as it starts."""
 
 
-def workers_per_process(asked: int | None, processes_here: int) -> int:
-    """Loading processes of one training process: a share of what was asked, or of the cores."""
+def workers_per_process(asked: int | None, processes_here: int, *, on_processor: bool) -> int:
+    """Loading processes of one training process: a share of what was asked, or of the cores.
+
+    A step on the processor itself wants every core: there a thread makes the batches (0), which
+    costs less than handing them over between processes.
+    """
     if asked is not None:
         return -(-asked // processes_here)
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(0, min(MOST_WORKERS, cores // processes_here - 1))
+    if on_processor:
+        return 0
+    return max(0, min(MOST_WORKERS, allowed_cores() // processes_here - 1))
 
 
 def make_loader(

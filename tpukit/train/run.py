@@ -13,6 +13,7 @@ from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
+from tpukit.hardware.presence import is_rehearsal
 from tpukit.hardware.process import WorkerInit
 from tpukit.train.batch_size import split_batch
 from tpukit.train.checkpoint import (
@@ -238,7 +239,11 @@ def plan_run(request: RunRequest, backend: Backend) -> RunPlan:
         identity=_identity(task, config, total),
         artifacts=task.artifacts(),
         loading=LoaderSettings(
-            workers=workers_per_process(config.num_workers, backend.processes),
+            workers=workers_per_process(
+                config.num_workers,
+                backend.processes,
+                on_processor=backend.device.type == "cpu" or is_rehearsal(),
+            ),
             seed=config.global_seed,
             start_worker=WorkerInit(),
         ),

@@ -61,8 +61,8 @@ class LeanBlock(Block):
         x, normed = self.ops.modulated_norm(x, self.norm1.g, shift1, scale1)
         x = self.ops.gated_sum(x, gate1, self.attend(normed))
         x, normed = self.ops.modulated_norm(x, self.norm2.g, shift2, scale2)
-        raised = self.ops.linear_silu(normed, self.mlp.fc1)
-        return self.ops.gated_sum(x, gate2, self.mlp.fc2(raised))
+        branch = self.ops.silu_mlp(normed, self.mlp.fc1, self.mlp.fc2)
+        return self.ops.gated_sum(x, gate2, branch)
 
     def attend(self, x: Tensor) -> Tensor:
         """The attention branch of normed, modulated tokens."""
