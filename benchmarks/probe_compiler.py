@@ -37,16 +37,18 @@ QUESTIONS: dict[str, dict[str, list[str]]] = {
     "gpt2": {"v5e-1": REFERENCE},
     "gpt2-memory": {f"batch {batch}": [*REFERENCE, *at(batch)] for batch in KNOWN_GPT2_GIB},
     "gpt2-lean": {"v5e-1": [*GPT2, "--loss", "lean", "--target", "v5e-1", "--start", "36"]},
-    "eit": {"v5e-1": ["--size", "published", "--target", "v5e-1", "--start", "32"]},
+    # 32 a chip are the 256 of a v5e-8.
+    "eit": {"v5e-1": ["--size", "published", "--target", "v5e-1", *at(32)]},
     "eit-reference": {
-        "v5e-1": ["--size", "published-reference", "--target", "v5e-1", "--start", "4"]
+        "v5e-1": ["--size", "published-reference", "--target", "v5e-1", "--start", "5",
+                  "--max", "6"]
     },
     "slices": {
         "v5e-8": [*GPT2, "--target", "v5e-8", *at(8)],
         "v5e-8 shard": [*GPT2, "--target", "v5e-8", *at(8), "--shard"],
-        "v5e-256": [*GPT2, "--target", "v5e-256", *at(4)],
+        "v5e-256": [*GPT2, "--model", "6x6x384", "--target", "v5e-256", *at(4)],
     },
-}
+}  # fmt: skip
 
 
 def ask(arguments: list[str], cache: str) -> dict[str, Any]:
