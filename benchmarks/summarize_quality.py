@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,19 +29,25 @@ TRAINING = [
 ]  # fmt: skip
 
 
-def run(command: list[str], env: dict[str, str]) -> tuple[dict, float, float]:
-    """The JSON answer of a command, its seconds, and its processor seconds."""
-    before, started = cpu_seconds(), time.perf_counter()
+def run(command: list[str], env: dict[str, str]) -> tuple[dict, float]:
+    """The JSON answer of a command, and its seconds."""
+    started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "tpukit", *command, "--json"],
         env={**os.environ, **env}, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    return json.loads(done.stdout), time.perf_counter() - started, cpu_seconds() - before
+    return json.loads(done.stdout), time.perf_counter() - started
 
 
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def logged_minutes(log: Path) -> float:
+    """From a training's first line to its last; a run that was stopped has several such spans."""
+    spans: list[list[datetime]] = []
+    for line in log.read_text().splitlines():
+        stamp = datetime.fromisoformat(line.split(" ", 1)[0])
+        if "Running on:" in line:
+            spans.append([stamp, stamp])
+        spans[-1][1] = stamp
+    return sum((end - start).total_seconds() for start, end in spans) / 60
 
 
 def measure(n: int, steps: int, threads: int, limit: int, folder: Path) -> dict:
@@ -49,8 +55,8 @@ def measure(n: int, steps: int, threads: int, limit: int, folder: Path) -> dict:
     data, results = ["--data-path", str(folder / "data")], str(folder / "run")
     run(["data", "dialogues", "--out", str(folder / "data"), "--n", str(n)], env)
     train = ["summarize-train", *data, "--results-dir", results, *TRAINING]
-    _, training, cpu = run([*train, "--max-steps", str(steps)], env)
-    tested, testing, _ = run(["test", "--run", results, *data, "--limit", str(limit)], env)
+    run([*train, "--max-steps", str(steps)], env)
+    tested, testing = run(["test", "--run", results, *data, "--limit", str(limit)], env)
     metrics = tested["metrics"]
     return {
         "question": "ROUGE-L above lead-1 and nearest training summary; unseen names copied",
@@ -66,8 +72,7 @@ def measure(n: int, steps: int, threads: int, limit: int, folder: Path) -> dict:
         "steps": steps,
         "settings": TRAINING,
         "threads": threads,
-        "training_minutes": training / 60,
-        "training_cpu_minutes": cpu / 60,
+        "training_minutes": logged_minutes(folder / "run" / "log.txt"),
         "testing_seconds": testing,
         "versions": {name: version(name) for name in ("torch", "tiktoken", "rouge-score")},
     }
@@ -79,7 +84,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=int, default=1000)
-    parser.add_argument("--work", type=Path, help="keep data and run here")
+    parser.add_argument(
+        "--work", type=Path, help="keep data and run here: a run that was stopped goes on"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     folder = arguments.work or Path(tempfile.mkdtemp())
