@@ -49,7 +49,7 @@ def silu_mlp(x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor | None:
     if torch.is_grad_enabled():
         return _silu_mlp(x, first, second)
     # What is not kept for gradients need not leave the cache.
-    runs = x.view(1, -1, x.shape[-1]).split(RUN, dim=1)
+    runs = torch.split(x.view(1, -1, x.shape[-1]), RUN, dim=1)
     return torch.cat([_silu_mlp(run, first, second) for run in runs], dim=1).view(x.shape)
 
 

@@ -39,8 +39,8 @@ class TrainConfig:
     ckpt_every: int = 500
     """Optimizer steps between two checkpoints, each after a validation."""
     num_workers: int | None = None
-    """Data loading processes over all training processes of this host; None: from the cores, none where
-    the processor itself trains: a thread makes its batches."""
+    """Data loading processes over all training processes of this host; None: from the cores, and
+    none where the processor itself trains: a thread makes its batches."""
     accumulate: int | None = None
     """Micro-steps an optimizer step; None: the fewest that keep a device's rows moderate."""
     lr: float = 1e-3
