@@ -66,6 +66,28 @@ def test_logits_equal_transformers_both_ways(tmp_path, ops, shape, tokenizer):  
         assert (expected - again(tokens).logits).abs().max() < 1e-4
 
 
+def test_gradients_equal_transformers(tmp_path, ops):  # type: ignore[no-untyped-def]
+    """Of the loss on a few targets, the embedding's in both its uses; the keys' bias has none."""
+    theirs = written_by_transformers(tmp_path / "hf", SHAPES[0])
+    ours = load(read_pretrained(str(tmp_path / "hf")), ops)
+    tokens = torch.randint(0, 97, (2, 20))
+    labels = torch.full_like(tokens, -100)
+    labels[:, 15:] = tokens[:, 15:]
+    theirs(tokens, labels=labels).loss.backward()
+    places = torch.tensor([[row * 20 + place for row in range(2) for place in range(14, 19)]])
+    logits = ours(tokens, places)[0]
+    torch.nn.functional.cross_entropy(logits, tokens[:, 15:].flatten()).backward()
+
+    expected = theirs.transformer.wte.weight.grad
+    assert (ours.token_embedding.weight.grad - expected).abs().max() < 1e-5 * expected.abs().max()
+    expected = theirs.transformer.h[1].attn.c_attn
+    assert torch.allclose(ours.blocks[1].qkv.weight.grad.T, expected.weight.grad, atol=1e-5)
+    query, key, value = ours.blocks[1].qkv.bias.grad.chunk(3)
+    assert torch.allclose(query, expected.bias.grad[:32], atol=1e-5)
+    assert torch.allclose(value, expected.bias.grad[64:], atol=1e-5)
+    assert not key.any()
+
+
 def test_wanted_positions_are_those_of_the_full_form(ops):  # type: ignore[no-untyped-def]
     from tpukit.tasks.summarize.gpt2 import GPT2Config
 
