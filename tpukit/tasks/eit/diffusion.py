@@ -6,6 +6,7 @@ Source: Ho et al., DDPM, 2020; Song et al., DDIM, 2021; settings of Shi, Kang an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -169,11 +170,13 @@ class Sampler:
 def denoise(model: nn.Module, backend: Backend, steps: Iterator[Batch]) -> Tensor:
     """Runs the sampling steps; this process' images (rows, 1, side, side) on the host."""
     image: Tensor | None = None
-    # One autocast around all steps: it keeps the weights' casts until it is left.
-    with backend.autocast():
+    # Around all steps an eager backend's autocast keeps the weights' casts; a traced one's would
+    # make the first step another graph than the rest.
+    with nullcontext() if backend.traced else backend.autocast():
         for batch in backend.batches(steps):
             noisy = batch["start"] if image is None else image
-            clean = model(noisy, batch["t"], batch["voltages"])
+            with backend.autocast():
+                clean = model(noisy, batch["t"], batch["voltages"])
             image = (
                 batch["of_clean"] * clean.float()
                 + batch["of_noisy"] * noisy
