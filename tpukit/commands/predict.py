@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tpukit.commands.hardware_options import UseHardware
 from tpukit.commands.launching import in_all_processes
 from tpukit.commands.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.errors import ConfigError
 from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
 
@@ -57,36 +57,10 @@ class DecodingOptions:
         return given
 
 
-@dataclasses.dataclass(frozen=True)
-class PredictHardware:
-    """The hardware options of `predict`."""
-
-    hw: Annotated[str, typer.Option(help="auto, tpu, gpu or cpu.")] = "auto"
-    devices: Annotated[
-        int | None, typer.Option("--devices", "--nproc", help="Devices to use (all).")
-    ] = None
-    precision: Annotated[str, typer.Option(help="auto, bf16, fp16, fp32.")] = "auto"
-    master_port: Annotated[int | None, typer.Option(help="torchrun's port (a free one).")] = None
-
-    def options(self) -> HardwareOptions:
-        """Raises ConfigError for a value that is none of the choices."""
-        allowed = {
-            "hw": ("auto", "tpu", "gpu", "cpu"),
-            "precision": ("auto", "bf16", "fp16", "fp32"),
-        }
-        for name, choices in allowed.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"--{name} {getattr(self, name)!r} is none of {', '.join(choices)}."
-                )
-        return HardwareOptions(**dataclasses.asdict(self), compile=False)
-
-
 @app.command()
 @with_option_sets
 def predict(
-    decoding: DecodingOptions,
-    hardware: PredictHardware,
+    *,
     run: Annotated[Path, typer.Option(help="Run folder.")] = USUAL_RUN,
     test_csv: Annotated[
         Path | None, typer.Option(help="File with id and dialogue (the data path's test.csv).")
@@ -96,6 +70,8 @@ def predict(
         Path | None, typer.Option(help="A file whose ids and order the answer must have.")
     ] = None,
     data_path: Annotated[Path | None, typer.Option(help="EIT: folder of .npz files.")] = None,
+    decoding: DecodingOptions,
+    hardware: UseHardware,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tpukit.commands.hardware_options import UseHardware
 from tpukit.commands.launching import in_all_processes
+from tpukit.commands.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
 from tpukit.hardware.choice import open_backend, prepare_environment
@@ -23,34 +25,45 @@ app = typer.Typer()
 USUAL_RUN = Path("results/deit")
 
 
+@dataclasses.dataclass(frozen=True)
+class TestOptions:
+    """What is evaluated and how: fields of `EvaluationRequest`."""
+
+    __test__ = False
+
+    data: Annotated[
+        str | None,
+        typer.Option(help="EIT: simulated, uef2017, ktc2023, or a folder of .npz (simulated)."),
+    ] = None
+    data_path: Annotated[
+        Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
+    ] = None
+    sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None
+    samples: Annotated[
+        int, typer.Option(min=1, help="EIT: images a measurement; their mean is tested.")
+    ] = 1
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N samples.")] = None
+    rows: Annotated[
+        int | None, typer.Option("--batch-size", help="Samples at once, over devices.")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")] = 0
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for predictions and pictures (in the run).")
+    ] = None
+
+
 @app.command()
+@with_option_sets
 def test(
+    *,
     run: Annotated[
         Path | None, typer.Option(help=f"Run folder, or one checkpoint in it ({USUAL_RUN}).")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file of the published code (best.pt) instead of a run.")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="EIT: simulated, uef2017, ktc2023, or a folder of .npz (simulated)."),
-    ] = None,
-    data_path: Annotated[
-        Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
-    ] = None,
-    sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None,
-    samples: Annotated[
-        int, typer.Option(min=1, help="EIT: images a measurement; their mean is tested.")
-    ] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N samples.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples at once, over devices.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions and pictures (in the run).")
-    ] = None,
-    hw: Annotated[str, typer.Option(help="auto, tpu, gpu or cpu.")] = "auto",
-    devices: Annotated[int | None, typer.Option("--devices", "--nproc", help="Devices.")] = None,
-    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    options: TestOptions,
+    hardware: UseHardware,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -58,29 +71,11 @@ def test(
     if run is not None and checkpoint is not None:
         raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
     output = Output(as_json=as_json)
-    hardware = _hardware(hw, devices, precision)
-    kind = prepare_environment(hardware)
+    chosen = hardware.options()
+    kind = prepare_environment(chosen)
     request, evaluate = _request(run, checkpoint, output)
-    in_all_processes(hardware, kind, output)
-    options = {
-        "data": data,
-        "data_path": data_path,
-        "out": out,
-        "sampling_steps": sampling_steps,
-        "samples": samples,
-        "limit": limit,
-        "rows": batch_size,
-        "seed": seed,
-    }
-    _run(request, evaluate, options, hardware, output)
-
-
-def _hardware(hw: str, devices: int | None, precision: str) -> HardwareOptions:
-    """The hardware options, checked as a training's are."""
-    from tpukit.train.config import resolve
-
-    config = resolve({"hw": hw, "devices": devices, "precision": precision})
-    return HardwareOptions(hw=config.hw, devices=config.devices, precision=config.precision)
+    in_all_processes(chosen, kind, output)
+    _run(dataclasses.replace(request, **dataclasses.asdict(options)), evaluate, chosen, output)
 
 
 def _request(
@@ -107,14 +102,13 @@ def _request(
 def _run(
     request: EvaluationRequest,
     evaluate: Evaluate,
-    options: dict[str, Any],
     hardware: HardwareOptions,
     output: Output,
 ) -> None:
     backend = open_backend(hardware)
     try:
         tell = output.text if backend.is_main else lambda message: None
-        result = evaluate(dataclasses.replace(request, **options), backend, tell)
+        result = evaluate(request, backend, tell)
         if backend.is_main:
             output.result(result)
     finally:
