@@ -74,13 +74,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--forms", nargs="+", default=["lean", "recomputed"])
-    parser.add_argument("--reference-rows", type=int, default=8)
+    parser.add_argument("--reference-rows", type=int, default=4)
     parser.add_argument("--target", default="v5e-1")
     parser.add_argument("--effort", default="full", choices=["fast", "full"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    os.environ.update(ENVIRONMENT)
     from tpukit.probe.compiler import check_versions
+    from tpukit.probe.targets import find_target
+
+    devices = str(find_target(options.target).devices)
+    os.environ.update(ENVIRONMENT | {"CPU_NUM_DEVICES": devices})
 
     answers = []
     for form in options.forms:
