@@ -26,6 +26,7 @@ from runs import (
 from tpukit import cli
 from tpukit.commands.output import Output
 from tpukit.tasks.summarize.dialogues import write_dialogues
+from tpukit.tasks.summarize.generation import PREFILL_LENGTHS
 
 SMALL = [
     "--model", "2x2x32", "--tokenizer", "train", "--set", "vocabulary_size=400",
@@ -110,7 +111,7 @@ def test_eight_virtual_devices(place, whole):  # type: ignore[no-untyped-def]
 @pytest.mark.xla
 @pytest.mark.slow
 def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: ignore[no-untyped-def]
-    """The same file; three times the rows take as many graphs as the rows once."""
+    """The same file; whatever the rows, a graph for each length of a prompt and one to go on."""
     once = predict(place, "whole", "xla.csv", env=VIRTUAL_TPU, hw="tpu")
     assert once["rows"] == 30
     predict(place, "whole", "cpu.csv")
@@ -123,7 +124,7 @@ def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: i
     more = ["--test-csv", place / "tripled.csv"]
     tripled = predict(place, "whole", "more.csv", *more, env=VIRTUAL_TPU, hw="tpu")
     assert tripled["rows"] == 90
-    assert tripled["compilations"] <= once["compilations"]
+    assert max(once["compilations"], tripled["compilations"]) <= PREFILL_LENGTHS + 1
 
 
 @pytest.mark.slow
