@@ -1,28 +1,15 @@
-"""Processes that load batches: lent cores that the step does not need."""
+"""Processes that load batches."""
 
-import os
+import subprocess
+import sys
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from tpukit.hardware.process import LOADING_NICENESS, WorkerInit
+from tpukit.hardware.process import WorkerInit
 from tpukit.train.loader import LoaderSettings, make_loader
+from tpukit.train.run_folder import RunFolder, RunLock
 from tpukit.train.task import MicroBatch, SampleKey, stack_samples
-
-
-class Niceness(Dataset):
-    def __getitem__(self, index):
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    def __len__(self):
-        return 2
-
-
-def test_loading_gives_way_to_the_step():
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    loader = DataLoader(Niceness(), num_workers=1, batch_size=None, worker_init_fn=WorkerInit())
-    assert list(loader) == [own + LOADING_NICENESS] * 2
 
 
 class Task:
@@ -42,3 +29,20 @@ def test_batches_are_the_same_from_another_process():
     for one, other in zip(here, there, strict=True):
         assert one["mask"].tolist() == [1, 1, 0] and one["x"].shape == (3, 2, 3)
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+ORPHANING = """
+import os, sys, time
+from pathlib import Path
+from tpukit.train.run_folder import RunFolder, RunLock
+RunLock(RunFolder(Path(sys.argv[1]))).__enter__()
+if os.fork() == 0:
+    time.sleep(1.0)
+os._exit(0)
+"""
+
+
+def test_a_dead_runs_loading_process_is_waited_for(tmp_path):
+    subprocess.run([sys.executable, "-c", ORPHANING, str(tmp_path)], check=True)
+    with RunLock(RunFolder(tmp_path)):
+        pass

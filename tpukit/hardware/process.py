@@ -30,10 +30,6 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-LOADING_NICENESS = 10
-"""Where cores are few, the step's own threads go first: its batches are made ahead of it."""
-
-
 class WorkerInit:
     """A DataLoader's `worker_init_fn`: its workers die with the process that made this object.
 
@@ -46,7 +42,6 @@ class WorkerInit:
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.nice(LOADING_NICENESS)
         end_with(self.main)
 
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -92,6 +93,10 @@ class RunFolder:
         return aside
 
 
+ORPHANS_SECONDS = 10.0
+"""How long a dead run's own processes are waited for."""
+
+
 class RunLock:
     """At most one live run a folder: the kernel drops the lock when the process dies."""
 
@@ -110,22 +115,35 @@ class RunLock:
                 "Choose another one with --results-dir.",
                 id="run-folder",
             ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
+        if not self._lock(file):
+            owner = _owner(file) or "unknown"
             file.close()
             raise UsageError(
                 f"Another run is writing to {self.folder} (process {owner}).",
                 "Wait for it, end it, or choose another folder with --results-dir.",
                 id="run-locked",
-            ) from error
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         self._file = file
         return self
+
+    @staticmethod
+    def _lock(file: IO[str]) -> bool:
+        """Takes the lock; a killed run's loading processes may hold it for a moment longer."""
+        deadline = time.monotonic() + ORPHANS_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                owner = _owner(file)
+                gone = owner.isdecimal() and not _is_alive(int(owner))
+                if not gone or time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+            else:
+                return True
 
     def __exit__(
         self,
@@ -136,6 +154,21 @@ class RunLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _owner(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read().strip()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 # -- config.toml ---------------------------------------------------------------------------------
