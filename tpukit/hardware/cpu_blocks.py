@@ -19,8 +19,6 @@ NAME = "cpu_blocks"
 LANES = 16
 """Widths are multiples of this."""
 STREAMS = (torch.float32, torch.bfloat16)
-RUN = 1024
-"""Tokens that go through both maps of a perceptron together where no gradient is wanted."""
 
 
 def modulated_norm(
@@ -46,14 +44,6 @@ def silu_mlp(x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor | None:
     """See `ModelOps.silu_mlp`; the result is bf16."""
     if first.bias is None or first.out_features % LANES or not (_in_bf16() and _suits(x)):
         return None
-    if torch.is_grad_enabled():
-        return _silu_mlp(x, first, second)
-    # What is not kept for gradients need not leave the cache.
-    runs = torch.split(x.view(1, -1, x.shape[-1]), RUN, dim=1)
-    return torch.cat([_silu_mlp(run, first, second) for run in runs], dim=1).view(x.shape)
-
-
-def _silu_mlp(x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
     # Without its bias: torch would copy that to every row first.
     product = F.linear(x, first.weight)
     raised: Tensor = _Silu.apply(product, first.bias.float())  # type: ignore[no-untyped-call]
