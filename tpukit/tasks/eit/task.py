@@ -154,7 +154,7 @@ class EITTask(Task):
         """Adds `t`, `of_image`, `of_noise` (numbers) and `noise` (1, 128, 128)."""
         t = int(rng.integers(self.diffusion.config.steps))
         of_image, of_noise = self.diffusion.noisy_parts(t)
-        # torch draws normal numbers twice as fast as numpy: this is most of a sample's cost.
+        # torch draws normal numbers faster than numpy: this is most of a sample's cost.
         source = torch.Generator().manual_seed(int(rng.integers(2**32)))
         noise = torch.randn(np.shape(sample["image"]), generator=source).numpy()
         added = {"t": np.float32(t), "of_image": of_image, "of_noise": of_noise, "noise": noise}
