@@ -48,6 +48,7 @@ class CpuDevice:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.limit_bytes: int | None = None
+        self.bytes_before_limit = 0
 
     def name(self) -> str:
         return f"{_processor_name()}, {torch.get_num_threads()} threads"
@@ -59,10 +60,11 @@ class CpuDevice:
         _start_thread_pools()
         self.recomputes = True
         self.limit_bytes = limit_bytes
+        self.bytes_before_limit, _ = resident_bytes()
         limit_host_memory(limit_bytes)
 
     def memory(self) -> Memory | None:
-        used, peak = resident_bytes()
+        used, peak = (total - self.bytes_before_limit for total in resident_bytes())
         return Memory(used, peak, self.limit_bytes or host_memory_bytes())
 
     def load_percent(self) -> int | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from pathlib import Path
 
 from tpukit.errors import HardwareError
+
+
+MAPPED_ALONE_BYTES = 2**20
+"""Allocations from this size on go back to the system when freed, under a limit."""
+M_MMAP_THRESHOLD = -3
 
 
 def limit_host_memory(limit_bytes: int) -> None:
@@ -17,6 +23,7 @@ def limit_host_memory(limit_bytes: int) -> None:
     Raises:
         HardwareError: the system does not allow such a limit.
     """
+    _return_freed_memory()
     limit = data_bytes() + limit_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY and limit > hard:
@@ -28,6 +35,14 @@ def limit_host_memory(limit_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     except (OSError, ValueError) as error:
         raise HardwareError(f"--memory-limit: this system refuses it ({error}).") from error
+
+
+def _return_freed_memory() -> None:
+    """Else glibc keeps freed tensors in pieces that others do not fit into, and how many depends on
+    the batch: one of 173 may run where one of 169 does not."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_ALONE_BYTES)
 
 
 def data_bytes() -> int:

@@ -56,7 +56,7 @@ class XlaOps:
         causal: bool = False,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        if bias is None and self._can_fuse(query, key):
+        if bias is None and self._can_fuse(query, key, causal=causal):
             return flash_attention(query, key, value, causal=causal, mesh=self.spmd_mesh)
         blocks = self._blocks(query, key)
         if blocks == 1:
@@ -77,8 +77,9 @@ class XlaOps:
         """See `ModelOps.silu_mlp`."""
         return block_ops.silu_mlp(x, first, second)
 
-    def _can_fuse(self, query: Tensor, key: Tensor) -> bool:
-        return self.fused and query.shape[0] % self.devices == 0 and fits(query, key)
+    def _can_fuse(self, query: Tensor, key: Tensor, *, causal: bool) -> bool:
+        whole = query.shape[0] % self.devices == 0
+        return self.fused and whole and fits(query, key, causal=causal)
 
     def _blocks(self, query: Tensor, key: Tensor) -> int:
         batch, heads, queries, _ = query.shape

@@ -101,11 +101,10 @@ def _by_channel(program: str) -> dict[tuple[str, str], int]:
 
 
 def kernel_flops(program: str) -> float:
-    """Operations of the fused attention kernels in a program, every block of scores counted.
+    """Operations of the fused attention kernels in a program, every tile of scores counted.
 
-    Of 2 batch heads queries keys width each: a forward kernel (query, key, value) makes 2 products;
-    backwards, the one that gives the query's gradient makes 3, the one for key and value 4. Other
-    kernels cannot be counted.
+    Of 2 batch heads queries keys width each: the forward kernel (3 inputs) makes 2 products, the
+    backward kernel (6 inputs) 5. Other kernels cannot be counted.
     """
     shapes: dict[str, str] = {}
     total = 0.0
@@ -118,14 +117,13 @@ def kernel_flops(program: str) -> float:
 
 def _attention_flops(call: Instruction, shapes: dict[str, str]) -> float:
     names = [name for name in call.operands if name in shapes]
-    outputs = len(ARRAY.findall(call.shape))
-    products = {3: 2, 7: 3 if outputs == 1 else 4}.get(len(names))
+    products = {3: 2, 6: 5}.get(len(names))
     if products is None:
         return 0.0
     query, key = (_dims(shapes[name]) for name in names[:2])
-    if len(query) < 3 or len(key) < 3:
+    if len(query) < 4 or len(key) < 4:
         return 0.0
-    return 2.0 * products * math.prod(query) * key[-2]
+    return 2.0 * products * math.prod(query) * key[-1]
 
 
 def _dims(shape: str) -> list[int]:

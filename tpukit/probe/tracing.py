@@ -23,7 +23,7 @@ from tpukit.hardware.backend import AdamSettings, ParameterGroup
 from tpukit.hardware.options import Precision
 from tpukit.hardware.processes import OneProcess
 from tpukit.hardware.xla import XlaBackend
-from tpukit.hardware.xla_kernels import BLOCKS
+from tpukit.hardware.xla_kernels import TILES
 from tpukit.hardware.xla_mesh import DeviceMesh, Spec
 from tpukit.probe.compiler import Program
 from tpukit.probe.places import Place
@@ -127,8 +127,8 @@ class TracingBackend(XlaBackend):
         *,
         causal: bool = False,
     ) -> Tensor:
-        if bias is None and self._can_fuse(query, key):
-            self.kernel_shares.append(_share_of_blocks(query.shape[-2], causal=causal))
+        if bias is None and self._can_fuse(query, key, causal=causal):
+            self.kernel_shares.append(_share_of_tiles(query.shape[-2], causal=causal))
         return super().attention(query, key, value, bias, causal=causal)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
@@ -319,10 +319,10 @@ def _layout(spec: Spec | None, devices: int) -> str | None:
     return f"{{devices=[{shape}]<=[{devices}]}}"
 
 
-def _share_of_blocks(queries: int, *, causal: bool) -> float:
-    """A causal kernel leaves out the blocks above the diagonal."""
-    blocks = -(-queries // BLOCKS[0])
-    return (blocks + 1) / (2 * blocks) if causal else 1.0
+def _share_of_tiles(queries: int, *, causal: bool) -> float:
+    """A causal kernel leaves out the tiles above the diagonal."""
+    tiles = queries // next(size for size in TILES if queries % size == 0)
+    return (tiles + 1) / (2 * tiles) if causal else 1.0
 
 
 def _sizes(named: Any) -> Mapping[str, int]:
