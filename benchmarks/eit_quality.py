@@ -41,6 +41,7 @@ WAYS = {
     "one-step Tikhonov": "_baseline",
 }
 """Names and the suffix of their fields in the JSON of `tpukit test`."""
+PAIRED = "difference, mean of K - regressor, image by image"
 REGRESSOR_BATCH = 32
 REGRESSOR_RATE = 1e-3
 
@@ -178,11 +179,17 @@ def table_of(answer: dict[str, Any], regressor: np.ndarray, truth: np.ndarray) -
         }
         for way, suffix in WAYS.items()
     }  # fmt: skip
-    found = {name: summarise(values) for name, values in measure_all(regressor, truth).items()}
-    table["convolutional regressor"] = {
-        name: [one.mean, one.low, one.high] for name, one in found.items()
-    }
+    regressed = measure_all(regressor, truth)
+    table["convolutional regressor"] = intervals(regressed)
+    ours = measure_all(np.load(answer["predictions"])["images"], truth)
+    table[PAIRED] = intervals({name: ours[name] - regressed[name] for name in METRICS})
     return table
+
+
+def intervals(values: dict[str, np.ndarray]) -> dict[str, list[float]]:
+    """Each metric's mean and 95 % interval over the images."""
+    found = {name: summarise(of_images) for name, of_images in values.items()}
+    return {name: [one.mean, one.low, one.high] for name, one in found.items()}
 
 
 def test_on(

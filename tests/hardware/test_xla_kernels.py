@@ -26,17 +26,24 @@ def interpreted(kernel, inputs):
 
 xla_kernels.custom_call = interpreted
 errors = []
-CASES = (
-    (True, 384, 384, 32), (True, 128, 128, 64), (False, 256, 128, 16), (False, 128, 640, 32),
+CASES = (  # rows, queries, keys, width
+    (2, 384, 384, 32), (1, 128, 128, 64), (4, 256, 128, 16), (2, 128, 640, 32), (6, 256, 256, 16),
 )
-for causal, queries, keys, width in CASES:
+for rows, queries, keys, width in CASES:
     torch.manual_seed(0)
-    inputs = [torch.randn(1, 2, n, width, requires_grad=True) for n in (queries, keys, keys)]
-    found = flash_attention(*inputs, causal=causal)
-    expected = F.scaled_dot_product_attention(*inputs, is_causal=causal)
-    way = torch.randn_like(expected)
-    pairs = zip(torch.autograd.grad(found, inputs, way), torch.autograd.grad(expected, inputs, way))
-    errors += [float((a - b).norm() / b.norm()) for a, b in [(found, expected), *pairs]]
+    inputs = [torch.randn(rows, 2, n, width, requires_grad=True) for n in (queries, keys, keys)]
+    bias = torch.randn(1, 2, queries, keys, requires_grad=True)
+    for causal, biases in ((True, []), (False, []), (False, [bias]), (True, [bias])):
+        if causal and queries != keys:
+            continue
+        found = flash_attention(*inputs, *biases, causal=causal)
+        masks = [b + torch.ones_like(b).triu(1) * -1e30 * causal for b in biases]
+        expected = F.scaled_dot_product_attention(*inputs, *masks, is_causal=causal and not biases)
+        way = torch.randn_like(expected)
+        wanted = [*inputs, *biases]
+        pairs = zip(torch.autograd.grad(found, wanted, way),
+                    torch.autograd.grad(expected, wanted, way))
+        errors += [float((a - b).norm() / b.norm()) for a, b in [(found, expected), *pairs]]
 print(json.dumps(errors))
 """
 
@@ -53,7 +60,7 @@ def answer(arguments, devices="1"):
 @pytest.mark.xla
 def test_kernels_compute_attention_and_its_gradients():
     errors = answer(["-c", INTERPRETED])
-    assert len(errors) == 16
+    assert len(errors) == 3 * (2 * 4 + 2 * 5) + 2 * (4 + 5)
     assert max(errors) < 1e-5
 
 

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import Batch, Memory
-from tpukit.hardware.memory_limit import host_memory_bytes, limit_host_memory, resident_bytes
+from tpukit.hardware.memory_limit import (
+    data_bytes,
+    host_memory_bytes,
+    limit_host_memory,
+    resident_bytes,
+)
 from tpukit.hardware.prefetch import prefetch
 
 
@@ -49,6 +54,7 @@ class CpuDevice:
         self.device = torch.device("cpu")
         self.limit_bytes: int | None = None
         self.bytes_before_limit = 0
+        self.peak_bytes = 0
 
     def name(self) -> str:
         return f"{_processor_name()}, {torch.get_num_threads()} threads"
@@ -60,12 +66,16 @@ class CpuDevice:
         _start_thread_pools()
         self.recomputes = True
         self.limit_bytes = limit_bytes
-        self.bytes_before_limit, _ = resident_bytes()
+        self.bytes_before_limit = data_bytes()
         limit_host_memory(limit_bytes)
 
     def memory(self) -> Memory | None:
-        used, peak = (total - self.bytes_before_limit for total in resident_bytes())
-        return Memory(used, peak, self.limit_bytes or host_memory_bytes())
+        if self.limit_bytes is None:
+            return Memory(*resident_bytes(), host_memory_bytes())
+        # What the limit counts; the system keeps no peak of it.
+        used = data_bytes() - self.bytes_before_limit
+        self.peak_bytes = max(self.peak_bytes, used)
+        return Memory(used, self.peak_bytes, self.limit_bytes)
 
     def load_percent(self) -> int | None:
         return None

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tpukit.errors import HardwareError
 
-
-MAPPED_ALONE_BYTES = 2**20
+MAPPED_ALONE_BYTES = 2**15
 """Allocations from this size on go back to the system when freed, under a limit."""
 M_MMAP_THRESHOLD = -3
 
@@ -38,8 +37,8 @@ def limit_host_memory(limit_bytes: int) -> None:
 
 
 def _return_freed_memory() -> None:
-    """Else glibc keeps freed tensors in pieces that others do not fit into, and how many depends on
-    the batch: one of 173 may run where one of 169 does not."""
+    """Else glibc keeps freed tensors and samples in pieces that others do not fit into: how many
+    depends on the batch, one of 173 ran where one of 169 did not."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED_ALONE_BYTES)

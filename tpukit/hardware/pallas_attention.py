@@ -5,6 +5,8 @@ narrow head fills whole registers, in memory and in the core, and what is kept f
 log-sum) is one number, not one number repeated over the lanes. Scores are made transposed, (keys,
 queries), so that every product but the score itself reads its operands as they lie.
 The backward pass is that of FlashAttention-2 (Dao, 2023), in one kernel: five products a tile.
+Several rows of a batch share a step of the grid where a row is short: a step costs as much as a
+small tile. A bias stays in the core for all rows of a head, and so does its gradient.
 """
 
 from __future__ import annotations
@@ -21,139 +23,173 @@ from jax.experimental.pallas import tpu as pltpu
 
 MASKED = -1e30
 """Below any score; finite, so that its difference to another is a number."""
+TOKENS_A_STEP = 2048
+"""Rows are taken together up to this many tokens."""
+MOST_ROWS = 8
 
 
 def forward(
-    query: Any, key: Any, value: Any, *, tiles: Sequence[int], causal: bool
+    query: Any, key: Any, value: Any, *bias: Any, tiles: Sequence[int], causal: bool
 ) -> Any:
-    """softmax(query key^T / sqrt(width)) value, and the log of each query's sum of exponentials.
+    """softmax(query key^T / sqrt(width) + bias) value, and each query's log-sum of exponentials.
 
-    query (batch, heads, width, queries), key and value (batch, heads, width, keys) -> the same as
-    query, and (batch, heads, 1, queries) in float32. tiles: sizes of a tile, the largest that
-    divides the tokens is taken.
+    query (batch, heads, width, queries), key and value (batch, heads, width, keys), bias, which
+    may be left out, (heads, keys, queries) in float32 -> the same as query, and (batch, heads, 1,
+    queries) in float32. tiles: sizes of a tile, the largest that divides the tokens is taken.
     """
     batch, heads, width, queries = query.shape
     keys = key.shape[-1]
     tile, key_tile = _tile(queries, tiles), _tile(keys, tiles)
-    ours = pl.BlockSpec((None, None, width, tile), lambda b, h, i: (b, h, 0, i))
-    every_key = pl.BlockSpec((None, None, width, keys), lambda b, h, i: (b, h, 0, 0))
-    one_a_query = pl.BlockSpec((None, None, 1, tile), lambda b, h, i: (b, h, 0, i))
+    rows = _rows(batch, max(queries, keys))
+    ours = pl.BlockSpec((rows, None, width, tile), lambda h, b, i: (b, h, 0, i))
+    every_key = pl.BlockSpec((rows, None, width, keys), lambda h, b, i: (b, h, 0, 0))
+    one_a_query = pl.BlockSpec((rows, None, 1, tile), lambda h, b, i: (b, h, 0, i))
+    of_bias = [pl.BlockSpec((None, keys, tile), lambda h, b, i: (h, 0, i))] * len(bias)
     return pl.pallas_call(
-        functools.partial(_forward_tile, tile=key_tile, causal=causal),
-        grid=(batch, heads, queries // tile),
-        in_specs=[ours, every_key, every_key],
+        functools.partial(_forward_step, tile=key_tile, causal=causal),
+        grid=(heads, batch // rows, queries // tile),
+        in_specs=[ours, every_key, every_key, *of_bias],
         out_specs=[ours, one_a_query],
         out_shape=[
             jax.ShapeDtypeStruct(query.shape, query.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32),
         ],
-        compiler_params=_in_any_order("parallel", "parallel", "arbitrary"),
-    )(query, key, value)
+        compiler_params=_order("parallel", "parallel", "parallel"),
+    )(query, key, value, *bias)
 
 
-def _forward_tile(
-    query: Any, key: Any, value: Any, output: Any, log_sum: Any, *, tile: int, causal: bool
-) -> None:
-    """One tile of queries against all keys, the softmax's maximum and sum carried along."""
+def _forward_step(query: Any, key: Any, value: Any, *rest: Any, tile: int, causal: bool) -> None:
+    """One tile of queries of some rows against all keys, the softmax's maximum and sum carried."""
+    *bias, output, log_sum = rest
     number = pl.program_id(2)
-    ours = query[...]
-    width, queries = ours.shape
+    rows, width, queries = query.shape
     scale = width**-0.5
 
-    def add(index: Any, carried: Any, *, masked: bool = False) -> Any:
-        largest, total, summed = carried
-        keys = pl.ds(pl.multiple_of(index * tile, tile), tile)
-        scores = _products_over_width(key[:, keys], ours)
-        if masked:
-            scores = _mask(scores)
-        higher = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
-        weights = jnp.exp((scores - higher) * scale)
-        kept = jnp.exp((largest - higher) * scale)
-        total = kept * total + jnp.sum(weights, axis=0, keepdims=True)
-        summed = kept * summed + _product(value[:, keys], weights.astype(ours.dtype))
-        return higher, total, summed
+    def attend(row: Any, _: Any) -> None:
+        ours = query[row]
 
-    start = (
-        jnp.full((1, queries), MASKED, jnp.float32),
-        jnp.zeros((1, queries), jnp.float32),
-        jnp.zeros((width, queries), jnp.float32),
-    )
-    tiles = number if causal else key.shape[-1] // tile
-    carried = lax.fori_loop(0, tiles, add, start)
-    largest, total, summed = add(number, carried, masked=True) if causal else carried
-    output[...] = (summed / total).astype(output.dtype)
-    log_sum[...] = largest * scale + jnp.log(total)
+        def add(index: Any, carried: Any, *, masked: bool = False) -> Any:
+            largest, total, summed = carried
+            keys = pl.ds(pl.multiple_of(index * tile, tile), tile)
+            scores = _products_over_width(key[row, :, keys], ours) * scale
+            if bias:
+                scores += bias[0][keys, :]
+            if masked:
+                scores = _mask(scores)
+            higher = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
+            weights = jnp.exp(scores - higher)
+            kept = jnp.exp(largest - higher)
+            total = kept * total + jnp.sum(weights, axis=0, keepdims=True)
+            summed = kept * summed + _product(value[row, :, keys], weights.astype(ours.dtype))
+            return higher, total, summed
+
+        start = (
+            jnp.full((1, queries), MASKED, jnp.float32),
+            jnp.zeros((1, queries), jnp.float32),
+            jnp.zeros((width, queries), jnp.float32),
+        )
+        tiles = number if causal else key.shape[-1] // tile
+        carried = lax.fori_loop(0, tiles, add, start)
+        largest, total, summed = add(number, carried, masked=True) if causal else carried
+        output[row] = (summed / total).astype(output.dtype)
+        log_sum[row] = largest + jnp.log(total)
+
+    lax.fori_loop(0, rows, attend, None)
 
 
 def backward(
-    query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any,
-    *, tiles: Sequence[int], causal: bool,
+    query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any, *bias: Any,
+    tiles: Sequence[int], causal: bool,
 ) -> Any:  # fmt: skip
-    """Gradients of query, key and value; gradient is the output's. Shapes as in `forward`."""
+    """Gradients of query, key, value and bias; gradient is the output's. Shapes as in `forward`."""
     batch, heads, width, queries = query.shape
     keys = key.shape[-1]
     tile, query_tile = _tile(keys, tiles), _tile(queries, tiles)
-    ours = pl.BlockSpec((None, None, width, tile), lambda b, h, j: (b, h, 0, j))
-    every_query = pl.BlockSpec((None, None, width, queries), lambda b, h, j: (b, h, 0, 0))
-    one_a_query = pl.BlockSpec((None, None, 1, queries), lambda b, h, j: (b, h, 0, 0))
+    rows = _rows(batch, max(queries, keys))
+    ours = pl.BlockSpec((rows, None, width, tile), lambda h, b, j: (b, h, 0, j))
+    every_query = pl.BlockSpec((rows, None, width, queries), lambda h, b, j: (b, h, 0, 0))
+    one_a_query = pl.BlockSpec((rows, None, 1, queries), lambda h, b, j: (b, h, 0, 0))
+    of_bias = [pl.BlockSpec((None, keys, queries), lambda h, b, j: (h, 0, 0))] * len(bias)
     return pl.pallas_call(
-        functools.partial(_backward_tile, tile=query_tile, causal=causal),
-        grid=(batch, heads, keys // tile),
-        in_specs=[every_query, ours, ours, every_query, one_a_query, every_query],
-        out_specs=[every_query, ours, ours],
-        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in (query, key, value)],
+        functools.partial(_backward_step, tile=query_tile, causal=causal),
+        grid=(heads, batch // rows, keys // tile),
+        in_specs=[every_query, ours, ours, every_query, one_a_query, every_query, *of_bias],
+        out_specs=[every_query, ours, ours, *of_bias],
+        out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in (query, key, value, *bias)],
         scratch_shapes=[
-            pltpu.VMEM((width, queries), jnp.float32),
-            pltpu.VMEM((1, queries), jnp.float32),
+            pltpu.VMEM((rows, width, queries), jnp.float32),
+            pltpu.VMEM((rows, 1, queries), jnp.float32),
         ],
-        compiler_params=_in_any_order("parallel", "parallel", "arbitrary"),
-    )(query, key, value, output, log_sum, gradient)
+        # The bias' gradient adds up over the rows of a head, the queries' over tiles of keys.
+        compiler_params=_order("parallel", "arbitrary" if bias else "parallel", "arbitrary"),
+    )(query, key, value, output, log_sum, gradient, *bias)
 
 
-def _backward_tile(
-    query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any,
-    of_query: Any, of_key: Any, of_value: Any, query_sum: Any, products: Any,
-    *, tile: int, causal: bool,
+def _backward_step(
+    query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any, *rest: Any,
+    tile: int, causal: bool,
 ) -> None:  # fmt: skip
-    """One tile of keys against all queries; the queries' gradients add up from tile to tile."""
+    """One tile of keys of some rows against all queries."""
+    *others, query_sum, products = rest
+    bias, (of_query, of_key, of_value), of_bias = _split_bias(others)
     number = pl.program_id(2)
-    keys, values = key[...], value[...]
-    width, count = keys.shape
+    rows, width, count = key.shape
     scale = width**-0.5
+    our_keys = pl.ds(pl.multiple_of(number * count, count), count)
 
-    @pl.when(number == 0)
+    @pl.when(number == 0)  # type: ignore[untyped-decorator]
     def _() -> None:
         query_sum[...] = jnp.zeros_like(query_sum)
         both = output[...].astype(jnp.float32) * gradient[...].astype(jnp.float32)
-        products[...] = jnp.sum(both, axis=0, keepdims=True)
+        products[...] = jnp.sum(both, axis=1, keepdims=True)
 
-    def add(index: Any, carried: Any, *, masked: bool = False) -> Any:
-        key_sum, value_sum = carried
-        ours = pl.ds(pl.multiple_of(index * tile, tile), tile)
-        queries, ways = query[:, ours], gradient[:, ours]
-        scores = _products_over_width(keys, queries) * scale - log_sum[:, ours]
-        if masked:
-            scores = _mask(scores)
-        weights = jnp.exp(scores)
-        value_sum += _product_over_queries(ways, weights.astype(ways.dtype))
-        changes = weights * (_products_over_width(values, ways) - products[:, ours])
-        changes = changes.astype(keys.dtype)
-        key_sum += _product_over_queries(queries, changes)
-        query_sum[:, ours] += _product(keys, changes)
-        return key_sum, value_sum
+    @pl.when((number == 0) & (pl.program_id(1) == 0))  # type: ignore[untyped-decorator]
+    def _() -> None:
+        for summed in of_bias:
+            summed[...] = jnp.zeros_like(summed)
 
-    zeros = jnp.zeros((width, count), jnp.float32)
-    carried = zeros, zeros
-    if causal:
-        carried = add(number, carried, masked=True)
-    first = number + 1 if causal else 0
-    key_sum, value_sum = lax.fori_loop(first, query.shape[-1] // tile, add, carried)
-    of_key[...] = (key_sum * scale).astype(of_key.dtype)
-    of_value[...] = value_sum.astype(of_value.dtype)
+    def attend(row: Any, _: Any) -> None:
+        keys, values = key[row], value[row]
 
-    @pl.when(number == pl.num_programs(2) - 1)
+        def add(index: Any, carried: Any, *, masked: bool = False) -> Any:
+            key_sum, value_sum = carried
+            ours = pl.ds(pl.multiple_of(index * tile, tile), tile)
+            queries, ways = query[row, :, ours], gradient[row, :, ours]
+            scores = _products_over_width(keys, queries) * scale - log_sum[row, :, ours]
+            if bias:
+                scores += bias[0][our_keys, ours]
+            if masked:
+                scores = _mask(scores)
+            weights = jnp.exp(scores)
+            value_sum += _product_over_queries(ways, weights.astype(ways.dtype))
+            changes = weights * (_products_over_width(values, ways) - products[row, :, ours])
+            for summed in of_bias:
+                summed[our_keys, ours] += changes
+            changes = changes.astype(keys.dtype)
+            key_sum += _product_over_queries(queries, changes)
+            query_sum[row, :, ours] += _product(keys, changes)
+            return key_sum, value_sum
+
+        zeros = jnp.zeros((width, count), jnp.float32)
+        carried = zeros, zeros
+        if causal:
+            carried = add(number, carried, masked=True)
+        first = number + 1 if causal else 0
+        key_sum, value_sum = lax.fori_loop(first, query.shape[-1] // tile, add, carried)
+        of_key[row] = (key_sum * scale).astype(of_key.dtype)
+        of_value[row] = value_sum.astype(of_value.dtype)
+
+    lax.fori_loop(0, rows, attend, None)
+
+    @pl.when(number == pl.num_programs(2) - 1)  # type: ignore[untyped-decorator]
     def _() -> None:
         of_query[...] = (query_sum[...] * scale).astype(of_query.dtype)
+
+
+def _split_bias(rest: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """(bias, three gradients, the bias' gradient) or, without a bias, the three gradients alone."""
+    has_bias = len(rest) > 3
+    return rest[:has_bias], rest[has_bias : has_bias + 3], rest[has_bias + 3 :]
 
 
 def _products_over_width(key: Any, query: Any) -> Any:
@@ -187,5 +223,11 @@ def _tile(tokens: int, tiles: Sequence[int]) -> int:
     return next(size for size in tiles if tokens % size == 0)
 
 
-def _in_any_order(*axes: str) -> Any:
+def _rows(batch: int, tokens: int) -> int:
+    """How many rows of a batch one step of the grid takes."""
+    most = min(MOST_ROWS, max(1, TOKENS_A_STEP // tokens))
+    return next(rows for rows in range(most, 0, -1) if batch % rows == 0)
+
+
+def _order(*axes: str) -> Any:
     return pltpu.CompilerParams(dimension_semantics=axes)

@@ -21,6 +21,8 @@ TILES = (512, 256, 128)
 """Tokens of a tile of scores, the largest that divides all of them."""
 MOST_NUMBERS = 2**19
 """Width times tokens of a head: six such arrays, twice, and a sum share 16 MiB of a core."""
+MOST_PAIRS = 2**18
+"""Queries times keys of a head with a bias: it and its gradient, twice, beside those."""
 SUBLANES = 16
 """Rows of a register of bfloat16."""
 
@@ -41,24 +43,34 @@ class Kernel:
 
 
 Call = Callable[[Kernel, Sequence[Tensor]], list[Tensor]]
-"""Runs a kernel. Forward: on (query, key, value), to the output and the log-sums. Backward: on
-(query, key, value, output, log-sums, the output's gradient), to the gradients of the first three."""
+"""Runs a kernel, its arguments and results as `pallas_attention` has them."""
 
 
-def fits(query: Tensor, key: Tensor, *, causal: bool) -> bool:
-    """Whether the kernels take these shapes: whole tiles, a head that the core can hold."""
-    queries, width = query.shape[-2:]
+def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool) -> bool:
+    """Whether the kernels take these shapes: whole tiles, a head that the core can hold, one bias
+    for all rows."""
+    heads, queries, width = query.shape[1:]
     keys = key.shape[-2]
     whole = queries % TILES[-1] == 0 and keys % TILES[-1] == 0 and width % SUBLANES == 0
-    return whole and width * max(queries, keys) <= MOST_NUMBERS and (queries == keys or not causal)
+    held = width * max(queries, keys) <= MOST_NUMBERS
+    if bias is not None:
+        held = held and bias.shape == (1, heads, queries, keys) and queries * keys <= MOST_PAIRS
+    return whole and held and (queries == keys or not causal)
 
 
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, mesh: Any = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    *,
+    causal: bool = False,
+    mesh: Any = None,
 ) -> Tensor:
-    """softmax(query key^T / sqrt(width)) value on a TPU (or in a trace for one).
+    """softmax(query key^T / sqrt(width) + bias) value on a TPU (or in a trace for one).
 
-    query (batch, heads, queries, width); key, value (batch, heads, keys, width); see `fits`.
+    query (batch, heads, queries, width); key, value (batch, heads, keys, width); bias (1, heads,
+    queries, keys), finite; see `fits`.
     mesh: the devices that the batch is split over; None where there is one.
     """
     if torch.is_autocast_enabled("xla"):
@@ -67,8 +79,10 @@ def flash_attention(
     call: Call = custom_call if mesh is None else functools.partial(split_call, mesh)
     # The kernels take the tokens last. XLA writes the products before them that way.
     turned = [tensor.transpose(-1, -2) for tensor in (query, key, value)]
+    if bias is not None:
+        turned.append(bias[0].transpose(-1, -2).float())
     if torch.is_grad_enabled():
-        output: Tensor = FlashAttention.apply(*turned, causal, call)  # type: ignore[no-untyped-call]
+        output: Tensor = FlashAttention.apply(call, causal, *turned)  # type: ignore[no-untyped-call]
     else:
         output = call(Kernel("forward", causal), turned)[0]
     return output.transpose(-1, -2)
@@ -77,23 +91,22 @@ def flash_attention(
 class FlashAttention(torch.autograd.Function):
     """Attention whose backward pass makes the probabilities again, a tile at a time.
 
-    Tensors are (batch, heads, width, tokens).
+    Tensors are query, key, value (batch, heads, width, tokens) and perhaps a bias (heads, keys,
+    queries).
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, call: Call
-    ) -> Tensor:
-        output, log_sums = call(Kernel("forward", causal), (query, key, value))
-        ctx.save_for_backward(query, key, value, output, log_sums)
+    def forward(ctx: Any, call: Call, causal: bool, *tensors: Tensor) -> Tensor:
+        output, log_sums = call(Kernel("forward", causal), tensors)
+        ctx.save_for_backward(*tensors, output, log_sums)
         ctx.causal, ctx.call = causal, call
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        inputs = (*ctx.saved_tensors, gradient.to(ctx.saved_tensors[0].dtype))
-        of_query, of_key, of_value = ctx.call(Kernel("backward", ctx.causal), inputs)
-        return of_query, of_key, of_value, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *bias, output, log_sums = ctx.saved_tensors
+        inputs = (query, key, value, output, log_sums, gradient.to(query.dtype), *bias)
+        return None, None, *ctx.call(Kernel("backward", ctx.causal), inputs)
 
 
 def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -102,15 +115,21 @@ def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tens
         xs.enable_manual_sharding(tensor.clone(), _by_rows(tensor, mesh), mesh=mesh).global_tensor
         for tensor in inputs
     ]
-    return [
-        xs.disable_manual_sharding(
-            part,
-            _by_rows(part, mesh),
-            torch.Size((part.shape[0] * int(mesh.size()), *part.shape[1:])),
-            mesh=mesh,
-        ).global_tensor
+    found = [
+        # Each device has a gradient of the bias, from its rows.
+        _joined(part if part.ndim == 4 else part.unsqueeze(0), mesh)
         for part in custom_call(kernel, parts)
     ]
+    of_bias = [tensor.sum(0) for tensor in found[3:]]
+    return [*found[:3], *of_bias]
+
+
+def _joined(part: Tensor, mesh: Any) -> Tensor:
+    shape = torch.Size((part.shape[0] * int(mesh.size()), *part.shape[1:]))
+    joined: Tensor = xs.disable_manual_sharding(
+        part, _by_rows(part, mesh), shape, mesh=mesh
+    ).global_tensor
+    return joined
 
 
 def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -118,7 +137,7 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     payload = lower(kernel, tuple((tuple(t.shape), t.dtype) for t in inputs))
     query, key, value = inputs[:3]
     if kernel.function == "backward":
-        outputs = [(t.shape, t.dtype) for t in (query, key, value)]
+        outputs = [(t.shape, t.dtype) for t in (query, key, value, *inputs[6:])]
     else:
         log_sums = torch.Size((*query.shape[:2], 1, query.shape[-1]))
         outputs = [(query.shape, query.dtype), (log_sums, torch.float32)]
@@ -171,7 +190,9 @@ def _run(
 
 
 def _by_rows(tensor: Tensor, mesh: Any) -> tuple[str | None, ...]:
-    return (mesh.axis_names[0],) + (None,) * (tensor.ndim - 1)
+    """A batch is split, a bias (of three dimensions) is not."""
+    first = mesh.axis_names[0] if tensor.ndim == 4 else None
+    return (first,) + (None,) * (tensor.ndim - 1)
 
 
 def _jax_type(dtype: torch.dtype) -> Any:

@@ -56,8 +56,8 @@ class XlaOps:
         causal: bool = False,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        if bias is None and self._can_fuse(query, key, causal=causal):
-            return flash_attention(query, key, value, causal=causal, mesh=self.spmd_mesh)
+        if self._can_fuse(query, key, bias, causal=causal):
+            return flash_attention(query, key, value, bias, causal=causal, mesh=self.spmd_mesh)
         blocks = self._blocks(query, key)
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal)
@@ -77,9 +77,9 @@ class XlaOps:
         """See `ModelOps.silu_mlp`."""
         return block_ops.silu_mlp(x, first, second)
 
-    def _can_fuse(self, query: Tensor, key: Tensor, *, causal: bool) -> bool:
+    def _can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
         whole = query.shape[0] % self.devices == 0
-        return self.fused and whole and fits(query, key, causal=causal)
+        return self.fused and whole and fits(query, key, bias, causal=causal)
 
     def _blocks(self, query: Tensor, key: Tensor) -> int:
         batch, heads, queries, _ = query.shape

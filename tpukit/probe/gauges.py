@@ -25,6 +25,10 @@ class Gauge(Protocol):
         traceback: TracebackType | None,
     ) -> None: ...
 
+    def taken(self) -> tuple[int, int] | None:
+        """Bytes taken at this moment and at most so far; None where that is not known."""
+        ...
+
     def reading(self, set_limit: int | None) -> tuple[int | None, int | None]:
         """Bytes taken at most, and those there are; None where that is not known."""
         ...
@@ -60,6 +64,11 @@ class ProcessGauge:
         self._thread.join()
         self.peak = max(self.peak, data_bytes())
 
+    def taken(self) -> tuple[int, int] | None:
+        now = data_bytes()
+        self.peak = max(self.peak, now)
+        return now - self.before, self.peak - self.before
+
     def reading(self, set_limit: int | None) -> tuple[int | None, int | None]:
         return self.peak - self.before, set_limit or host_memory_bytes() - self.before
 
@@ -82,6 +91,12 @@ class DeviceGauge:
         traceback: TracebackType | None,
     ) -> None:
         pass
+
+    def taken(self) -> tuple[int, int] | None:
+        memory = self.backend.memory()
+        if memory is None:
+            return None
+        return memory.used - self.before, memory.peak - self.before
 
     def reading(self, set_limit: int | None) -> tuple[int | None, int | None]:
         memory = self.backend.memory()

@@ -103,8 +103,8 @@ def _by_channel(program: str) -> dict[tuple[str, str], int]:
 def kernel_flops(program: str) -> float:
     """Operations of the fused attention kernels in a program, every tile of scores counted.
 
-    Of 2 batch heads queries keys width each: the forward kernel (3 inputs) makes 2 products, the
-    backward kernel (6 inputs) 5. Other kernels cannot be counted.
+    Of 2 batch heads queries keys width each: the forward kernel (3 inputs, 4 with a bias) makes 2
+    products, the backward kernel (6 or 7) 5. Other kernels cannot be counted.
     """
     shapes: dict[str, str] = {}
     total = 0.0
@@ -117,7 +117,7 @@ def kernel_flops(program: str) -> float:
 
 def _attention_flops(call: Instruction, shapes: dict[str, str]) -> float:
     names = [name for name in call.operands if name in shapes]
-    products = {3: 2, 6: 5}.get(len(names))
+    products = {3: 2, 4: 2, 6: 5, 7: 5}.get(len(names))
     if products is None:
         return 0.0
     query, key = (_dims(shapes[name]) for name in names[:2])

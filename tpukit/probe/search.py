@@ -27,6 +27,9 @@ class Reading:
     """The part that does not grow with the batch: parameters, optimizer, EMA."""
 
 
+FARTHEST_JUMP = 64
+"""Times the batch that fits. Too far costs a failure, which is quicker than a trial that fits."""
+
 Question = Callable[[int, Reason], Reading]
 """Tries a batch; the reason is for people who watch."""
 
@@ -119,7 +122,7 @@ def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int,
     guess = _linear_limit(bracket, settings.stretch if jumps == 1 else 1.0)
     if guess is None:
         return _rounded(max(2 * low, gallop), step), "no memory figure to go by: twice as much"
-    reach = 64 * low if jumps == 1 else 2 * low
+    reach = FARTHEST_JUMP * low
     batch = _rounded(min(guess, reach), step)
     if batch < gallop:
         return gallop, f"{low} fits close to the limit: a little more"
@@ -127,21 +130,21 @@ def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int,
 
 
 def _linear_limit(bracket: Bracket, stretch: float) -> float | None:
-    """The batch at which memory, drawn as a line through what fits, reaches the limit."""
+    """The batch at which memory, drawn as a line through those that fit, reaches the limit."""
     low = bracket.low
     reading = bracket.readings[low]
     if reading.used_bytes is None or reading.limit_bytes is None:
         return None
+    slope = (reading.used_bytes - (reading.fixed_bytes or 0)) / low
     before = _previous_fit(bracket)
-    fixed, origin = reading.fixed_bytes or 0, 0
     if before is not None:
         earlier = bracket.readings[before].used_bytes
-        if earlier is not None and earlier < reading.used_bytes:
-            fixed, origin = earlier, before
-    slope = (reading.used_bytes - fixed) / (low - origin)
+        line = 0.0 if earlier is None else (reading.used_bytes - earlier) / (low - before)
+        # Much flatter than the share that grows: the smaller batch's peak was not in its step.
+        slope = line if line > slope / 2 else slope
     if slope <= 0:
         return None
-    return stretch * (origin + (reading.limit_bytes - fixed) / slope)
+    return stretch * (low + (reading.limit_bytes - reading.used_bytes) / slope)
 
 
 def _previous_fit(bracket: Bracket) -> int | None:
@@ -153,13 +156,19 @@ def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
     """The next batch strictly between `low` and `high`: interpolated; halved where that stalls."""
     low, high = bracket.low, bracket.high
     assert high is not None
-    guess = None if bracket.stalled else _crossing(bracket, high)
+    guess = None if bracket.stalled else _crossing(bracket, high) or _line_inside(bracket, high)
     reason = f"between {low}, which fits, and {high}, which does not"
     if guess is None:
         guess, reason = _middle(low, high), f"half way {reason}"
     elif low == 0:
         reason = f"{high} does not fit: scaled by what it wanted"
     return min(max(_rounded(guess, step), low + step), high - step), reason
+
+
+def _line_inside(bracket: Bracket, high: int) -> float | None:
+    """Where the line through what fits reaches the limit, if that is within the bracket."""
+    guess = _linear_limit(bracket, 1.0) if bracket.low else None
+    return guess if guess is not None and bracket.low < guess < high else None
 
 
 def _middle(low: int, high: int) -> float:
