@@ -1,6 +1,6 @@
 """Finding the largest batch under one memory limit: tpukit, Lightning's finder, accelerate's.
 
-    python benchmarks/probe_peers.py [--task eit|summarize] [--limit 500MB] [--xla]
+    python benchmarks/probe_peers.py [--task eit|summarize] [--limit 1GB] [--xla]
 
 All search for the same model, optimizer and limit on this machine's processor, one after another.
 What each answers is then tried: `tpukit train` on made-up data at that batch under the same limit,
@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="eit", choices=sorted(SETTINGS))
-    parser.add_argument("--limit", default="500MB")
+    parser.add_argument("--limit", default="1GB")
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--peer", choices=["lightning", "accelerate"], help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -126,9 +126,11 @@ def _measure(question: Mapping[str, Any]) -> tuple[Trial, int, int]:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.probe.measured_trial import MeasureRequest, measure
 
+    # As a run does: what the task's libraries take comes before a limit on memory.
+    task, config = build_task(question)
+    task.example_batches(1)
     backend = open_backend(HardwareOptions(**question["hardware"]))
     try:
-        task, config = build_task(question)
         request = MeasureRequest(question["rows"], question["accumulate"])
         return *measure(task, config, backend, request), backend.devices
     finally:
