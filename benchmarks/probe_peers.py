@@ -179,7 +179,7 @@ def runs(task: str, limit: str, rows: int, *, xla: bool) -> bool:
         done = tpukit(*command, *task_options(task), "--memory-limit", limit,
                       "--global-batch-size", str(rows), "--accumulate", "1", "--max-steps", "2",
                       "--num-workers", "0", "--results-dir", f"{folder}/run", xla=xla)  # fmt: skip
-    if done.returncode and "memory" not in done.stderr:
+    if done.returncode and not any(word in done.stderr for word in ("memory", "bad_alloc")):
         raise RuntimeError(done.stderr[-2000:])
     return done.returncode == 0
 

@@ -77,6 +77,17 @@ def test_the_tpu_compiler_takes_the_kernels(devices):
 
 
 @pytest.mark.plan
+@pytest.mark.parametrize("devices", ["1", "4"])
+def test_the_tpu_compiler_takes_windows_with_a_bias(devices):
+    ways = answer([SUPPORT / "on_tpu_compiler.py", "windows"], devices)
+    assert [ways[way]["kernels"] for way in ways] == [0, 2]
+    assert ways["fused"]["gathers"] == ways["written out"]["gathers"]
+    # The bias' gradient is the sum of what each device's rows give.
+    assert ways["fused"]["sums"] == ways["written out"]["sums"] == (devices == "4")
+    assert ways["fused"]["temporaries"] < 0.3 * ways["written out"]["temporaries"]
+
+
+@pytest.mark.plan
 def test_the_tpu_compiler_keeps_recomputation():
     """Four first layers of 4096 x 512 x 512 are computed twice; without barriers none is."""
     ways = answer([SUPPORT / "on_tpu_compiler.py", "recompute"])

@@ -41,6 +41,7 @@ def compiled(mesh, outputs, split):
         "temporaries": answer.temporaries,
         "kernels": answer.hlo.count('custom_call_target="tpu_custom_call"'),
         "gathers": answer.hlo.count(" all-gather("),
+        "sums": answer.hlo.count(" all-reduce("),
     }
 
 
@@ -82,6 +83,24 @@ def attention():
         with torch.autocast("xla", dtype=torch.bfloat16):
             ops.attention(*inputs, causal=True).float().square().sum().backward()
         answers[how] = compiled(mesh, [tensor.grad for tensor in inputs], inputs)
+    return answers
+
+
+def windows():
+    """Attention in windows with a bias that learns: written out, fused."""
+    mesh = DeviceMesh.open(shard=False)
+    answers = {}
+    for how in ("written out", "fused"):
+        spmd_mesh = mesh.mesh if DEVICES > 1 else None
+        ops = XlaOps(DEVICES, fused=how == "fused", mesh=spmd_mesh)
+        inputs = [mesh.send(torch.randn(64, 8, 256, 32), ("data", None, None, None))
+                  for _ in range(3)]  # fmt: skip
+        bias = mesh.send(torch.randn(1, 8, 256, 256))
+        for tensor in (*inputs, bias):
+            tensor.requires_grad_()
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            ops.attention(*inputs, bias).float().square().sum().backward()
+        answers[how] = compiled(mesh, [tensor.grad for tensor in (*inputs, bias)], inputs)
     return answers
 
 

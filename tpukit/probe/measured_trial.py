@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,15 +49,18 @@ def measure(
     """
     with watched_memory(backend) as gauge, run_companions():
         learner = load_learner(task, config, backend, None)
-        batches = _batches(task, backend, request)
+        costliest, *others = _host_batches(task, backend, request)
+        # Left open: what a run has sent ahead waits on the device.
+        source = backend.batches(itertools.repeat(costliest))
+        batches = list(itertools.islice(source, request.accumulate))
         for _ in range(WARM_STEPS):
-            _step(learner, config, batches[0])
-        seconds = _seconds_per_step(learner, config, batches[0])
+            _step(learner, config, batches)
+        seconds = _seconds_per_step(learner, config, batches)
         taken = gauge.taken()
         # Where lengths vary: every other shape once, their programs are held at the same time.
-        for other in batches[1:]:
-            _step(learner, config, other)
-        _evaluate(learner, batches[0][0])
+        for host in others:
+            _step(learner, config, list(backend.batches([host] * request.accumulate)))
+        _evaluate(learner, batches[0])
         fixed = _copy_checkpoint(learner, backend)
     used, limit = gauge.reading(config.memory_limit)
     samples = request.rows * backend.devices * request.accumulate
@@ -105,12 +109,9 @@ def run_companions() -> Iterator[None]:
             log.close()
 
 
-def _batches(task: Task, backend: Backend, request: MeasureRequest) -> list[list[Batch]]:
-    """One step's micro-batches for each shape, the costliest first, on the device."""
-    rows = request.rows * backend.devices // backend.processes
-    return [
-        list(backend.batches([host] * request.accumulate)) for host in task.example_batches(rows)
-    ]
+def _host_batches(task: Task, backend: Backend, request: MeasureRequest) -> list[Batch]:
+    """This process' part of a batch in each shape, the costliest first."""
+    return task.example_batches(request.rows * backend.devices // backend.processes)
 
 
 def _step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> None:
