@@ -57,13 +57,8 @@ class AdamSettings:
     eps: float = 1e-8
 
 
-class ModelOps(Protocol):
-    """What a model asks of the hardware it is built for."""
-
-    @property
-    def devices(self) -> int:
-        """All devices, over all processes, that a batch's rows are split over."""
-        ...
+class AttentionOps(Protocol):
+    """What any transformer asks of the hardware it is built for."""
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, its activations computed again in the backward pass."""
@@ -83,6 +78,15 @@ class ModelOps(Protocol):
         query (batch, heads, queries, width); key, value (batch, heads, keys, width);
         bias broadcasts to (batch, heads, queries, keys). `causal` masks keys after the query.
         """
+        ...
+
+
+class ModelOps(AttentionOps, Protocol):
+    """All that a model can ask of the hardware it is built for."""
+
+    @property
+    def devices(self) -> int:
+        """All devices, over all processes, that a batch's rows are split over."""
         ...
 
     def modulated_norm(

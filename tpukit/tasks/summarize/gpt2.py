@@ -7,15 +7,15 @@ One `forward` serves training, prefilling and decoding, so that any wrapper arou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpukit.hardware.backend import ModelOps
+from tpukit.hardware.backend import AttentionOps
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,10 @@ class KeyValues(NamedTuple):
     """(rows, columns): whether a row may look at a column, this step's included."""
 
 
-class GPT2Ops(Protocol):
-    """The part of `ModelOps` that a GPT-2 needs."""
-
-    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor: ...
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = False,
-    ) -> Tensor: ...
-
-
 class PlainOps:
     """Attention as torch writes it whatever the hardware has: the form to compare with."""
 
-    def __init__(self, ops: ModelOps) -> None:
+    def __init__(self, ops: AttentionOps) -> None:
         self.recompute = ops.recompute
 
     def attention(
@@ -117,7 +101,7 @@ class QueryKeyValue(nn.Linear):
 class Block(nn.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(self, config: GPT2Config, ops: GPT2Ops) -> None:
+    def __init__(self, config: GPT2Config, ops: AttentionOps) -> None:
         super().__init__()
         width = config.width
         self.heads = config.heads
@@ -176,7 +160,7 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """The model; its output projection is the token embedding."""
 
-    def __init__(self, config: GPT2Config, ops: GPT2Ops) -> None:
+    def __init__(self, config: GPT2Config, ops: AttentionOps) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
