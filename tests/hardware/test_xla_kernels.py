@@ -88,6 +88,22 @@ def test_the_tpu_compiler_takes_windows_with_a_bias(devices):
 
 
 @pytest.mark.plan
+def test_every_tpu_that_has_the_kernels_takes_the_largest_heads():
+    """What is compiled is within a core's memory on the smallest of them, too."""
+    assert answer([SUPPORT / "kernels_on_tpus.py", "v4:2x2x1", "v5e:2x2", "v6e:2x2"]) == []
+
+
+@pytest.mark.xla
+def test_which_tpus_have_the_kernels():
+    kinds = ["TPU v2", "TPU v3", "TPU v4", "TPU v5 lite", "TPU v5p", "TPU v6 lite", "v6e", "cpu"]
+    code = (
+        "import json; from tpukit.hardware.xla_kernels import has_kernels;"
+        f"print(json.dumps([has_kernels(kind) for kind in {kinds}]))"
+    )
+    assert answer(["-c", code]) == [False, False, *[True] * 5, False]
+
+
+@pytest.mark.plan
 def test_the_tpu_compiler_keeps_recomputation():
     """Four first layers of 4096 x 512 x 512 are computed twice; without barriers none is."""
     ways = answer([SUPPORT / "on_tpu_compiler.py", "recompute"])

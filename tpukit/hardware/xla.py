@@ -5,7 +5,6 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +35,7 @@ from tpukit.hardware.processes import (
     Processes,
     launched_world_size,
 )
+from tpukit.hardware.xla_kernels import has_kernels
 from tpukit.hardware.xla_mesh import DeviceMesh
 from tpukit.hardware.xla_ops import XlaOps
 from tpukit.hardware.xla_optimizer import XlaAdamW
@@ -268,12 +268,8 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
         )
     if options.memory_limit is not None:
         limit_host_memory(options.memory_limit)
-    return XlaBackend(mesh, _hosts(), precision, fused=xr.device_type() == "TPU" and has_jax())
-
-
-def has_jax() -> bool:
-    """The fused kernel is lowered by JAX; without it attention is made in blocks."""
-    return importlib.util.find_spec("jax") is not None
+    fused = xr.device_type() == "TPU" and has_kernels(xm.xla_device_kind())
+    return XlaBackend(mesh, _hosts(), precision, fused=fused)
 
 
 def _hosts() -> Processes:

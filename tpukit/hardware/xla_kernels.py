@@ -7,7 +7,9 @@ the CPU it can be exported and compiled. Needs jax.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +21,12 @@ from torch import Tensor
 
 TILES = (512, 256, 128)
 """Tokens of a tile of scores, the largest that divides all of them."""
-MOST_NUMBERS = 2**19
-"""Width times tokens of a head: six such arrays, twice, and a sum share 16 MiB of a core."""
+MOST_BYTES = 2**20
+"""Of one tensor's head: six such arrays, twice, and a sum share 16 MiB of a core."""
+WIDEST_BYTES = 256
+"""Of one token's head."""
+FIRST_GENERATION = 4
+"""Of TPUs whose cores multiply bfloat16 as a kernel writes it."""
 MOST_PAIRS = 2**18
 """Queries times keys of a head with a bias: it and its gradient, twice, beside those."""
 SUBLANES = 16
@@ -46,13 +52,21 @@ Call = Callable[[Kernel, Sequence[Tensor]], list[Tensor]]
 """Runs a kernel, its arguments and results as `pallas_attention` has them."""
 
 
+def has_kernels(device_kind: str) -> bool:
+    """Whether a TPU of this kind ("TPU v5 lite", "v6e") runs the kernels; without jax none does."""
+    number = re.search(r"\d+", device_kind)
+    known = number is not None and int(number[0]) >= FIRST_GENERATION
+    return known and importlib.util.find_spec("jax") is not None
+
+
 def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool) -> bool:
     """Whether the kernels take these shapes: whole tiles, a head that the core can hold, one bias
     for all rows."""
     heads, queries, width = query.shape[1:]
     keys = key.shape[-2]
     whole = queries % TILES[-1] == 0 and keys % TILES[-1] == 0 and width % SUBLANES == 0
-    held = width * max(queries, keys) <= MOST_NUMBERS
+    token = width * query.element_size()
+    held = token <= WIDEST_BYTES and token * max(queries, keys) <= MOST_BYTES
     if bias is not None:
         held = held and bias.shape == (1, heads, queries, keys) and queries * keys <= MOST_PAIRS
     return whole and held and (queries == keys or not causal)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tpukit.hardware.out_of_memory import is_out_of_memory_text
+from tpukit.hardware.xla_kernels import has_kernels
 from tpukit.probe import hlo
 from tpukit.probe.cache import AnswerCache, cache_folder
 from tpukit.probe.compiler import (
@@ -137,7 +138,8 @@ class CompiledTrials:
     def run(self, request: CompileRequest) -> tuple[Trial, int]:
         """The trial, and the model's number of parameters."""
         precision = "fp32" if self.config.precision == "fp32" else "bf16"
-        backend = open_tracing(cast("Any", precision), shard=self.config.shard)
+        fused = has_kernels(self.target.generation.name)
+        backend = open_tracing(cast("Any", precision), shard=self.config.shard, fused=fused)
         traced = trace_step(self.task, self.config, backend, request.rows, request.accumulate)
         before = self.compilations.compiled
         programs, reports = self._reports(traced, request.effort)

@@ -99,8 +99,8 @@ class TracingMesh(DeviceMesh):
 class TracingBackend(XlaBackend):
     """The XLA backend as it is on a TPU, but its programs are kept instead of executed."""
 
-    def __init__(self, mesh: TracingMesh, precision: Precision) -> None:
-        super().__init__(mesh, OneProcess(), precision, fused=True)
+    def __init__(self, mesh: TracingMesh, precision: Precision, *, fused: bool) -> None:
+        super().__init__(mesh, OneProcess(), precision, fused=fused)
         self.ledger = mesh.ledger
         self.programs: list[Program] = []
         self.kernel_shares: list[float] = []
@@ -186,10 +186,10 @@ class TracedStep:
     """Weights of the model."""
 
 
-def open_tracing(precision: Precision, *, shard: bool) -> TracingBackend:
+def open_tracing(precision: Precision, *, shard: bool, fused: bool) -> TracingBackend:
     """A backend on as many virtual devices as CPU_NUM_DEVICES says."""
     real = DeviceMesh.open(shard=shard)
-    return TracingBackend(TracingMesh(real, Ledger(real.devices)), precision)
+    return TracingBackend(TracingMesh(real, Ledger(real.devices)), precision, fused=fused)
 
 
 def trace_step(

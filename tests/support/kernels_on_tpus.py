@@ -1,0 +1,66 @@
+"""Compiles the attention kernels at the edges of what `fits` takes, for the topologies named.
+
+python kernels_on_tpus.py v4:2x2x1 v6e:2x2. Answers with what was refused, in JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+
+os.environ.update(
+    PJRT_DEVICE="CPU", JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1"
+)  # fmt: skip
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax._src.interpreters.mlir import LoweringParameters
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from tpukit.hardware.pallas_attention import backward, forward
+from tpukit.hardware.xla_kernels import TILES, fits
+
+BF16, FP32 = (torch.bfloat16, jnp.bfloat16), (torch.float32, jnp.float32)
+CASES = [  # rows, width, tokens, types, causal, bias
+    (2, 16, 32768, BF16, False, False), (2, 32, 16384, BF16, True, False),
+    (2, 64, 8192, BF16, True, False), (2, 128, 4096, BF16, True, False),
+    (2, 32, 8192, FP32, False, False), (2, 64, 4096, FP32, True, False),
+    (16, 32, 256, BF16, False, True), (4, 128, 512, BF16, False, True),
+    (4, 64, 512, FP32, True, True), (3, 64, 384, BF16, True, False),
+]  # fmt: skip
+
+
+def main() -> None:
+    refused = []
+    for name in sys.argv[1:]:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        here = SingleDeviceSharding(topology.devices[0])
+        for rows, width, tokens, (torch_type, jax_type), causal, biased in CASES:
+            query = torch.empty(rows, 2, tokens, width, dtype=torch_type, device="meta")
+            bias = torch.empty(1, 2, tokens, tokens, device="meta") if biased else None
+            assert fits(query, query, bias, causal=causal), (width, tokens, torch_type)
+            shape = functools.partial(jax.ShapeDtypeStruct, sharding=here)
+            one = shape((rows, 2, width, tokens), jax_type)
+            sums = shape((rows, 2, 1, tokens), jnp.float32)
+            biases = [shape((2, tokens, tokens), jnp.float32)] * biased
+            given = {forward: [one, one, one], backward: [one, one, one, one, sums, one]}
+            for kernel, inputs in given.items():
+                call = functools.partial(kernel, tiles=TILES, causal=causal)
+                lowered = jax.jit(call).trace(*inputs, *biases).lower(
+                    lowering_platforms=("tpu",),
+                    _private_parameters=LoweringParameters(for_export=True),
+                )  # fmt: skip
+                try:
+                    lowered.compile()
+                except Exception as error:
+                    case = (name, kernel.__name__, rows, width, tokens, str(torch_type), causal)
+                    refused.append([*case, biased, str(error)[:300]])
+    print(json.dumps(refused))
+
+
+if __name__ == "__main__":
+    main()
