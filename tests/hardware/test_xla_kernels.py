@@ -104,6 +104,22 @@ def test_which_tpus_have_the_kernels():
 
 
 @pytest.mark.plan
+def test_a_tpu_without_the_kernels_is_answered_for_too(tmp_path):
+    """Its attention is made in blocks: a kernel in bfloat16 would be refused."""
+    words = ["--task", "summarize", "--data-path", "/nonexistent", "--model", "1x2x64",
+             "--block-size", "128", "--target", "v3-8", "--start", "2", "--max", "2"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tpukit", "probe-batch", *words, "--json"],
+        env=environment({"TPUKIT_CACHE_DIR": str(tmp_path)}), capture_output=True, text=True,
+        check=False, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["largest_batch_per_device"] == 2
+    assert found["step"]["kernel_flops"] == 0
+
+
+@pytest.mark.plan
 def test_the_tpu_compiler_keeps_recomputation():
     """Four first layers of 4096 x 512 x 512 are computed twice; without barriers none is."""
     ways = answer([SUPPORT / "on_tpu_compiler.py", "recompute"])

@@ -24,7 +24,8 @@ class Reading:
     """What it uses, or wanted; None where nothing was said (killed, hung)."""
     limit_bytes: int | None = None
     fixed_bytes: int | None = None
-    """The part that does not grow with the batch: parameters, optimizer, EMA."""
+    """The part that does not grow with the batch: parameters, optimizer, EMA, and where it was
+    measured, what libraries and the run itself hold."""
 
 
 FARTHEST_JUMP = 64
