@@ -4,8 +4,8 @@
 
 All search for the same model, optimizer and limit on this machine's processor, one after another.
 What each answers is then tried: `tpukit train` on made-up data at that batch under the same limit,
-two steps with a validation and a checkpoint. An answer is false where that run fails, or where one
-a tenth larger succeeds.
+an epoch (so that every shape of batch is met) with a validation and a checkpoint. An answer is
+false where that run fails, or where one a tenth larger succeeds.
 Lightning's (`BatchSizeFinder`, binary search) and accelerate's (`find_executable_batch_size`)
 finders train in this process' child, as their users call them. With --xla tpukit alone is asked,
 for torch_xla on this processor: the finders know no XLA.
@@ -174,10 +174,11 @@ def lightning_finder(training: Training) -> int:
 # -- whether an answer is true -----------------------------------------------------------------
 def runs(task: str, limit: str, rows: int, *, xla: bool) -> bool:
     """Whether a training run at this batch lives within the limit."""
+    epoch = str(-(-SAMPLES // rows))
     command = ["train"] if task == "eit" else ["summarize-train"]
     with tempfile.TemporaryDirectory() as folder:
         done = tpukit(*command, *task_options(task), "--memory-limit", limit,
-                      "--global-batch-size", str(rows), "--accumulate", "1", "--max-steps", "2",
+                      "--global-batch-size", str(rows), "--accumulate", "1", "--max-steps", epoch,
                       "--num-workers", "0", "--results-dir", f"{folder}/run", xla=xla)  # fmt: skip
     if done.returncode and not any(word in done.stderr for word in ("memory", "bad_alloc")):
         raise RuntimeError(done.stderr[-2000:])

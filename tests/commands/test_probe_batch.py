@@ -70,6 +70,20 @@ def test_a_limit_is_found_and_a_run_at_the_answer_lives_within_it(tmp_path):
     assert "memory" in err
 
 
+def test_what_a_task_takes_to_be_made_does_not_count_against_the_limit():
+    """A run makes its task before the limit counts; so does a trial."""
+    found = answer(probe("Library", "--hw", "cpu", "--memory-limit", "300MB", "--max", "1"))
+    assert found["largest_batch_per_device"] == 1
+
+
+@pytest.mark.xla
+def test_batches_sent_ahead_count():
+    """24 rows are 96 MB: one batch would fit into 400 MB, the four that a run holds do not."""
+    once = ("--hw", "tpu", "--memory-limit", "400MB", "--start", "24", "--max", "24")
+    (first, *_) = answer(probe("Wide", *once, **XLA))["trials"]
+    assert (first["batch"], first["fits"]) == (24, False)
+
+
 def train_at(rows: int, folder: Path, *limits: str, **environment: str):
     return tpukit(
         "train", "--task", f"{TASKS}:Hungry", "--global-batch-size", str(rows), "--accumulate", "1",

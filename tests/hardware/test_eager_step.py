@@ -59,7 +59,7 @@ def test_the_fake_runs_out_of_memory():
     backend = FakeBackend(out_of_memory_above=8)
     with pytest.raises(MemoryError) as failure:
         train(backend)
-    assert backend.is_out_of_memory(failure.value)
+    assert is_out_of_memory(failure.value)
 
 
 class Half:
@@ -173,6 +173,12 @@ def test_memory_is_the_process_own():
 def test_out_of_memory_in_every_tongue(text):
     assert is_out_of_memory_text(text)
     assert is_out_of_memory(ValueError(text))
+
+
+@pytest.mark.parametrize("text", ["Resource temporarily unavailable", "can't start new thread"])
+def test_no_room_for_a_thread_is_lack_of_memory_only_under_a_limit(text):
+    assert is_out_of_memory(RuntimeError(text), limited=True)
+    assert not is_out_of_memory(RuntimeError(text))
 
 
 def test_other_failures_are_not_out_of_memory():

@@ -10,6 +10,7 @@ from runs import relative_difference
 from tpukit.hardware.choice import open_backend
 from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.out_of_memory import is_out_of_memory
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,4 +77,4 @@ def test_generators_memory_and_running_out_of_it():
     assert 0 < memory.used <= memory.peak < memory.limit
     with pytest.raises(RuntimeError) as failure:
         torch.empty(2 * memory.limit, dtype=torch.uint8, device=backend.device)
-    assert backend.is_out_of_memory(failure.value)
+    assert is_out_of_memory(failure.value)

@@ -26,6 +26,7 @@ LOGS = {
     + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 14.74 GiB of which 170.12 MiB is free. Process 4031 has 14.56 GiB memory in use.",
     "cpu-oom": TB
     + "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
+    "no-room-for-a-thread": TB + "RuntimeError: Resource temporarily unavailable",
     "host-oom-killed": "step 120 loss 3.21\nrun.sh: line 7:  2291 Killed                  python train.py --batch 256",
     "kernel-died": TB + "nbclient.exceptions.DeadKernelError: Kernel died",
     "segmentation-fault": "Fatal Python error: Segmentation fault\n\nThread 0x00007f1 (most recent call first):",

@@ -11,6 +11,7 @@ from torch import nn
 
 from tpukit.hardware.choice import open_backend
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.out_of_memory import is_out_of_memory
 
 
 def opened(**options):
@@ -82,7 +83,7 @@ def out_of_memory(kind):
     try:
         backend.to_host({"large": torch.ones(2**15, 2**15, device=backend.device).cumsum(0)})
     except Exception as error:
-        return {"recognised": backend.is_out_of_memory(error), "text": str(error)[:200]}
+        return {"recognised": is_out_of_memory(error), "text": str(error)[:200]}
     return {"recognised": False, "text": "it fitted"}
 
 

@@ -67,6 +67,41 @@ class Spread(nn.Module):
         return x.unsqueeze(1).expand(-1, copies, -1).flatten(1) * self.scale
 
 
+class Library(Hungry):
+    """Takes 600 MB when it is made, as a task's libraries and tables do."""
+
+    name = "library"
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.table = np.ones(600_000_000, np.uint8)
+
+
+class WideSamples(Rows):
+    """Samples of 4 MB."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.full(1_000_000, 0.01 * index, np.float32)}
+
+
+class Wide(Hungry):
+    """Batches that are large beside what is computed of them."""
+
+    name = "wide"
+
+    def build_model(self, ops) -> nn.Module:
+        return nn.Linear(64, 8)
+
+    def datasets(self) -> Datasets:
+        return Datasets(WideSamples(), WideSamples())
+
+    def loss(self, model, batch):
+        return {"loss": model(batch["x"][:, :64]).float().square().mean(1)}
+
+    def example_batches(self, rows):
+        return [stack_samples([WideSamples()[0]] * rows, rows)]
+
+
 class Hangs(Hungry):
     """Never ends."""
 

@@ -23,7 +23,6 @@ from tpukit.hardware import block_ops, cpu_attention, cpu_blocks
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
 from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
-from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.hardware.parallel import Alone, Parallelism, Replicated, Sharded
 from tpukit.hardware.precision import choose_precision
 from tpukit.hardware.process import allowed_cores, die_with_parent, quiet_stdout
@@ -244,9 +243,6 @@ class AcceleratedBackend:
 
     def set_scaler_state(self, state: Mapping[str, float]) -> None:
         self.update.set_state(state)
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return is_out_of_memory(error)
 
     def memory(self) -> Memory | None:
         return self.eager.memory()

@@ -255,10 +255,6 @@ class Backend(ModelOps, Protocol):
 
     def set_scaler_state(self, state: Mapping[str, float]) -> None: ...
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether this error says that the device (or the host, on a CPU) ran out of memory."""
-        ...
-
     def memory(self) -> Memory | None:
         """Memory figures, where the device reports them."""
         ...

@@ -26,6 +26,13 @@ TEXTS = (
     r"Cannot allocate memory",
     r"Unable to allocate .* for an array",
 )
+TEXTS_UNDER_A_LIMIT = (
+    "can't start new thread",
+    "failed to map segment",
+    "unable to mmap",
+    "Resource temporarily unavailable",
+)
+"""What libraries say besides, for want of a thread's stack or a mapping, under a memory limit."""
 _PATTERN = re.compile("|".join(TEXTS), re.DOTALL)
 
 
@@ -34,12 +41,17 @@ def is_out_of_memory_text(text: str) -> bool:
     return _PATTERN.search(text) is not None
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this error, or what it was raised from, says that memory ran out."""
+def is_out_of_memory(error: BaseException, *, limited: bool = False) -> bool:
+    """Whether this error, or what it was raised from, says that memory ran out.
+
+    limited: a memory limit was set on the process, under which libraries fail in odd places.
+    """
     seen: BaseException | None = error
     while seen is not None:
         is_named = isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError"
         if is_named or is_out_of_memory_text(str(seen)):
+            return True
+        if limited and any(text in str(seen) for text in TEXTS_UNDER_A_LIMIT):
             return True
         seen = seen.__cause__
     return False

@@ -24,7 +24,6 @@ from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
 from tpukit.hardware.devices import state_from_text, state_text
 from tpukit.hardware.memory_limit import limit_host_memory
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
-from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.hardware.precision import choose_precision
 from tpukit.hardware.prefetch import prefetch
 from tpukit.hardware.presence import is_rehearsal
@@ -218,9 +217,6 @@ class XlaBackend(XlaOps):
 
     def set_scaler_state(self, state: Mapping[str, float]) -> None:
         pass
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return is_out_of_memory(error)
 
     def memory(self) -> Memory | None:
         try:

@@ -28,9 +28,6 @@ from tpukit.probe.trial import TaskSource, Trial, first_line, wanted_and_limit
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
-UNDER_A_LIMIT = ("can't start new thread", "failed to map segment", "unable to mmap")
-"""What libraries say of a process that may not have more memory, besides saying so."""
-
 KILLED = "Signal 9 (SIGKILL)"
 """torchrun's word for a process that the system ended."""
 
@@ -73,7 +70,7 @@ def failure(error: Exception, question: Mapping[str, Any], seconds: float) -> di
     """An answer for an exception: a batch that does not fit, or an error to report."""
     traceback.print_exc()
     limited = question["config"].get("memory_limit") is not None
-    if is_out_of_memory(error) or (limited and any(t in str(error) for t in UNDER_A_LIMIT)):
+    if is_out_of_memory(error, limited=limited):
         wanted, limit = wanted_and_limit(str(error))
         trial = Trial(
             batch=question["rows"],
