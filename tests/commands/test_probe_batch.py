@@ -78,8 +78,8 @@ def test_what_a_task_takes_to_be_made_does_not_count_against_the_limit():
 
 @pytest.mark.xla
 def test_batches_sent_ahead_count():
-    """24 rows are 96 MB: one batch would fit into 400 MB, the four that a run holds do not."""
-    once = ("--hw", "tpu", "--memory-limit", "400MB", "--start", "24", "--max", "24")
+    """24 rows are 96 MB: one batch would fit into 500 MB, the ones that a run holds do not."""
+    once = ("--hw", "tpu", "--memory-limit", "500MB", "--start", "24", "--max", "24")
     (first, *_) = answer(probe("Wide", *once, **XLA))["trials"]
     assert (first["batch"], first["fits"]) == (24, False)
 

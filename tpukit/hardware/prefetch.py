@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 Loaded = TypeVar("Loaded")
 Sent = TypeVar("Sent")
 
+BATCHES_AHEAD = 2
 _END = object()
 
 
@@ -17,7 +18,7 @@ def prefetch(
     loader: Iterable[Loaded],
     transfer: Callable[[Loaded], Sent],
     *,
-    depth: int = 2,
+    depth: int = BATCHES_AHEAD,
 ) -> Iterator[Sent]:
     """The loader's batches after `transfer`, made up to `depth` ahead by a thread.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.gauges import watched_memory
 from tpukit.probe.trial import MemoryByKind, Trial
 from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
@@ -50,18 +51,19 @@ def measure(
     with watched_memory(backend) as gauge, run_companions():
         learner = load_learner(task, config, backend, None)
         costliest, *others = _host_batches(task, backend, request)
-        # Left open: what a run has sent ahead waits on the device.
+        # As in a run, the next batches are sent while a step works, and wait on the device.
         source = backend.batches(itertools.repeat(costliest))
-        batches = list(itertools.islice(source, request.accumulate))
         for _ in range(WARM_STEPS):
-            _step(learner, config, batches)
-        seconds = _seconds_per_step(learner, config, batches)
+            _step(learner, config, _next(source, request.accumulate))
+        seconds = _seconds_per_step(learner, config, source, request.accumulate)
         taken = gauge.taken()
         # Where lengths vary: every other shape once, their programs are held at the same time.
         for host in others:
             _step(learner, config, list(backend.batches([host] * request.accumulate)))
-        _evaluate(learner, batches[0])
+        _evaluate(learner, next(source))
         fixed = _copy_checkpoint(learner, backend)
+        # What could not be sent is said when it is asked for.
+        _next(source, BATCHES_AHEAD)
     used, limit = gauge.reading(config.memory_limit)
     samples = request.rows * backend.devices * request.accumulate
     trial = Trial(
@@ -114,17 +116,23 @@ def _host_batches(task: Task, backend: Backend, request: MeasureRequest) -> list
     return task.example_batches(request.rows * backend.devices // backend.processes)
 
 
+def _next(source: Iterator[Batch], count: int) -> list[Batch]:
+    return list(itertools.islice(source, count))
+
+
 def _step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> None:
     learner.train_step(batches, config.lr)
     # XLA raises only when a value is read.
     learner.read_figures()
 
 
-def _seconds_per_step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> float:
+def _seconds_per_step(
+    learner: Learner, config: TrainConfig, source: Iterator[Batch], accumulate: int
+) -> float:
     started = time.monotonic()
     steps = 0
     while steps < TIMED_STEPS and time.monotonic() - started < LONGEST_TIMING_SECONDS:
-        learner.train_step(batches, config.lr)
+        learner.train_step(_next(source, accumulate), config.lr)
         steps += 1
         if steps == 1:
             learner.read_figures()
