@@ -20,7 +20,8 @@ def written_out(query, key, value, bias):
 
 
 def error(found, expected):
-    return float((found.detach().float() - expected).norm() / expected.detach().norm())
+    expected = expected.detach()
+    return float((found.detach().float() - expected).norm() / expected.norm())
 
 
 @needs_kernel
