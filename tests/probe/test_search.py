@@ -129,3 +129,20 @@ def test_silent_failures_are_halved():
 def test_a_maximum_below_one_multiple_is_refused():
     with pytest.raises(ValueError, match="multiple"):
         search(Curve([1] * 8, 2), SearchSettings(4, 4, multiple=8))
+
+
+def test_a_processor_that_says_nothing_when_it_fails():
+    """The figures of the smallest EIT network under 500 MB: small batches tell of too much."""
+    asked = []
+
+    def measured(batch: int, reason: str) -> Reading:
+        asked.append(batch)
+        used = max(265_400_000, 208_800_000 + 1_276_500 * batch)
+        if used > 500_000_000:
+            return Reading(False, None, 500_000_000)
+        growth = 3_850_000 if batch < 20 else 1_103_400
+        return Reading(True, used, 500_000_000, used - growth * batch)
+
+    found = search(measured, SearchSettings(start=4))
+    assert (found.largest, found.next_failed) == (228, 229)
+    assert len(asked) <= 6

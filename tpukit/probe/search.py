@@ -31,6 +31,9 @@ class Reading:
 FARTHEST_JUMP = 64
 """Times the batch that fits. Too far costs a failure, which is quicker than a trial that fits."""
 
+SHARE_AFTER_A_WRONG_LINE = 0.8
+"""Of the way to a guess that failed: a tenth too much was seen where 65 rows told of 228."""
+
 Question = Callable[[int, Reason], Reading]
 """Tries a batch; the reason is for people who watch."""
 
@@ -60,15 +63,16 @@ class Bracket:
     stalled: bool = False
     """The last answer left more than half of the bracket."""
 
-    def record(self, batch: int, reading: Reading) -> None:
-        """Takes in one answer for a batch inside the bracket."""
+    def record(self, batch: int, reading: Reading, step: int) -> None:
+        """Takes in one answer for a batch inside the bracket; batches are `step` apart."""
         width = None if self.high is None else self.high - self.low
         self.readings[batch] = reading
         if reading.fits:
             self.low = batch
         else:
             self.high = batch
-        self.stalled = width is not None and 2 * ((self.high or 0) - self.low) > width
+        # A half, rounded to a step, is no stall.
+        self.stalled = width is not None and 2 * ((self.high or 0) - self.low) > width + 2 * step
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def search(question: Question, settings: SearchSettings, *, settle: bool = False
     batch, reason = min(max(settings.start // step * step, step), top), "the start"
     jumps = 0
     while True:
-        bracket.record(batch, question(batch, reason))
+        bracket.record(batch, question(batch, reason), step)
         if _finished(bracket, step, top):
             trials = tuple(bracket.readings)
             return Found(bracket.low, bracket.high, trials)
@@ -157,9 +161,14 @@ def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
     """The next batch strictly between `low` and `high`: interpolated; halved where that stalls."""
     low, high = bracket.low, bracket.high
     assert high is not None
+    if bracket.stalled and _is_at_the_limit(bracket, step):
+        return low + step, f"{low} fits close to the limit: a little more"
     guess = None if bracket.stalled else _crossing(bracket, high) or _line_inside(bracket, high)
     reason = f"between {low}, which fits, and {high}, which does not"
-    if guess is None:
+    if guess is None and _line_was_wrong(bracket, high) and high - low > 8 * step:
+        guess = low + SHARE_AFTER_A_WRONG_LINE * (high - low)
+        reason = f"a little under {high}, which should have fitted"
+    elif guess is None:
         guess, reason = _middle(low, high), f"half way {reason}"
     elif low == 0:
         reason = f"{high} does not fit: scaled by what it wanted"
@@ -170,6 +179,20 @@ def _line_inside(bracket: Bracket, high: int) -> float | None:
     """Where the line through what fits reaches the limit, if that is within the bracket."""
     guess = _linear_limit(bracket, 1.0) if bracket.low else None
     return guess if guess is not None and bracket.low < guess < high else None
+
+
+def _is_at_the_limit(bracket: Bracket, step: int) -> bool:
+    """Whether memory says that the next batch is too much; not asked of each neighbour in turn."""
+    guess, before = _linear_limit(bracket, 1.0) if bracket.low else None, _previous_fit(bracket)
+    if guess is None or before is None:
+        return False
+    return guess < bracket.low + step and bracket.low - before > step
+
+
+def _line_was_wrong(bracket: Bracket, high: int) -> bool:
+    """Whether memory says that `high` fits: it does not, so the truth is probably near."""
+    guess = _linear_limit(bracket, 1.0) if bracket.low and not bracket.stalled else None
+    return guess is not None and guess >= high
 
 
 def _middle(low: int, high: int) -> float:
