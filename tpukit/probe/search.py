@@ -33,6 +33,8 @@ FARTHEST_JUMP = 64
 
 SHARE_AFTER_A_WRONG_LINE = 0.8
 """Of the way to a guess that failed: a tenth too much was seen where 65 rows told of 228."""
+CLOSE = 8
+"""Multiples: a bracket so narrow is halved."""
 
 Question = Callable[[int, Reason], Reading]
 """Tries a batch; the reason is for people who watch."""
@@ -158,14 +160,17 @@ def _previous_fit(bracket: Bracket) -> int | None:
 
 
 def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
-    """The next batch strictly between `low` and `high`: interpolated; halved where that stalls."""
+    """The next batch strictly between `low` and `high`.
+
+    Where memory reaches the limit; near `high` where memory says that it fits; else half way.
+    """
     low, high = bracket.low, bracket.high
     assert high is not None
     if bracket.stalled and _is_at_the_limit(bracket, step):
         return low + step, f"{low} fits close to the limit: a little more"
     guess = None if bracket.stalled else _crossing(bracket, high) or _line_inside(bracket, high)
     reason = f"between {low}, which fits, and {high}, which does not"
-    if guess is None and _line_was_wrong(bracket, high) and high - low > 8 * step:
+    if guess is None and _line_was_wrong(bracket, high) and high - low > CLOSE * step:
         guess = low + SHARE_AFTER_A_WRONG_LINE * (high - low)
         reason = f"a little under {high}, which should have fitted"
     elif guess is None:
