@@ -51,29 +51,25 @@ inline __m512 dot(__m512 sum, Word left, __m512i right) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(left)), (__m512bh)right);
 }
 
-// 2^x for x <= 0 or so; relative error 2e-6, underflows to 0.
+// 2^x for x up to 127, relative error 1e-4: below what bf16 tells apart.
 inline __m512 exp2_of(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-150.f));
-  __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 part = _mm512_sub_ps(x, whole);
-  __m512 y = _mm512_set1_ps(1.3333558e-3f);
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.6181291e-3f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(5.5504109e-2f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.4022651e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.9314718e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(1.f));
-  return _mm512_scalef_ps(y, whole);
+  __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 y = _mm512_set1_ps(7.802452e-2f);
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.260671678e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.958335289e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.999252205e-1f));
+  return _mm512_scalef_ps(y, x);
 }
 
 inline __m512i halves(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-inline __m512i wide(__m512 x) {
-  return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
-}
-
 // Lane n holds the word (first[n], second[n]).
 inline __m512i pairs(__m512 first, __m512 second) {
-  return _mm512_or_si512(wide(first), _mm512_slli_epi32(wide(second), 16));
+  const __m512i order = _mm512_add_epi16(
+      _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
+                                            24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)),
+      _mm512_setzero_si512());
+  return _mm512_permutexvar_epi16(order, halves(second, first));
 }
 
 // C[r][n] += sum over k of A[r][k] B[k][n]; A and B hold words along k, n runs over 16 NZ lanes.
@@ -144,11 +140,12 @@ struct ForwardScratch {
 };
 
 constexpr int TILE = 4;
+constexpr float LARGEST = 256;
+constexpr float LOWEST = -1e30f;  // a top that the first scores pass; infinity less infinity is none
 
-// Scores of TILE queries and one block of keys, in base 2, with their bias.
+// Products of TILE queries and one block of keys.
 template <int D>
-inline void score_tile(const Half *query, const Word *key, float factor, const float *bias,
-                       int64_t bias_row, __m512 (&scores)[TILE][KEY_BLOCK / 16]) {
+inline void multiply_tile(const Half *query, const Word *key, __m512 (&scores)[TILE][KEY_BLOCK / 16]) {
   constexpr int NZ = KEY_BLOCK / 16;
   UNROLLED for (int r = 0; r < TILE; r++)
     UNROLLED for (int n = 0; n < NZ; n++) scores[r][n] = _mm512_setzero_ps();
@@ -161,14 +158,6 @@ inline void score_tile(const Half *query, const Word *key, float factor, const f
       UNROLLED for (int n = 0; n < NZ; n++)
         scores[r][n] = dot(scores[r][n], words[r * D / 2 + k], right[n]);
   }
-  __m512 by = _mm512_set1_ps(factor), base = _mm512_set1_ps(LOG2_E);
-  UNROLLED for (int r = 0; r < TILE; r++)
-    UNROLLED for (int n = 0; n < NZ; n++) {
-      scores[r][n] = _mm512_mul_ps(scores[r][n], by);
-      if (bias)
-        scores[r][n] = _mm512_fmadd_ps(_mm512_loadu_ps(bias + r * bias_row + 16 * n), base,
-                                       scores[r][n]);
-    }
 }
 
 template <int D>
@@ -179,33 +168,71 @@ void scale_row(float factor, float *sum, float *out) {
     _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_loadu_ps(out + d), by));
 }
 
-// One block of keys for TILE queries: the running maximum, sum and output are brought up to date.
+// Products as scores: scaled, their bias added.
+inline void add_bias(__m512 (&scores)[TILE][KEY_BLOCK / 16], float scale, const float *bias,
+                     int64_t bias_row) {
+  __m512 by = _mm512_set1_ps(scale);
+  UNROLLED for (int r = 0; r < TILE; r++)
+    UNROLLED for (int n = 0; n < KEY_BLOCK / 16; n++)
+      scores[r][n] = _mm512_fmadd_ps(scores[r][n], by,
+                                     _mm512_loadu_ps(bias + r * bias_row + 16 * n));
+}
+
+// Turns a row's scores into weights 2^(factor score - top) in bf16 and adds them to its sum. A row's
+// top follows its largest score only where weights would pass LARGEST: sums in float bear as much.
 template <int D>
-void forward_tile(const Half *query, const Word *key, const Word *value, float factor,
-                  const float *bias, int64_t bias_row, float *top, float *sum, float *out) {
+inline void weigh_row(const __m512 (&scores)[KEY_BLOCK / 16], __m512 factor, float *top, float *sum,
+                      float *out, Half *weights) {
   constexpr int NZ = KEY_BLOCK / 16;
-  __m512 scores[TILE][NZ];
-  score_tile<D>(query, key, factor, bias, bias_row, scores);
-  alignas(64) Half weights[TILE][KEY_BLOCK];
-  UNROLLED for (int r = 0; r < TILE; r++) {
-    __m512 largest = scores[r][0];
-    UNROLLED for (int n = 1; n < NZ; n++) largest = _mm512_max_ps(largest, scores[r][n]);
-    if (_mm512_cmp_ps_mask(largest, _mm512_set1_ps(top[r]), _CMP_GT_OQ)) {
-      float now = _mm512_reduce_max_ps(largest), kept = std::exp2(top[r] - now);
-      scale_row<D>(kept, sum + 16 * r, out + r * D);
-      top[r] = now;
-    }
-    __m512 shift = _mm512_set1_ps(top[r]), total = _mm512_loadu_ps(sum + 16 * r);
-    UNROLLED for (int n = 0; n < NZ; n++) {
-      scores[r][n] = exp2_of(_mm512_sub_ps(scores[r][n], shift));
-      total = _mm512_add_ps(total, scores[r][n]);
-    }
-    UNROLLED for (int n = 0; n < NZ; n += 2)
-      _mm512_store_si512(weights[r] + 16 * n, halves(scores[r][n + 1], scores[r][n]));
-    _mm512_storeu_ps(sum + 16 * r, total);
+  static_assert(NZ == 4, "the sum below is of four");
+  __m512 weight[NZ], total;
+  auto weigh = [&] {
+    __m512 shift = _mm512_set1_ps(*top);
+    UNROLLED for (int n = 0; n < NZ; n++)
+      weight[n] = exp2_of(_mm512_fmsub_ps(scores[n], factor, shift));
+    total = _mm512_add_ps(_mm512_add_ps(weight[0], weight[1]), _mm512_add_ps(weight[2], weight[3]));
+  };
+  weigh();
+  if (__builtin_expect(_mm512_cmp_ps_mask(total, _mm512_set1_ps(LARGEST), _CMP_GT_OQ), 0)) {
+    __m512 largest = scores[0];
+    UNROLLED for (int n = 1; n < NZ; n++) largest = _mm512_max_ps(largest, scores[n]);
+    float now = _mm512_reduce_max_ps(_mm512_mul_ps(largest, factor));
+    scale_row<D>(std::exp2(*top - now), sum, out);
+    *top = now;
+    weigh();
   }
-  multiply_add<TILE, D / 16>(reinterpret_cast<const Word *>(weights), KEY_BLOCK / 2, 1, value,
-                             KEY_BLOCK / 2, out, D);
+  UNROLLED for (int n = 0; n < NZ; n += 2)
+    _mm512_store_si512(weights + 16 * n, halves(weight[n + 1], weight[n]));
+  _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), total));
+}
+
+// QUERY_BLOCK queries over all keys. A tile's weights meet the values after the next tile's products
+// are made, so that neither waits for exponentials.
+template <int D, bool BIASED>
+void forward_block(const Sizes &s, const float *bias, ForwardScratch<D> &t) {
+  alignas(64) Half weights[2][TILE * KEY_BLOCK];
+  const __m512 factor = _mm512_set1_ps(BIASED ? LOG2_E : s.scale * LOG2_E);
+  const Word *value_before = nullptr;
+  float *out_before = nullptr;
+  int turn = 0;
+  auto add_values = [&] {
+    multiply_add<TILE, D / 16>(reinterpret_cast<const Word *>(weights[turn ^ 1]), KEY_BLOCK / 2, 1,
+                               value_before, KEY_BLOCK / 2, out_before, D);
+  };
+  for (int64_t j = 0; j < s.keys; j += KEY_BLOCK)
+    for (int r = 0; r < QUERY_BLOCK; r += TILE) {
+      __m512 scores[TILE][KEY_BLOCK / 16];
+      multiply_tile<D>(t.query.data() + r * D, t.key_across.data() + j * D / 2, scores);
+      if (BIASED) add_bias(scores, s.scale, bias + r * s.keys + j, s.keys);
+      if (out_before) add_values();
+      UNROLLED for (int q = 0; q < TILE; q++)
+        weigh_row<D>(scores[q], factor, t.top + r + q, t.sum + 16 * (r + q), t.out + (r + q) * D,
+                     weights[turn] + q * KEY_BLOCK);
+      value_before = t.value_pairs.data() + j * D / 2;
+      out_before = t.out + r * D;
+      turn ^= 1;
+    }
+  add_values();
 }
 
 template <int D>
@@ -218,13 +245,11 @@ void forward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, i
     copy_rows<D>(q + i * q_row, q_row, QUERY_BLOCK, t.query.data());
     std::fill_n(t.out, QUERY_BLOCK * D, 0.f);
     std::fill_n(t.sum, QUERY_BLOCK * 16, 0.f);
-    std::fill_n(t.top, QUERY_BLOCK, -std::numeric_limits<float>::infinity());
-    for (int64_t j = 0; j < s.keys; j += KEY_BLOCK)
-      for (int r = 0; r < QUERY_BLOCK; r += TILE)
-        forward_tile<D>(t.query.data() + r * D, t.key_across.data() + j * D / 2,
-                        t.value_pairs.data() + j * D / 2, s.scale * LOG2_E,
-                        bias ? bias + (i + r) * s.keys + j : nullptr, s.keys, t.top + r,
-                        t.sum + 16 * r, t.out + r * D);
+    std::fill_n(t.top, QUERY_BLOCK, LOWEST);
+    if (bias)
+      forward_block<D, true>(s, bias + i * s.keys, t);
+    else
+      forward_block<D, false>(s, nullptr, t);
     for (int r = 0; r < QUERY_BLOCK; r++) {
       float sum = _mm512_reduce_add_ps(_mm512_loadu_ps(t.sum + 16 * r));
       write_rows<D>(t.out + r * D, 1.f / sum, 1, out + (i + r) * out_row, out_row);
@@ -233,20 +258,21 @@ void forward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, i
   }
 }
 
+constexpr int64_t QUERY_RUN = 512;
 // -- backward --------------------------------------------------------------------------------
 template <int D>
 struct BackwardScratch {
   std::vector<Half> query, grad;
   std::vector<Word> key_across, value_across, key_pairs, query_pairs, grad_pairs;
-  std::vector<float> query_grad, delta;
-  alignas(64) float key_grad[KEY_BLOCK * D], value_grad[KEY_BLOCK * D];
+  std::vector<float> query_grad, key_grad, value_grad, delta;
   alignas(64) Half score_grad[QUERY_BLOCK][KEY_BLOCK];
   alignas(64) Word score_grad_pairs[QUERY_BLOCK / 2][KEY_BLOCK];
   alignas(64) Word weight_pairs[QUERY_BLOCK / 2][KEY_BLOCK];
   explicit BackwardScratch(const Sizes &s)
       : query(s.queries * D), grad(s.queries * D), key_across(s.keys * D / 2),
         value_across(s.keys * D / 2), key_pairs(s.keys * D / 2), query_pairs(s.queries * D / 2),
-        grad_pairs(s.queries * D / 2), query_grad(s.queries * D), delta(s.queries) {}
+        grad_pairs(s.queries * D / 2), query_grad(s.queries * D), key_grad(s.keys * D),
+        value_grad(s.keys * D), delta(s.queries) {}
 };
 
 // Weights and score gradients of two queries and 32 keys.
@@ -317,9 +343,9 @@ void backward_block(const Sizes &s, const float *bias, const float *logsum, floa
                         t.query_grad.data() + (i + r) * D, D);
   for (int r = 0; r < KEY_BLOCK; r += R) {
     multiply_add<R, NZ>(&t.weight_pairs[0][r], 1, KEY_BLOCK, t.grad_pairs.data() + i * D / 2,
-                        QUERY_BLOCK / 2, t.value_grad + r * D, D);
+                        QUERY_BLOCK / 2, t.value_grad.data() + (j + r) * D, D);
     multiply_add<R, NZ>(&t.score_grad_pairs[0][r], 1, KEY_BLOCK, t.query_pairs.data() + i * D / 2,
-                        QUERY_BLOCK / 2, t.key_grad + r * D, D);
+                        QUERY_BLOCK / 2, t.key_grad.data() + (j + r) * D, D);
   }
 }
 
@@ -346,16 +372,15 @@ void backward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, 
       sum += to_float(out[i * out_row + d]) * to_float(grad[i * grad_row + d]);
     t.delta[i] = sum;
   }
-  std::fill(t.query_grad.begin(), t.query_grad.end(), 0.f);
-  for (int64_t j = 0; j < s.keys; j += KEY_BLOCK) {
-    std::fill_n(t.key_grad, KEY_BLOCK * D, 0.f);
-    std::fill_n(t.value_grad, KEY_BLOCK * D, 0.f);
-    for (int64_t i = 0; i < s.queries; i += QUERY_BLOCK)
-      backward_block<D>(s, bias, logsum, bias_grad, i, j, t);
-    write_rows<D>(t.key_grad, s.scale, KEY_BLOCK, to.key + j * to.key_row, to.key_row);
-    write_rows<D>(t.value_grad, 1.f, KEY_BLOCK, to.value + j * to.value_row, to.value_row);
-  }
+  for (auto *sums : {&t.query_grad, &t.key_grad, &t.value_grad})
+    std::fill(sums->begin(), sums->end(), 0.f);
+  for (int64_t run = 0; run < s.queries; run += QUERY_RUN)
+    for (int64_t j = 0; j < s.keys; j += KEY_BLOCK)
+      for (int64_t i = run; i < std::min(run + QUERY_RUN, s.queries); i += QUERY_BLOCK)
+        backward_block<D>(s, bias, logsum, bias_grad, i, j, t);
   write_rows<D>(t.query_grad.data(), s.scale, s.queries, to.query, to.query_row);
+  write_rows<D>(t.key_grad.data(), s.scale, s.keys, to.key, to.key_row);
+  write_rows<D>(t.value_grad.data(), 1.f, s.keys, to.value, to.value_row);
 }
 
 // -- over batches, heads and threads -----------------------------------------------------------
