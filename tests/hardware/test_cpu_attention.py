@@ -65,6 +65,34 @@ def test_scores_far_apart_neither_overflow_nor_vanish():
 
 
 @needs_kernel
+def test_scores_that_rise_from_key_to_key():
+    """Each block of keys outweighs all before it, by little and then by much."""
+    query = torch.full((1, 1, 64, 32), 1.0).bfloat16()
+    steps = torch.tensor([-3.0, -2.5, -2.0, 1.0, 4.0]).repeat_interleave(64)
+    key = steps.view(1, 1, 320, 1).expand(1, 1, 320, 32).bfloat16()
+    value = torch.randn(1, 1, 320, 32).bfloat16()
+    found = cpu_attention.attention(query, key, value, None)
+    assert error(found, written_out(query, key, value, None)) < 5e-3
+
+
+@needs_kernel
+def test_keys_a_bias_rules_out():
+    query, key, value = (torch.randn(1, 2, 192, 32).bfloat16() for _ in range(3))
+    bias = torch.zeros(1, 2, 192, 192)
+    bias[..., :70] = -torch.inf
+    found = cpu_attention.attention(query, key, value, bias)
+    assert error(found, written_out(query, key, value, bias)) < 5e-3
+
+
+@needs_kernel
+def test_a_number_that_is_none_stays_none():
+    query, key, value = (torch.randn(1, 1, 64, 32).bfloat16() for _ in range(3))
+    query[0, 0, 5, 7] = torch.nan
+    found = cpu_attention.attention(query, key, value, None)
+    assert found[0, 0, 5].isnan().all() and found[0, 0, :5].isfinite().all()
+
+
+@needs_kernel
 def test_same_bits_each_time():
     inputs = [torch.randn(4, 4, 128, 32).bfloat16().requires_grad_() for _ in range(3)]
     runs = []

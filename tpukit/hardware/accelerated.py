@@ -19,7 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
-from tpukit.hardware import block_ops, cpu_attention, cpu_blocks
+from tpukit.hardware import block_ops, cpu_attention, cpu_blocks, cpu_linear
 from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
 from tpukit.hardware.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
@@ -125,8 +125,15 @@ class AcceleratedBackend:
         by_kernel = cpu_blocks.gated_sum(x, gate, branch)
         return block_ops.gated_sum(x, gate, branch) if by_kernel is None else by_kernel
 
+    def linear(self, x: Tensor, linear_map: nn.Linear) -> Tensor:
+        by_kernel = cpu_linear.linear(x, linear_map)
+        mapped: Tensor = linear_map(x) if by_kernel is None else by_kernel
+        return mapped
+
     def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
-        by_kernel = cpu_blocks.silu_mlp(x, first, second)
+        by_kernel = cpu_linear.silu_mlp(x, first, second)
+        if by_kernel is None:
+            by_kernel = cpu_blocks.silu_mlp(x, first, second)
         return block_ops.silu_mlp(x, first, second) if by_kernel is None else by_kernel
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:

@@ -103,6 +103,10 @@ class ModelOps(AttentionOps, Protocol):
         """x + gate * branch for tokens x, branch (batch, tokens, width) and gate (batch, width)."""
         ...
 
+    def linear(self, x: Tensor, linear_map: nn.Linear) -> Tensor:
+        """linear_map(x) for tokens x (batch, tokens, width)."""
+        ...
+
     def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
         """second(silu(first(x))) for tokens x (batch, tokens, width); second gives x's width."""
         ...

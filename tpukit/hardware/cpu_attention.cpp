@@ -65,10 +65,8 @@ inline __m512i halves(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps
 
 // Lane n holds the word (first[n], second[n]).
 inline __m512i pairs(__m512 first, __m512 second) {
-  const __m512i order = _mm512_add_epi16(
-      _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
-                                            24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)),
-      _mm512_setzero_si512());
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i order = _mm512_or_si512(lane, _mm512_set1_epi32(16 << 16));
   return _mm512_permutexvar_epi16(order, halves(second, first));
 }
 
@@ -140,12 +138,13 @@ struct ForwardScratch {
 };
 
 constexpr int TILE = 4;
-constexpr float LARGEST = 256;
-constexpr float LOWEST = -1e30f;  // a top that the first scores pass; infinity less infinity is none
+constexpr float LARGEST = 256;    // a sum of weights that makes a row's top follow its scores
+constexpr float LOWEST = -1e30f;  // the top to begin with; infinity less infinity would be none
 
 // Products of TILE queries and one block of keys.
 template <int D>
-inline void multiply_tile(const Half *query, const Word *key, __m512 (&scores)[TILE][KEY_BLOCK / 16]) {
+inline void multiply_tile(const Half *query, const Word *key,
+                          __m512 (&scores)[TILE][KEY_BLOCK / 16]) {
   constexpr int NZ = KEY_BLOCK / 16;
   UNROLLED for (int r = 0; r < TILE; r++)
     UNROLLED for (int n = 0; n < NZ; n++) scores[r][n] = _mm512_setzero_ps();
@@ -178,8 +177,8 @@ inline void add_bias(__m512 (&scores)[TILE][KEY_BLOCK / 16], float scale, const 
                                      _mm512_loadu_ps(bias + r * bias_row + 16 * n));
 }
 
-// Turns a row's scores into weights 2^(factor score - top) in bf16 and adds them to its sum. A row's
-// top follows its largest score only where weights would pass LARGEST: sums in float bear as much.
+// Turns a row's scores into weights 2^(factor score - top) in bf16, and adds them to its sum. A top
+// follows the largest score only where weights would pass LARGEST: sums in float bear as much.
 template <int D>
 inline void weigh_row(const __m512 (&scores)[KEY_BLOCK / 16], __m512 factor, float *top, float *sum,
                       float *out, Half *weights) {
@@ -206,7 +205,7 @@ inline void weigh_row(const __m512 (&scores)[KEY_BLOCK / 16], __m512 factor, flo
   _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), total));
 }
 
-// QUERY_BLOCK queries over all keys. A tile's weights meet the values after the next tile's products
+// QUERY_BLOCK queries over all keys. A tile's weights meet the values once the next tile's products
 // are made, so that neither waits for exponentials.
 template <int D, bool BIASED>
 void forward_block(const Sizes &s, const float *bias, ForwardScratch<D> &t) {
@@ -258,8 +257,9 @@ void forward_head(const Sizes &s, const Half *q, int64_t q_row, const Half *k, i
   }
 }
 
-constexpr int64_t QUERY_RUN = 512;
 // -- backward --------------------------------------------------------------------------------
+constexpr int64_t QUERY_RUN = 512;  // queries that meet all keys in turn: they fit the second cache
+
 template <int D>
 struct BackwardScratch {
   std::vector<Half> query, grad;

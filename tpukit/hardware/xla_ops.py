@@ -73,6 +73,11 @@ class XlaOps:
         """See `ModelOps.gated_sum`."""
         return block_ops.gated_sum(x, gate, branch)
 
+    def linear(self, x: Tensor, linear_map: nn.Linear) -> Tensor:
+        """See `ModelOps.linear`."""
+        mapped: Tensor = linear_map(x)
+        return mapped
+
     def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
         """See `ModelOps.silu_mlp`."""
         return block_ops.silu_mlp(x, first, second)

@@ -73,11 +73,12 @@ class LeanBlock(Block):
         """Attention over all tokens of each row of x."""
         batch, tokens, _ = x.shape
         # Split before the heads are moved: the backward pass joins the three in one copy.
-        parts = attention.qkv(x).view(batch, tokens, 3, attention.heads, -1).unbind(2)
+        parts = (
+            self.ops.linear(x, attention.qkv).view(batch, tokens, 3, attention.heads, -1).unbind(2)
+        )
         query, key, value = (part.transpose(1, 2) for part in parts)
         attended = self.ops.attention(query, key, value, bias)
-        mapped: Tensor = attention.proj(attended.transpose(1, 2).reshape(x.shape))
-        return mapped
+        return self.ops.linear(attended.transpose(1, 2).reshape(x.shape), attention.proj)
 
 
 class LeanWindowBlock(LeanBlock):
