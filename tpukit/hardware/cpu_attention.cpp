@@ -66,7 +66,8 @@ inline __m512i halves(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps
 // Lane n holds the word (first[n], second[n]).
 inline __m512i pairs(__m512 first, __m512 second) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i order = _mm512_or_si512(lane, _mm512_set1_epi32(16 << 16));
+  const __m512i upper = _mm512_add_epi32(lane, _mm512_set1_epi32(16));
+  const __m512i order = _mm512_or_si512(lane, _mm512_slli_epi32(upper, 16));
   return _mm512_permutexvar_epi16(order, halves(second, first));
 }
 
