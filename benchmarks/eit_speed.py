@@ -82,16 +82,16 @@ def disturb(model: torch.nn.Module) -> None:
 
 
 def sample(task: EITTask, model: Any, backend: Any, options: argparse.Namespace) -> list[float]:
-    """Seconds of 5-step sampling of as many images as a batch has rows."""
+    """Seconds of 5-step sampling of as many images as a batch has rows, after once to warm up."""
     maps = task.example_batches(options.rows)[0]["voltages"].numpy()
     sampler = task.sampler(options.rows)
     model.eval()
     seconds = []
-    for _ in range(1 + (options.hw == "gpu")):
+    for _ in range(2):
         started = time.perf_counter()
         sampler.reconstruct(model, backend, maps, 1)
         seconds.append(time.perf_counter() - started)
-    return seconds[-1:]
+    return seconds[1:]
 
 
 def ratios(found: dict[str, dict[str, Any]], lean: str) -> dict[str, dict[str, float]]:

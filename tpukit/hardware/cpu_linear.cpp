@@ -1,5 +1,5 @@
-// Linear maps where no gradient is wanted, and a perceptron's two with SiLU between in one pass: the
-// wide middle stays in the second cache. For processors with AVX512-BF16.
+// Linear maps where no gradient is wanted, and a perceptron's two with SiLU between in one pass:
+// its middle stays in the second cache. For processors with AVX512-BF16.
 //
 // Tokens are bf16, weights and biases float as they are kept, sums float. A "word" is two bf16
 // numbers in 32 bits: what one lane of _mm512_dpbf16_ps multiplies.
