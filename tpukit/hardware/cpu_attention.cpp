@@ -2,31 +2,22 @@
 // the first cache (Dao et al., FlashAttention, 2022; Dao, FlashAttention-2, 2023).
 //
 // Scores are kept in base 2: exp(x) = exp2(x log2 e). Sequence lengths are multiples of 64, the
-// head's width is 32 or 64. A "word" is two bf16 numbers in 32 bits: what one lane of
-// _mm512_dpbf16_ps multiplies.
-
-#include <immintrin.h>
+// head's width is 32 or 64.
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <thread>
 #include <vector>
+
+#include "cpu_vectors.h"
 
 namespace {
 
 constexpr int QUERY_BLOCK = 64;
 constexpr int KEY_BLOCK = 64;
 constexpr float LOG2_E = 1.4426950408889634f;
-
-// Loops over a tile: left rolled, the compiler keeps the tile's sums in memory, at twice the time.
-#define UNROLLED _Pragma("GCC unroll 16")
-
-using Word = uint32_t;
-using Half = uint16_t;
 
 // Rows of `width` bf16 numbers: element (batch, head, row) starts at the given strides.
 struct Rows {
@@ -46,22 +37,6 @@ inline float to_float(Half x) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
-
-inline __m512 dot(__m512 sum, Word left, __m512i right) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(left)), (__m512bh)right);
-}
-
-// 2^x for x up to 127, relative error 1e-4: below what bf16 tells apart.
-inline __m512 exp2_of(__m512 x) {
-  __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 y = _mm512_set1_ps(7.802452e-2f);
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.260671678e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.958335289e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.999252205e-1f));
-  return _mm512_scalef_ps(y, x);
-}
-
-inline __m512i halves(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
 // Lane n holds the word (first[n], second[n]).
 inline __m512i pairs(__m512 first, __m512 second) {

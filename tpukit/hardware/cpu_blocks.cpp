@@ -5,18 +5,16 @@
 // Tokens are (batches, tokens, width), contiguous; modulation is (batches, width) in float. The
 // stream of tokens is float or bf16, branches are bf16, sums are float.
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "cpu_vectors.h"
+
 namespace {
 
-using Half = uint16_t;
 constexpr int64_t RUN = 64;  // tokens a task
 constexpr float SHORTEST = 1e-12f;
 
@@ -140,17 +138,6 @@ void gated_sum_backward(int64_t batches, int64_t tokens, int64_t width, const X 
       }
   });
   add_up(gates, threads, count, gate_grad);
-}
-
-// 1 / (1 + exp(-x)); relative error 2e-4, below what bf16 tells apart.
-inline __m512 sigmoid(__m512 x) {
-  x = _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f));
-  __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 y = _mm512_set1_ps(7.802452e-2f);
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.260671678e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.958335289e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.999252205e-1f));
-  return _mm512_rcp14_ps(_mm512_add_ps(_mm512_scalef_ps(y, x), _mm512_set1_ps(1.f)));
 }
 
 // y = silu(x + bias); y may be x

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
+SHARED = "cpu_vectors.h"
 COMPILE_SECONDS = 120
 ENVIRONMENT = "TPUKIT_CPU_KERNEL"
 """Set to 0, it keeps the kernels out."""
@@ -40,12 +41,13 @@ def _has_bf16_dot() -> bool:
 
 
 def _built(source: Path, compiler: str) -> Path:
-    """The library's path, under a name that tells source, compiler and processor."""
+    """The library's path, under a name that tells sources, compiler and processor."""
     version = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target", "--version"],
         capture_output=True, check=True, timeout=COMPILE_SECONDS,
     ).stdout  # fmt: skip
-    digest = hashlib.sha256(source.read_bytes() + version + " ".join(FLAGS).encode()).hexdigest()
+    texts = (source.read_bytes(), source.with_name(SHARED).read_bytes())
+    digest = hashlib.sha256(b"".join((*texts, version, " ".join(FLAGS).encode()))).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tpukit"
     library = folder / f"{source.stem}-{digest[:16]}.so"
     if not library.exists():

@@ -1,24 +1,16 @@
 // Linear maps where no gradient is wanted, and a perceptron's two with SiLU between in one pass:
 // its middle stays in the second cache. For processors with AVX512-BF16.
 //
-// Tokens are bf16, weights and biases float as they are kept, sums float. A "word" is two bf16
-// numbers in 32 bits: what one lane of _mm512_dpbf16_ps multiplies.
-
-#include <immintrin.h>
+// Tokens are bf16, weights and biases float as they are kept, sums float.
 
 #include <algorithm>
 #include <atomic>
-#include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "cpu_vectors.h"
+
 namespace {
-
-// Loops over a tile: left rolled, the compiler keeps the tile's sums in memory, at twice the time.
-#define UNROLLED _Pragma("GCC unroll 16")
-
-using Word = uint32_t;
-using Half = uint16_t;
 
 constexpr int LANES = 16;
 constexpr int ACROSS = 4;              // vectors of outputs a tile
@@ -26,21 +18,6 @@ constexpr int PANEL = ACROSS * LANES;  // outputs packed side by side
 constexpr int DOWN = 6;                // rows a tile: with ACROSS vectors they fill the registers
 constexpr int64_t STRETCH = 128;       // inputs packed at a time: they fit the first cache
 constexpr int64_t RUN = 96;            // rows a task: their middle fits the second cache
-
-inline __m512 dot(__m512 sum, Word left, __m512i right) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(int(left)), (__m512bh)right);
-}
-
-// 1 / (1 + exp(-x)); relative error 2e-4, below what bf16 tells apart.
-inline __m512 sigmoid(__m512 x) {
-  x = _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f));
-  __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 y = _mm512_set1_ps(7.802452e-2f);
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.260671678e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.958335289e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.999252205e-1f));
-  return _mm512_rcp14_ps(_mm512_add_ps(_mm512_scalef_ps(y, x), _mm512_set1_ps(1.f)));
-}
 
 struct Plain {
   static __m512 of(__m512 x) { return x; }
@@ -65,8 +42,8 @@ struct Map {
         Word *target = packed + panel * panel_words() + n;
         for (int64_t k = start; k < std::min(start + STRETCH, inputs); k += 2 * LANES) {
           alignas(64) Word words[LANES];
-          _mm512_store_si512(words, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row + k + LANES),
-                                                                 _mm512_loadu_ps(row + k)));
+          _mm512_store_si512(words, halves(_mm512_loadu_ps(row + k + LANES),
+                                           _mm512_loadu_ps(row + k)));
           for (int i = 0; i < LANES; i++) target[(k / 2 + i) * PANEL] = words[i];
         }
       }
@@ -92,7 +69,7 @@ inline void tile(const Half *x, int64_t x_row, const Word *panel, const float *b
   UNROLLED for (int r = 0; r < R; r++)
     UNROLLED for (int n = 0; n < ACROSS; n += 2)
       _mm512_storeu_si512(y + r * y_row + LANES * n,
-                          (__m512i)_mm512_cvtne2ps_pbh(F::of(sum[r][n + 1]), F::of(sum[r][n])));
+                          halves(F::of(sum[r][n + 1]), F::of(sum[r][n])));
 }
 
 template <class F>
