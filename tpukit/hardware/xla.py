@@ -49,13 +49,22 @@ class XlaBackend(XlaOps):
     traced = True
 
     def __init__(
-        self, mesh: DeviceMesh, processes: Processes, precision: Precision, *, fused: bool
+        self,
+        mesh: DeviceMesh,
+        processes: Processes,
+        precision: Precision,
+        *,
+        fused: bool,
+        one_at_a_time: bool = False,
     ) -> None:
         spmd_mesh = mesh.mesh if mesh.devices > 1 else None
         super().__init__(mesh.devices, fused=fused, mesh=spmd_mesh)
         self.mesh = mesh
         self.device = mesh.device
         self.precision: Precision = precision
+        self.one_at_a_time = one_at_a_time
+        """Whether a step waits for the one before: each in flight on a processor takes its memory,
+        and how many there are is chance."""
         self.group = processes
         self.process = processes.index
         self.processes = processes.count
@@ -169,6 +178,8 @@ class XlaBackend(XlaOps):
 
     def _sync(self) -> None:
         torch_xla.sync()
+        if self.one_at_a_time:
+            xm.wait_device_ops()
 
     # -- over processes and to the host -------------------------------------------------------
     def sum_over_processes(self, tensor: Tensor) -> Tensor:
@@ -262,10 +273,11 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
             f"--devices {options.devices}: the runtime has {mesh.devices} devices.",
             "Leave --devices out to use them all.",
         )
-    if options.memory_limit is not None:
-        limit_host_memory(options.memory_limit)
+    limit = options.memory_limit
+    if limit is not None:
+        limit_host_memory(limit)
     fused = xr.device_type() == "TPU" and has_kernels(xm.xla_device_kind())
-    return XlaBackend(mesh, _hosts(), precision, fused=fused)
+    return XlaBackend(mesh, _hosts(), precision, fused=fused, one_at_a_time=limit is not None)
 
 
 def _hosts() -> Processes:
