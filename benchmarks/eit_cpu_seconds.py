@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.eit.lean import lean_network
-from tpukit.tasks.eit.network import SIZES, reference_network
+from tpukit.tasks.eit.model.lean import lean_network
+from tpukit.tasks.eit.model.network import SIZES, reference_network
 
 SIDES = (("lean", "bf16"), ("reference", "bf16"), ("reference", "fp32"))
 ROWS = 2

@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tpukit.tasks.eit.conditioning import voltage_map
-from tpukit.tasks.eit.dataset import EITDataset, data_normalisation, open_split
-from tpukit.tasks.eit.measured import open_test_set
-from tpukit.tasks.eit.metrics import METRICS, measure_all, summarise
+from tpukit.tasks.eit.data.conditioning import voltage_map
+from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
+from tpukit.tasks.eit.data.measured import open_test_set
+from tpukit.tasks.eit.evaluation.metrics import METRICS, measure_all, summarise
 from tpukit.train.run_folder import versions
 
 WAYS = {

@@ -28,9 +28,9 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
-from tpukit.tasks.eit.forward import drive_currents, forward_model, measure
-from tpukit.tasks.eit.inclusions import draw_inclusions, sigma_on
-from tpukit.tasks.eit.simulation import SimulationSettings, simulate
+from tpukit.tasks.eit.simulation.forward import drive_currents, forward_model, measure
+from tpukit.tasks.eit.simulation.inclusions import draw_inclusions, sigma_on
+from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
 
 REPEATS = 3
 

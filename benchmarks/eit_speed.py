@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend, prepare_environment
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import build_learner

@@ -27,8 +27,8 @@ GIB = 2**30
 
 def recomputed_reference(ops: Any) -> Any:
     """The published form, its blocks recomputed."""
-    from tpukit.tasks.eit.blocks import Block
-    from tpukit.tasks.eit.network import SIZES, reference_network
+    from tpukit.tasks.eit.model.blocks import Block
+    from tpukit.tasks.eit.model.network import SIZES, reference_network
 
     class RecomputedBlock(Block):
         def forward(self, x: Any, c: Any) -> Any:
@@ -53,8 +53,8 @@ def make_task(form: str) -> Any:
 
 def ask(form: str, target: str, rows: int, effort: str) -> dict[str, Any]:
     """The compiler's figures for one form and batch."""
-    from tpukit.probe.compiled_trial import CompiledTrials, CompileRequest
-    from tpukit.probe.targets import find_target
+    from tpukit.probe.compiler.compiled_trial import CompiledTrials, CompileRequest
+    from tpukit.probe.compiler.targets import find_target
     from tpukit.train.config import TrainConfig
 
     config = TrainConfig(lr=1e-5, ema_decay=0.995, ema_every=10, precision="bf16")
@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("--effort", default="full", choices=["fast", "full"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from tpukit.probe.compiler import check_versions
-    from tpukit.probe.targets import find_target
+    from tpukit.probe.compiler.compile import check_versions
+    from tpukit.probe.compiler.targets import find_target
 
     devices = str(find_target(options.target).devices)
     os.environ.update(ENVIRONMENT | {"CPU_NUM_DEVICES": devices})

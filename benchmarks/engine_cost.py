@@ -41,9 +41,9 @@ def made_up_task(size: str, samples: int):
     """The EIT task on packed, memory-mapped samples, as its own cache of a data folder has them."""
     import numpy as np
 
-    from tpukit.tasks.eit.dataset import EITDataset
-    from tpukit.tasks.eit.normalisation import Normalisation
-    from tpukit.tasks.eit.packed import Samples
+    from tpukit.tasks.eit.data.dataset import EITDataset
+    from tpukit.tasks.eit.data.normalisation import Normalisation
+    from tpukit.tasks.eit.data.packed import Samples
     from tpukit.tasks.eit.task import EITTask
     from tpukit.train.task import Datasets
 
@@ -119,7 +119,7 @@ def bare_block(task, config, backend, steps: int):
     sampler = PlannedMicroBatches(task.plan(data, PlanSettings(size, size, 1, 0)), 0, 4, 0, 1)
     loader = make_loader(task, data, sampler, LoaderSettings(workers=0, seed=0))
     batches = list(backend.batches(loader))
-    learner = load_learner(copy_of(task), config, backend, None)
+    learner = load_learner(copy_of(task), config, backend)
     step, wait = bare_step(learner, config, backend), waiting(backend)
     for batch in batches[:WARM_UP]:
         step(batch)
@@ -203,8 +203,8 @@ def main() -> None:
     if options.hw == "tpu":
         os.environ.setdefault("PJRT_DEVICE", "CPU")
         os.environ.setdefault("CPU_NUM_DEVICES", "1")
-    from tpukit.hardware.choice import open_backend
     from tpukit.hardware.options import HardwareOptions
+    from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
     from tpukit.train.run import RunRequest, train
     from tpukit.train.run_folder import RunFolder, versions

@@ -109,8 +109,8 @@ class Training:
     def __init__(self, task: str, limit: str) -> None:
         import torch
 
-        from tpukit.hardware.choice import open_backend
         from tpukit.hardware.options import HardwareOptions
+        from tpukit.hardware.select import open_backend
         from tpukit.tasks.registry import load_task
         from tpukit.train.config import parse_bytes
 

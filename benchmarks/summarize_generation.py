@@ -23,11 +23,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 
-from tpukit.hardware.choice import open_backend
 from tpukit.hardware.options import HardwareOptions
-from tpukit.tasks.summarize.generation import Decoding, Prompt, SlotGenerator, plan_generation
-from tpukit.tasks.summarize.gpt2 import GPT2
-from tpukit.tasks.summarize.weights import read_pretrained
+from tpukit.hardware.select import open_backend
+from tpukit.tasks.summarize.generation.generate import (
+    Decoding,
+    Prompt,
+    SlotGenerator,
+    plan_generation,
+)
+from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.weights import read_pretrained
 
 PROMPTS, MAX_NEW_TOKENS = 64, 80
 VOCABULARY, END = 50257, 50256

@@ -56,13 +56,13 @@ def since(start: tuple[float, float], end: tuple[float, float]) -> dict:
 
 # -- tpukit ---------------------------------------------------------------------------------------
 def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
-    from tpukit.hardware.choice import open_backend
     from tpukit.hardware.options import HardwareOptions
-    from tpukit.tasks.summarize.buckets import BucketPlan, choose_lengths, make_buckets
-    from tpukit.tasks.summarize.evaluation import ListedSamples
-    from tpukit.tasks.summarize.gpt2 import GPT2Config
-    from tpukit.tasks.summarize.prompt import Example
-    from tpukit.tasks.summarize.samples import collate
+    from tpukit.hardware.select import open_backend
+    from tpukit.tasks.summarize.data.buckets import BucketPlan, choose_lengths, make_buckets
+    from tpukit.tasks.summarize.data.prompt import Example
+    from tpukit.tasks.summarize.data.samples import collate
+    from tpukit.tasks.summarize.evaluation.evaluate import ListedSamples
+    from tpukit.tasks.summarize.model.gpt2 import GPT2Config
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.step import build_learner

@@ -139,7 +139,7 @@ def _report(
 
 def _explain(error: Exception) -> tuple[str, str | None, str]:
     """An unexpected exception in one line, with its cause and fix where the knowledge has them."""
-    from tpukit.knowledge.errors import explain_exception
+    from tpukit.probe.logs.matching import explain_exception
 
     text = " ".join(str(error).split()) or "no message"
     message = f"{type(error).__name__}: {text}"

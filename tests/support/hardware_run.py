@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tpukit.hardware.backend import AdamSettings, ParameterGroup
-from tpukit.hardware.choice import open_backend
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
 
 STEPS, ROWS = 20, 16
 
@@ -43,7 +43,7 @@ def batches(backend, accumulate):
     for step in range(STEPS):
         x = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(step))
         for part in x.chunk(accumulate):
-            own = part.chunk(backend.processes)[backend.process]
+            own = part.chunk(backend.world_size)[backend.rank]
             yield {"x": own, "y": own.sin()}
 
 
@@ -59,13 +59,13 @@ def train(backend, accumulate=1, clip_norm=0.5):
         for micro in range(accumulate):
             batch = next(source)
             first, last = micro == 0, micro == accumulate - 1
-            with backend.micro_step(model, first=first, last=last):
+            with backend.micro_batch(model, first=first, last=last):
                 with backend.autocast():
                     loss = (model(batch["x"]) - batch["y"]).float().square().sum()
                 backend.backward(loss)
                 rows = torch.ones_like(batch["x"][:, 0]).sum()
                 parts.append(torch.stack([loss.detach(), rows]))
-        totals = backend.sum_over_processes(torch.stack(parts).sum(0))
+        totals = backend.all_reduce_sum(torch.stack(parts).sum(0))
         backend.step(
             optimizer, lr=1e-3, weight=totals[1], clip_norm=clip_norm,
             after=lambda norm, t=totals: seen.update(last=torch.stack([t[0] / t[1], norm])),
@@ -89,8 +89,8 @@ def shard_sizes(backend, model):
 
 def leave_out_reduction(backend):
     """Every micro-step is one whose gradients stay in their process."""
-    within = backend.parallelism.micro_step
-    backend.parallelism.micro_step = lambda model, last: within(model, last=False)
+    within = backend.parallelism.micro_batch
+    backend.parallelism.micro_batch = lambda model, last: within(model, last=False)
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def main() -> None:
         "shard_sizes_after_loading": shard_sizes(backend, model),
         "exchanged": all(torch.equal(swapped[n], kept[n]) for n in host),
         "loaded": all(torch.equal(loaded[n], host[n]) for n in host),
-        "scaler": backend.gather_objects(backend.scaler_state()),
+        "scaler": backend.all_gather_objects(backend.scaler_state()),
         "tied": plain.tied.weight is plain.enter.weight,
     }
     if backend.is_main:

@@ -122,12 +122,12 @@ def preload() -> None:
     import tpukit.train.run
 
     if os.environ.get("PJRT_DEVICE") == "CPU":
-        import tpukit.hardware.xla
+        import tpukit.hardware.xla.backend
     else:
         os.environ["USE_TORCH_XLA"] = "0"
         import accelerate  # noqa: F401
 
-        import tpukit.hardware.accelerated  # noqa: F401
+        import tpukit.hardware.eager.backend  # noqa: F401
 
 
 if __name__ == "__main__":

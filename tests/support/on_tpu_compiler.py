@@ -15,9 +15,9 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import nn
 
-from tpukit.hardware.xla_mesh import DeviceMesh
-from tpukit.hardware.xla_ops import XlaOps
-from tpukit.probe.compiler import Program, TpuCompiler
+from tpukit.hardware.xla.mesh import DeviceMesh
+from tpukit.hardware.xla.ops import XlaOps
+from tpukit.probe.compiler.compile import Program, TpuCompiler
 
 DEVICES = int(os.environ["CPU_NUM_DEVICES"])
 
@@ -68,7 +68,7 @@ def recompute():
 
 def attention():
     """Causal attention, forward and backward: written out, in blocks, fused."""
-    from tpukit.hardware import xla_ops
+    from tpukit.hardware.xla import ops as xla_ops
 
     mesh = DeviceMesh.open(shard=False)
     answers = {}

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tpukit.hardware.choice import open_backend
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.out_of_memory import is_out_of_memory
+from tpukit.hardware.select import open_backend
 
 
 def opened(**options):
@@ -20,7 +20,7 @@ def opened(**options):
 
 def blocked_attention():
     """Largest relative error of output and gradients against torch's attention, by case."""
-    from tpukit.hardware import xla_ops
+    from tpukit.hardware.xla import ops as xla_ops
 
     backend = opened()
     errors = {}
@@ -63,7 +63,7 @@ def recompute(how):
     block(rows).square().sum()
     model = backend.prepare(block)
     sent = backend.mesh.send(rows)
-    with backend.micro_step(model, first=True, last=True):
+    with backend.micro_batch(model, first=True, last=True):
         out = backend.recompute(model, sent) if how == "ours" else model(sent)
         loss = out.square().sum()
         backend.backward(loss)
@@ -119,7 +119,7 @@ def extremes():
     counts = []
     for lr in (0.0, 0.0, 1.0, 0.5, 1e-3):
         batch = backend.mesh.send_batch({"x": torch.randn(16, 8)})
-        with backend.micro_step(model, first=True, last=True):
+        with backend.micro_batch(model, first=True, last=True):
             backend.backward(model(batch["x"]).square().sum())
         weight = torch.ones_like(batch["x"][:, 0]).sum()
         backend.step(optimizer, lr=lr, weight=weight, clip_norm=None, after=lambda norm: None)

@@ -39,7 +39,7 @@ elif DEED == "wait":
 elif DEED == "wait-with-children":
     from torch.utils.data import DataLoader
 
-    from tpukit.hardware.process import WorkerInit
+    from tpukit.io.process import WorkerInit
 
     loader = iter(
         DataLoader(range(10**9), num_workers=1, worker_init_fn=WorkerInit(),

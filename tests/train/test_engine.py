@@ -37,12 +37,12 @@ def silent(message):
 def test_gradients_cross_processes_once_a_step(request_for):
     backend = FakeBackend()
     train(request_for(accumulate=4, max_steps=1), backend, silent)
-    micro_steps = [call for call in backend.calls if call.startswith("micro_step")]
+    micro_steps = [call for call in backend.calls if call.startswith("micro_batch")]
     assert micro_steps == [
-        "micro_step(first=True, last=False)",
-        "micro_step(first=False, last=False)",
-        "micro_step(first=False, last=False)",
-        "micro_step(first=False, last=True)",
+        "micro_batch(first=True, last=False)",
+        "micro_batch(first=False, last=False)",
+        "micro_batch(first=False, last=False)",
+        "micro_batch(first=False, last=True)",
     ]
     assert backend.calls.count("step") == 1
 

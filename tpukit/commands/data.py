@@ -17,7 +17,7 @@ from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import InterruptedRunError
 
 if TYPE_CHECKING:
-    from tpukit.tasks.eit.generate import DatasetPlan
+    from tpukit.tasks.eit.simulation.generate import DatasetPlan
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -71,8 +71,8 @@ def eit(
     debug: DebugOption = False,
 ) -> None:
     """Simulate an EIT data set. The same command again goes on where a killed one stopped."""
-    from tpukit.tasks.eit.generate import DatasetPlan
-    from tpukit.tasks.eit.simulation import SimulationSettings
+    from tpukit.tasks.eit.simulation.generate import DatasetPlan
+    from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
     settings = SimulationSettings(
         seed=seed,
@@ -85,9 +85,9 @@ def eit(
 
 
 def _simulate(plan: DatasetPlan, workers: int | None, output: Output) -> None:
-    from tpukit.hardware.process import allowed_cores
-    from tpukit.tasks.eit.generate import check_plan, make_dataset, missing_chunks
+    from tpukit.io.process import allowed_cores
     from tpukit.tasks.eit.progress import Progress
+    from tpukit.tasks.eit.simulation.generate import check_plan, make_dataset, missing_chunks
 
     check_plan(plan)
     already = plan.samples - sum(stop - start for start, stop in missing_chunks(plan))
@@ -122,6 +122,6 @@ def parse_noise(text: str) -> tuple[float, float]:
 
 
 # The other kind of data is made in a module of its own.
-DIALOGUES = "tpukit.commands.data_dialogues"
+DIALOGUES = "tpukit.commands.dialogues"
 if importlib.util.find_spec(DIALOGUES):
     app.command()(importlib.import_module(DIALOGUES).dialogues)

@@ -72,17 +72,17 @@ def doctor(
     _refuse_mixtures(paths or [], explain, fix or diff, report)
     output = Output(as_json=json)
     if explain is not None:
-        from tpukit.commands.doctor_explain import explain_file
+        from tpukit.commands.reports.explanation import explain_file
 
         explain_file(explain, knowledge or [], LOG_SECONDS, output)
         return
     if paths:
-        from tpukit.commands.doctor_code import scan_code
+        from tpukit.commands.reports.code import scan_code
 
         code = scan_code(paths, output, fix=fix and not diff, show=fix or diff, strict=strict)
     else:
-        from tpukit.commands.doctor_checks import check_machine
-        from tpukit.probe.checks.verdict import Asked
+        from tpukit.commands.reports.machine import check_machine
+        from tpukit.probe.machine.checks.verdict import Asked
 
         asked = Asked(hw=hw.value, live_seconds=time_limit)
         code = check_machine(asked, output, quick=quick, strict=strict, report=report)

@@ -7,13 +7,13 @@ import sys
 import typer
 
 from tpukit.commands.output import Output
-from tpukit.hardware.choice import process_count
 from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.select import process_count
 
 
 def in_all_processes(hardware: HardwareOptions, kind: Kind, output: Output) -> None:
     """Returns where this process is one of those that work; starts them and ends otherwise."""
-    from tpukit.hardware.launch import is_launched, launch
+    from tpukit.hardware.launch.launcher import is_launched, launch
 
     processes = process_count(hardware, kind)
     if processes > 1 and not is_launched():

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tpukit.commands.hardware_options import UseHardware
 from tpukit.commands.launching import in_all_processes
-from tpukit.commands.option_sets import with_option_sets
+from tpukit.commands.options.hardware import UseHardware
+from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend, prepare_environment
 
 app = typer.Typer()
 USUAL_RUN = Path("out-summarization")
@@ -111,9 +111,9 @@ def _request(
     sample_submission: Path | None,
     decoding: DecodingOptions,
 ) -> Any:
-    from tpukit.tasks.summarize.generation import Decoding
-    from tpukit.tasks.summarize.prediction import PredictionRequest, check_request
-    from tpukit.tasks.summarize.trained import usual_test_file
+    from tpukit.tasks.summarize.evaluation.prediction import PredictionRequest, check_request
+    from tpukit.tasks.summarize.evaluation.trained import usual_test_file
+    from tpukit.tasks.summarize.generation.generate import Decoding
 
     request = PredictionRequest(
         test_csv or usual_test_file(run), out, Decoding(**decoding.given()), sample_submission
@@ -123,8 +123,8 @@ def _request(
 
 
 def _predict(run: Path, request: Any, options: HardwareOptions, output: Output) -> None:
-    from tpukit.tasks.summarize.prediction import predict_summaries
-    from tpukit.tasks.summarize.trained import open_summarizer
+    from tpukit.tasks.summarize.evaluation.prediction import predict_summaries
+    from tpukit.tasks.summarize.evaluation.trained import open_summarizer
 
     started = time.monotonic()
     backend = open_backend(options)
@@ -144,8 +144,8 @@ def _predict(run: Path, request: Any, options: HardwareOptions, output: Output) 
 def _predict_images(
     run: Path, data_path: Path | None, out: Path, options: HardwareOptions, output: Output
 ) -> None:
-    from tpukit.tasks.eit.prediction import predict_images
-    from tpukit.tasks.evaluation import EvaluationRequest
+    from tpukit.tasks.eit.evaluation.prediction import predict_images
+    from tpukit.train.requests import EvaluationRequest
     from tpukit.train.run_folder import open_run
 
     in_all_processes(options, prepare_environment(options), output)

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tpukit.commands.option_sets import with_option_sets
-from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.probe_options import (
+from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.probe import (
     PlaceOptions,
     SearchOptions,
     TaskOptions,
     training_options,
 )
-from tpukit.commands.training_options import (
+from tpukit.commands.options.training import (
     DecidedTraining,
     TrainingOptions,
     TrainingRequest,
     decide,
 )
+from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
 from tpukit.train.config import parse_duration
 
 if TYPE_CHECKING:
-    from tpukit.probe.answerers import Answerer
-    from tpukit.probe.finder import FindSettings
-    from tpukit.probe.trial import TaskSource
+    from tpukit.probe.batch.evaluators import Answerer
+    from tpukit.probe.batch.recommend import FindSettings
+    from tpukit.probe.batch.trial import TaskSource
 
 app = typer.Typer()
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
@@ -76,8 +76,8 @@ def _find(
     seconds: float | None,
     output: Output,
 ) -> None:
-    from tpukit.commands.probe_report import as_fields, as_text
-    from tpukit.probe.finder import Finder
+    from tpukit.commands.reports.batch import as_fields, as_text
+    from tpukit.probe.batch.recommend import Finder
 
     with open_answerer(request, decided, target, seconds) as answerer:
         finding = Finder(answerer, output.text).find(search)
@@ -95,8 +95,8 @@ def open_answerer(
     request: TrainingRequest, decided: DecidedTraining, target: str | None, seconds: float | None
 ) -> Answerer:
     """Who is asked: the compiler where there is a target, else the hardware here."""
-    from tpukit.probe.answerers import CompiledAnswerer, MeasuredAnswerer
-    from tpukit.probe.targets import find_target
+    from tpukit.probe.batch.evaluators import CompiledAnswerer, MeasuredAnswerer
+    from tpukit.probe.compiler.targets import find_target
 
     source = task_source(request, decided)
     if target is None:
@@ -108,7 +108,7 @@ def open_answerer(
 
 def task_source(request: TrainingRequest, decided: DecidedTraining) -> TaskSource:
     """How a child builds the same task."""
-    from tpukit.probe.trial import TaskSource
+    from tpukit.probe.batch.trial import TaskSource
 
     path, separator, name = request.task.rpartition(":")
     spec = f"{Path(path).resolve()}:{name}" if separator else request.task
@@ -119,7 +119,7 @@ def task_source(request: TrainingRequest, decided: DecidedTraining) -> TaskSourc
 
 
 def _search_settings(options: SearchOptions) -> FindSettings:
-    from tpukit.probe.finder import FindSettings
+    from tpukit.probe.batch.recommend import FindSettings
 
     start, maximum, multiple = options.start, options.maximum, options.multiple_of
     problems = [
@@ -140,7 +140,7 @@ def _check_target(target: str | None, options: TrainingOptions | None) -> None:
     """Names an impossible target, and options that mean nothing to the compiler, at once."""
     if target is None:
         return
-    from tpukit.probe.targets import find_target
+    from tpukit.probe.compiler.targets import find_target
 
     find_target(target)
     if options and options.memory_limit:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tpukit.commands.option_sets import with_option_sets
+from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.training import TrainingOptions, TrainingRequest
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.training import run_training
-from tpukit.commands.training_options import TrainingOptions, TrainingRequest
+from tpukit.commands.training_run import run_training
 
 app = typer.Typer()
 USUAL_FOLDER = "out-summarization"
@@ -80,7 +80,7 @@ def summarize_train(
 
 
 def _export(run: Path, folder: Path, output: Output) -> None:
-    from tpukit.tasks.summarize.trained import export_run
+    from tpukit.tasks.summarize.evaluation.trained import export_run
 
     export_run(run, folder, output.text)
     output.text(f"Exported to {folder}: transformers loads it.")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpukit.commands.hardware_options import UseHardware
 from tpukit.commands.launching import in_all_processes
-from tpukit.commands.option_sets import with_option_sets
+from tpukit.commands.options.hardware import UseHardware
+from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
-from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend, prepare_environment
 
 if TYPE_CHECKING:
     from tpukit.tasks.evaluation import Evaluate, EvaluationRequest
@@ -43,7 +43,7 @@ class TestOptions:
         int, typer.Option(min=1, help="EIT: images a measurement; their mean is tested.")
     ] = 1
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N samples.")] = None
-    rows: Annotated[
+    batch_size: Annotated[
         int | None, typer.Option("--batch-size", help="Samples at once, over devices.")
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")] = 0

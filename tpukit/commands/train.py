@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tpukit.commands.option_sets import with_option_sets
+from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.training import TrainingOptions, TrainingRequest
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.training import run_training
-from tpukit.commands.training_options import TrainingOptions, TrainingRequest
+from tpukit.commands.training_run import run_training
 
 app = typer.Typer()
 

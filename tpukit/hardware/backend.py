@@ -57,8 +57,13 @@ class AdamSettings:
     eps: float = 1e-8
 
 
-class AttentionOps(Protocol):
-    """What any transformer asks of the hardware it is built for."""
+class ModelOps(Protocol):
+    """What a model may use from the hardware it is built for."""
+
+    @property
+    def devices(self) -> int:
+        """Devices, over all ranks, that a batch is split over."""
+        ...
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, its activations computed again in the backward pass."""
@@ -81,37 +86,6 @@ class AttentionOps(Protocol):
         ...
 
 
-class ModelOps(AttentionOps, Protocol):
-    """All that a model can ask of the hardware it is built for."""
-
-    @property
-    def devices(self) -> int:
-        """All devices, over all processes, that a batch's rows are split over."""
-        ...
-
-    def modulated_norm(
-        self, x: Tensor, gain: Tensor, shift: Tensor, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(x, x / rms(x) * gain * (1 + scale) + shift) for tokens x (batch, tokens, width).
-
-        gain (width,) or broadcasting to x; shift, scale (batch, width). What goes on with x takes
-        the x given back: its two gradients are then added in one pass where the hardware can.
-        """
-        ...
-
-    def gated_sum(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-        """x + gate * branch for tokens x, branch (batch, tokens, width) and gate (batch, width)."""
-        ...
-
-    def linear(self, x: Tensor, linear_map: nn.Linear) -> Tensor:
-        """linear_map(x) for tokens x (batch, tokens, width)."""
-        ...
-
-    def silu_mlp(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
-        """second(silu(first(x))) for tokens x (batch, tokens, width); second gives x's width."""
-        ...
-
-
 class Backend(ModelOps, Protocol):
     """Where a run takes place. One object a process; built by `choice.open_backend`."""
 
@@ -120,9 +94,9 @@ class Backend(ModelOps, Protocol):
     precision: Precision
     devices: int
     """All devices, over all processes, that a batch is split over."""
-    process: int
-    """This process' index among `processes`."""
-    processes: int
+    rank: int
+    world_size: int
+    """Processes of the run: one per GPU, one per TPU host."""
     traced: bool
     """Steps are compiled as one graph: what is due in some steps only is written as arithmetic."""
 
@@ -178,7 +152,7 @@ class Backend(ModelOps, Protocol):
         """Writes a trace of what runs inside, to look at, into `folder`."""
         ...
 
-    def micro_step(
+    def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
     ) -> AbstractContextManager[Any]:
         """Around one forward and backward pass of an optimizer step.
@@ -214,15 +188,15 @@ class Backend(ModelOps, Protocol):
         ...
 
     # -- over processes and to the host -------------------------------------------------------
-    def sum_over_processes(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum of each process' tensor; the tensor itself where one process holds all devices."""
         ...
 
-    def agree(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Whether any process raised the flag: all processes then take the same decision."""
         ...
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any) -> list[Any]:
         """Every process' value, in the order of the processes, on every process."""
         ...
 
@@ -263,7 +237,7 @@ class Backend(ModelOps, Protocol):
         """Memory figures, where the device reports them."""
         ...
 
-    def load_percent(self) -> int | None:
+    def utilization_percent(self) -> int | None:
         """How busy the device is, where the driver tells."""
         ...
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpukit.hardware.accelerated import AcceleratedBackend
 from tpukit.hardware.backend import AdamSettings, Batch, ParameterGroup
-from tpukit.hardware.devices import CpuDevice
-from tpukit.hardware.parallel import Alone
-from tpukit.hardware.processes import OneProcess
-from tpukit.hardware.stepping import PlainUpdate
+from tpukit.hardware.collectives import SingleRank
+from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.devices import CpuDevice
+from tpukit.hardware.eager.distributed import SingleProcess
+from tpukit.hardware.eager.grad_scaling import PlainUpdate
 
 
-class FakeBackend(AcceleratedBackend):
+class FakeBackend(EagerBackend):
     """One eager process without accelerate. `calls` lists the members used, in order.
 
     `devices` may claim more devices than there are, and `out_of_memory_above` makes a backward pass
@@ -29,8 +29,8 @@ class FakeBackend(AcceleratedBackend):
             "cpu",
             CpuDevice(),
             "fp32",
-            OneProcess(),
-            Alone(lambda model: model),
+            SingleRank(),
+            SingleProcess(lambda model: model),
             PlainUpdate(),
             compiles=False,
         )
@@ -56,18 +56,18 @@ class FakeBackend(AcceleratedBackend):
             yield batch
 
     @contextmanager
-    def _recorded_micro_step(
+    def _recorded_micro_batch(
         self, inner: AbstractContextManager[Any], first: bool, last: bool
     ) -> Iterator[None]:
-        self.calls.append(f"micro_step(first={first}, last={last})")
+        self.calls.append(f"micro_batch(first={first}, last={last})")
         with inner:
             yield
 
-    def micro_step(
+    def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
     ) -> AbstractContextManager[Any]:
-        inner = super().micro_step(model, first=first, last=last)
-        return self._recorded_micro_step(inner, first, last)
+        inner = super().micro_batch(model, first=first, last=last)
+        return self._recorded_micro_batch(inner, first, last)
 
     def backward(self, loss: Tensor) -> None:
         self.calls.append("backward")

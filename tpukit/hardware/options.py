@@ -11,7 +11,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 
 @dataclass(frozen=True)
 class HardwareOptions:
-    """What a user may ask for; `tpukit.hardware.choice` turns it into a backend."""
+    """What a user may ask for; `tpukit.hardware.select` turns it into a backend."""
 
     hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
     devices: int | None = None

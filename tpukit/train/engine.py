@@ -178,7 +178,7 @@ class Engine:
                     self.save(is_best=self._is_best())
 
                 # a signal or the clock, the same decision in every process
-                if self.backend.agree(self.stop.is_set):
+                if self.backend.any_rank(self.stop.is_set):
                     break
                 if progress:
                     progress.update(done, self.facts)
@@ -199,7 +199,7 @@ class Engine:
         """The device batches of each step from `start` on, grouped by step."""
         counts = (len(self.plan.batches.step(step)) for step in range(start, stop))
         sampler = PlannedMicroBatches(
-            self.plan.batches, start, stop, self.backend.process, self.backend.processes
+            self.plan.batches, start, stop, self.backend.rank, self.backend.world_size
         )
         loader = make_loader(self.plan.task, self.plan.datasets.train, sampler, self.plan.loading)
         batches = self.backend.batches(loader)
@@ -272,7 +272,7 @@ class Engine:
         assert self.plan.datasets.valid is not None
         task, data = self.plan.task, self.plan.datasets.valid
         micro_batches = [
-            micro.share(self.backend.process, self.backend.processes)
+            micro.share(self.backend.rank, self.backend.world_size)
             for micro in task.evaluation_batches(data, self.plan.split.micro_rows)
         ]
         # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
@@ -302,7 +302,7 @@ class Engine:
             step=self.state.step,
             task=self.plan.task.name,
             identity=self.plan.identity,
-            random=backend.gather_objects(backend.random_state()),
+            random=backend.all_gather_objects(backend.random_state()),
             scaler=backend.scaler_state(),
             best=self.state.best,
             window=backend.to_host({"window": learner.window})["window"].tolist(),
@@ -323,7 +323,7 @@ class Engine:
             self.save(is_best=False)
         if self.writer is not None:
             self.writer.wait()
-        numbers = self.backend.gather_objects(self.stop.signal_number)
+        numbers = self.backend.all_gather_objects(self.stop.signal_number)
         seconds = self._trained_seconds
         size = self.plan.split.global_batch_size
         return RunEnd(
@@ -343,7 +343,7 @@ class Engine:
         parts = [f"loss {loss:.4g}" if math.isfinite(loss) else "loss -"]
         if self._rate:
             parts.append(f"{self._rate:.3g} samples/s")
-        memory, load = self.backend.memory(), self.backend.load_percent()
+        memory, load = self.backend.memory(), self.backend.utilization_percent()
         if memory:
             limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
             parts.append(f"{format_bytes(memory.peak)}{limit}")

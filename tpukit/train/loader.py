@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tpukit.hardware.backend import Batch
-from tpukit.hardware.process import allowed_cores
+from tpukit.io.process import allowed_cores
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     BatchPlan,

@@ -45,7 +45,7 @@ def compare_bf16(learner: Learner, plan: RunPlan) -> str:
 
     backend = learner.backend
     state = backend.random_state()
-    sampler = PlannedMicroBatches(plan.batches, 0, 1, backend.process, backend.processes)
+    sampler = PlannedMicroBatches(plan.batches, 0, 1, backend.rank, backend.world_size)
     batch = next(
         iter(backend.batches(make_loader(plan.task, plan.datasets.train, sampler, plan.loading)))
     )

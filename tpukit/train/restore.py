@@ -13,7 +13,7 @@ from tpukit.hardware.backend import Backend
 from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import Learner, build_learner
-from tpukit.train.task import Task
+from tpukit.train.task import Datasets, Task
 
 MASK_63 = 2**63 - 1
 
@@ -26,13 +26,22 @@ def seed_everything(seed: int) -> None:
 
 
 def load_learner(
-    task: Task, config: TrainConfig, backend: Backend, checkpoint: Checkpoint | None
+    task: Task,
+    config: TrainConfig,
+    backend: Backend,
+    checkpoint: Checkpoint | None = None,
+    data: Datasets | None = None,
 ) -> Learner:
-    """The learner as a checkpoint left it, or as the seed makes it."""
+    """The learner as a checkpoint left it, or as the seed and the data initialise it.
+
+    data: None where only shapes matter (a memory trial).
+    """
     seed_everything(config.global_seed)
     model = task.build_model(backend)
     if checkpoint is not None:
         load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
+    elif data is not None:
+        task.initialize(model, data)
     learner = build_learner(task, backend, model, config)
     backend.seed(config.global_seed)
     if checkpoint is None:
@@ -44,8 +53,8 @@ def load_learner(
     learner.set_steps_done(checkpoint.state.step)
     if checkpoint.state.scaler:
         backend.set_scaler_state(checkpoint.state.scaler)
-    if len(checkpoint.state.random) == backend.processes:
-        backend.set_random_state(checkpoint.state.random[backend.process])
+    if len(checkpoint.state.random) == backend.world_size:
+        backend.set_random_state(checkpoint.state.random[backend.rank])
     return learner
 
 

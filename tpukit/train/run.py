@@ -7,14 +7,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.presence import is_rehearsal
-from tpukit.hardware.process import WorkerInit
+from tpukit.hardware.detect import is_rehearsal
+from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import split_batch
 from tpukit.train.checkpoint import (
     KEPT,
@@ -90,6 +90,7 @@ def train(request: RunRequest, backend: Backend, tell: Callable[[str], None]) ->
         checkpoint = _find_checkpoint(request, backend, tell_main)
         if checkpoint is not None:
             request.task.restore_artifacts(checkpoint.artifacts())
+            request = replace(request, task=request.task.restore(checkpoint.artifacts()))
         plan = plan_run(request, backend)
         if checkpoint is not None:
             _require_same_arithmetic(plan.identity, checkpoint, request.folder)
@@ -120,9 +121,9 @@ def _claim_folder(
         if request.config.resume_from:
             _import_run(Path(request.config.resume_from), folder, tell)
     backend.barrier()
-    keep_crashes(folder, backend.process)
+    keep_crashes(folder, backend.rank)
     if not backend.is_main:
-        keep_rank_output(folder, backend.process)
+        keep_rank_output(folder, backend.rank)
 
 
 def _import_run(source: Path, folder: RunFolder, tell: Callable[[str], None]) -> None:
@@ -155,7 +156,7 @@ def _find_checkpoint(
 ) -> Checkpoint | None:
     """The newest good checkpoint, the same one in every process."""
     checkpoint = newest_good(request.folder.checkpoints, tell)
-    steps = backend.gather_objects(checkpoint.state.step if checkpoint else None)
+    steps = backend.all_gather_objects(checkpoint.state.step if checkpoint else None)
     if len(set(steps)) > 1:
         raise CheckpointError(
             f"The processes see different checkpoints in {request.folder.path}: steps {steps}.",
@@ -236,12 +237,12 @@ def plan_run(request: RunRequest, backend: Backend) -> RunPlan:
         split=split,
         config=config,
         total_steps=total,
-        identity=_identity(task, config, total),
-        artifacts=task.artifacts(),
+        identity={**_identity(task, config, total), **datasets.identity},
+        artifacts={**task.artifacts(), **datasets.artifacts},
         loading=LoaderSettings(
             workers=workers_per_process(
                 config.num_workers,
-                backend.processes,
+                backend.world_size,
                 on_processor=backend.device.type == "cpu" or is_rehearsal(),
             ),
             seed=config.global_seed,
@@ -270,7 +271,7 @@ def _train_from(
     tell: Callable[[str], None],
 ) -> RunSummary:
     folder = request.folder
-    learner = load_learner(plan.task, plan.config, backend, checkpoint)
+    learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
     state = RunState()
     if checkpoint is not None:
         state.step, state.best = checkpoint.state.step, dict(checkpoint.state.best)

@@ -77,12 +77,12 @@ class Learner:
         """One optimizer step over its micro-batches (device batches of this process' rows)."""
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
-            with self.backend.micro_step(self.model, first=first, last=last):
+            with self.backend.micro_batch(self.model, first=first, last=last):
                 part = self._forward(batch)
                 self.backend.backward(part[1])
                 # In place, so that every micro-step is the same graph.
                 self._step_totals += part.detach()
-        step_totals = self.backend.sum_over_processes(self._step_totals)
+        step_totals = self.backend.all_reduce_sum(self._step_totals)
         self.steps_done += 1
         self.backend.step(
             self.optimizer,
@@ -157,7 +157,7 @@ class Learner:
 
     def read_evaluation(self) -> dict[str, float]:
         """The weighted means over all processes; starts the sums anew."""
-        totals = self.backend.sum_over_processes(self._evaluation)
+        totals = self.backend.all_reduce_sum(self._evaluation)
         weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
         self._evaluation.zero_()
         self.backend.finish()

@@ -7,16 +7,21 @@ batch into a loss; everything else has a default in `Task`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps, ParameterGroup
+
+if TYPE_CHECKING:
+    from tpukit.train.requests import EvaluationRequest, PredictionRequest
 
 Sample = Mapping[str, Any]
 """A dict of arrays (or numbers) of fixed shapes."""
@@ -42,12 +47,14 @@ class MicroBatch:
     """Rows of the batch; those beyond `keys` are filled and masked."""
     bucket: int | None = None
     """Which of a task's fixed shapes; None where there is one."""
+    shape: Any = None
+    """The task's own description of the batch's fixed shape; None where all have the same."""
 
-    def share(self, process: int, processes: int) -> MicroBatch:
-        """This process' part: an equal number of rows, its keys a contiguous run."""
-        rows = self.rows // processes
-        keys = self.keys[process * rows : (process + 1) * rows]
-        return MicroBatch(keys, rows, self.bucket)
+    def share(self, rank: int, world_size: int) -> MicroBatch:
+        """The part of one rank: an equal number of rows, its keys a contiguous run."""
+        rows = self.rows // world_size
+        keys = self.keys[rank * rows : (rank + 1) * rows]
+        return MicroBatch(keys, rows, self.bucket, self.shape)
 
 
 class SampleSource(Protocol):
@@ -88,6 +95,11 @@ class Datasets:
 
     train: SampleSource
     valid: SampleSource | None
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    """Small files that a run must keep to be used elsewhere (normalisation, tokenizer), by name."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values that identify the data (a digest of its content): a resumed run must have the
+    same."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,16 @@ class Task(ABC):
     def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
         """Takes back what `artifacts` gave; `test` and `predict` call it before anything else."""
 
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        """A task that uses a run's artifacts instead of what opening the data would give.
+
+        A resumed run, `test` and `predict` go on with the task returned here.
+        """
+        return self
+
+    def initialize(self, model: nn.Module, data: Datasets) -> None:
+        """Sets initial weights that depend on the data: called once, for a new run, on the CPU."""
+
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
         """Groups for the optimizer: decay on matrices only, as usual."""
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -195,12 +217,64 @@ class Task(ABC):
         """Made-up host batches of every shape training meets, the costliest first; for probing."""
         raise NotImplementedError(f"{type(self).__name__} does not say what a batch looks like")
 
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
+        """Host batches as `example_batches` makes them, for a run planned with `settings`."""
+        return self.example_batches(settings.micro_rows)
+
     def for_probing(self) -> None:
         """Called first where only shapes matter: no weights need be read, no network asked."""
 
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
-        """Further validation figures (ROUGE on a few samples, say); a costly one bounds itself."""
+        """Further validation metrics (ROUGE on a few samples); a costly one bounds itself."""
         return {}
+
+    # -- a trained run ----------------------------------------------------------------------------
+    def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The model on the CPU with a run's weights, as `evaluate` and `predict` use it."""
+        model = self.build_model(ops)
+        model.load_state_dict(dict(weights))
+        return model
+
+    def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
+        """Weights from a checkpoint file of other code (`test --checkpoint FILE`)."""
+        raise UsageError(
+            f"task {self.name!r} reads no checkpoint files.", "Give a run folder with --run DIR."
+        )
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        request: EvaluationRequest,
+        log: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """The JSON fields of `tpukit test`.
+
+        `model` is prepared, in eval mode, and holds the run's best (EMA) weights. Every rank calls
+        this; only rank 0 writes files. `log` prints a line for people.
+        """
+        raise UsageError(
+            f"task {self.name!r} has no `evaluate`.",
+            "Add `def evaluate(self, model, backend, request, log)` to the task class;"
+            " docs/own_task.py has one.",
+        )
+
+    def predict(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        request: PredictionRequest,
+        log: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Writes predictions to `request.out`; the JSON fields of `tpukit predict`.
+
+        Called as `evaluate` is.
+        """
+        raise UsageError(
+            f"task {self.name!r} has no `predict`.",
+            "Add `def predict(self, model, backend, request, log)` to the task class;"
+            " docs/own_task.py has one.",
+        )
 
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:

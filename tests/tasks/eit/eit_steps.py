@@ -9,9 +9,9 @@ import sys
 
 import torch
 
-from tpukit.hardware.choice import open_backend, prepare_environment
 from tpukit.hardware.options import HardwareOptions
-from tpukit.tasks.eit import network
+from tpukit.hardware.select import open_backend, prepare_environment
+from tpukit.tasks.eit.model import network
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import build_learner

@@ -6,7 +6,7 @@ import torch
 
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.eit.normalisation import Normalisation
+from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.task import NORMALISATION_FILE, EITTask
 from tpukit.train.task import sample_rng, stack_samples
 

@@ -11,7 +11,7 @@ from runs import environment, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import UsageError
-from tpukit.tasks.summarize.submission import require_writable
+from tpukit.tasks.summarize.evaluation.submission import require_writable
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
          "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",
@@ -78,9 +78,9 @@ def test_an_option_that(train, options: list[str], text: str) -> None:  # type: 
 
 
 def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
-    from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config
-    from tpukit.tasks.summarize.tokenizer import Tokenizer
-    from tpukit.tasks.summarize.weights import export_hugging_face
+    from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+    from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
+    from tpukit.tasks.summarize.model.weights import export_hugging_face
 
     config = GPT2Config(1, 1, 16, 900, 256)
     bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)

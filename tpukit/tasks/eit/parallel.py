@@ -19,7 +19,7 @@ from typing import Any
 
 import tpukit
 from tpukit.errors import DataError, JobError, TpukitError
-from tpukit.hardware.process import die_with_parent
+from tpukit.io.process import die_with_parent
 
 Json = Any
 ChunkFunction = Callable[[dict[str, Json], Json], Json]

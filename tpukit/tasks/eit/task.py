@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
-from tpukit.tasks.eit.dataset import data_normalisation, existing_data_path, open_split
-from tpukit.tasks.eit.diffusion import (
+from tpukit.tasks.eit.data.dataset import data_normalisation, existing_data_path, open_split
+from tpukit.tasks.eit.data.linear_start import LinearMap, best_linear_map
+from tpukit.tasks.eit.data.normalisation import Normalisation
+from tpukit.tasks.eit.model.diffusion import (
     Diffusion,
     DiffusionConfig,
     Sampler,
 )
-from tpukit.tasks.eit.lean import lean_network
-from tpukit.tasks.eit.linear_start import LinearMap, best_linear_map
-from tpukit.tasks.eit.network import SIZES, NetworkConfig, reference_network
-from tpukit.tasks.eit.normalisation import Normalisation
+from tpukit.tasks.eit.model.lean import lean_network
+from tpukit.tasks.eit.model.network import SIZES, NetworkConfig, reference_network
 from tpukit.train.task import Datasets, Preset, Sample, Task, TrainingDefaults, stack_samples
 
 NORMALISATION_FILE = "normalisation.npz"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import AdamSettings
-from tpukit.tasks.summarize.lora import LoraConfig, parse_targets
-from tpukit.tasks.summarize.weights import SIZES
+from tpukit.tasks.summarize.model.lora import LoraConfig, parse_targets
+from tpukit.tasks.summarize.model.weights import SIZES
 from tpukit.train.task import Preset, TrainingDefaults
 
 FROM_SCRATCH = "scratch"

@@ -15,20 +15,15 @@ from torch.nn import functional as F
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
-from tpukit.tasks.summarize.buckets import (
+from tpukit.tasks.summarize.config import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
+from tpukit.tasks.summarize.data.buckets import (
     Bucket,
     BucketPlan,
     choose_lengths,
     evaluation_plan,
     make_buckets,
 )
-from tpukit.tasks.summarize.config import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
-from tpukit.tasks.summarize.generation import Decoding, Prompt
-from tpukit.tasks.summarize.gpt2 import GPT2, GPT2Config, PlainOps
-from tpukit.tasks.summarize.lora import add_lora
-from tpukit.tasks.summarize.progress import RowProgress
-from tpukit.tasks.summarize.rouge import rouge_scores
-from tpukit.tasks.summarize.samples import (
+from tpukit.tasks.summarize.data.samples import (
     IGNORED,
     HasSizes,
     TokenSamples,
@@ -36,21 +31,26 @@ from tpukit.tasks.summarize.samples import (
     example_batch,
     split_samples,
 )
-from tpukit.tasks.summarize.summaries import clean_summary, summarise
-from tpukit.tasks.summarize.token_cache import (
+from tpukit.tasks.summarize.data.token_cache import (
     TokenCache,
     file_digest,
     open_token_cache,
 )
-from tpukit.tasks.summarize.tokenizer import Tokenizer, load_tokenizer
-from tpukit.tasks.summarize.tokenizer_choice import trained_tokenizer, usual_tokenizer
-from tpukit.tasks.summarize.weights import (
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer, load_tokenizer
+from tpukit.tasks.summarize.data.tokenizer_choice import trained_tokenizer, usual_tokenizer
+from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
+from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
+from tpukit.tasks.summarize.generation.summaries import clean_summary, summarise
+from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config, PlainOps
+from tpukit.tasks.summarize.model.lora import add_lora
+from tpukit.tasks.summarize.model.weights import (
     Pretrained,
     cropped,
     parse_size,
     read_pretrained,
     require_vocabulary,
 )
+from tpukit.tasks.summarize.progress import RowProgress
 from tpukit.train.task import (
     BatchPlan,
     Datasets,

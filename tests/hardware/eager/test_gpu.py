@@ -1,0 +1,80 @@
+"""The same loop on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hardware_run import Net, train
+from runs import relative_difference
+
+from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.out_of_memory import is_out_of_memory
+from tpukit.hardware.select import open_backend
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def parameters(backend, model):
+    return backend.to_host(backend.parameters(model))
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    backend = FakeBackend()
+    return parameters(backend, train(backend)[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "compiled", "tolerance"),
+    [("fp32", False, 1e-4), ("fp32", True, 1e-4), ("bf16", False, 0.1), ("bf16", True, 0.1)],
+)
+def test_weights_agree_with_the_processor(on_cpu, precision, compiled, tolerance):
+    options = HardwareOptions(hw="gpu", devices=1, precision=precision, compile=compiled)
+    backend = open_backend(options)
+    found = parameters(backend, train(backend)[0])
+    assert relative_difference(found, on_cpu) < tolerance
+    assert (backend.compilations() > 0) == compiled
+
+
+def test_same_bits_each_time_when_deterministic():
+    options = HardwareOptions(hw="gpu", devices=1, compile=False, deterministic=True)
+    try:
+        backend = open_backend(options)
+        one, other = (parameters(backend, train(backend)[0]) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_fp16_keeps_its_scaler_on_the_device():
+    backend = open_backend(HardwareOptions(hw="gpu", devices=1, precision="fp16", compile=False))
+    train(backend)
+    state = backend.scaler_state()
+    backend.set_scaler_state(state)
+    assert backend.scaler_state() == state
+
+
+def test_batches_arrive_on_the_device_in_order():
+    backend = open_backend(HardwareOptions(hw="gpu", devices=1, compile=False))
+    host = [{"x": torch.full((4, 2), float(i))} for i in range(20)]
+    sent = list(backend.batches(host))
+    assert all(batch["x"].is_cuda for batch in sent)
+    assert [float(batch["x"][0, 0]) for batch in sent] == list(range(20))
+
+
+def test_generators_memory_and_running_out_of_it():
+    backend = open_backend(HardwareOptions(hw="gpu", devices=1, compile=False))
+    backend.prepare(Net())
+    state = backend.random_state()
+    first = torch.rand(8, device=backend.device)
+    backend.set_random_state(state)
+    assert torch.equal(torch.rand(8, device=backend.device), first)
+    memory = backend.memory()
+    assert 0 < memory.used <= memory.peak < memory.limit
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(2 * memory.limit, dtype=torch.uint8, device=backend.device)
+    assert is_out_of_memory(failure.value)

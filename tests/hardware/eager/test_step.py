@@ -1,0 +1,186 @@
+"""The eager step against torch's own loop, fp16 and its scaler, generators, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hardware_run import Net, batches, train
+from torch.amp.grad_scaler import GradScaler
+
+from tpukit.hardware.backend import AdamSettings, ParameterGroup
+from tpukit.hardware.collectives import SingleRank
+from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.devices import CpuDevice
+from tpukit.hardware.eager.distributed import SingleProcess
+from tpukit.hardware.eager.grad_scaling import ScaledUpdate
+from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.out_of_memory import is_out_of_memory, is_out_of_memory_text
+
+
+def torch_own_loop():
+    """Twenty steps as torch's documentation writes them."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, foreach=False)
+    for batch in batches(FakeBackend(), 1):
+        loss = (model(batch["x"]) - batch["y"]).square().sum() / len(batch["x"])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def half_precision(scaler=None):
+    scaler = scaler or GradScaler("cpu", growth_interval=4)
+    device = CpuDevice()
+    update = ScaledUpdate(scaler, device.device)
+    alone = SingleProcess(lambda model: model)
+    return EagerBackend("cpu", device, "fp16", SingleRank(), alone, update, compiles=False)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_step_is_torchs_own(accumulate):
+    own, *_ = train(FakeBackend(), accumulate)
+    for found, expected in zip(own.parameters(), torch_own_loop().parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_asked_of_the_fake_is_kept():
+    backend = FakeBackend(devices=8)
+    train(backend)
+    assert backend.devices == 8
+    assert backend.calls[:2] == ["prepare", "optimizer"]
+    assert backend.calls.count("step") == 20
+    assert "micro_batch(first=True, last=True)" in backend.calls
+
+
+def test_the_fake_runs_out_of_memory():
+    backend = FakeBackend(out_of_memory_above=8)
+    with pytest.raises(MemoryError) as failure:
+        train(backend)
+    assert is_out_of_memory(failure.value)
+
+
+class Half:
+    """A training in fp16 that can be stopped and continued."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.backend = half_precision()
+        self.model = self.backend.prepare(Net())
+        group = ParameterGroup(list(self.model.parameters()))
+        self.optimizer = self.backend.optimizer([group], AdamSettings())
+        self.norms = []
+
+    def steps(self, start, stop):
+        for batch in list(batches(self.backend, 1))[start:stop]:
+            with self.backend.micro_batch(self.model, first=True, last=True):
+                with self.backend.autocast():
+                    loss = (self.model(batch["x"]) - batch["y"]).float().square().sum()
+                self.backend.backward(loss)
+            self.backend.step(
+                self.optimizer, lr=1e-3, weight=torch.tensor(16.0), clip_norm=1.0,
+                after=self.norms.append,
+            )  # fmt: skip
+
+    def tensors(self):
+        names = self.backend.parameters(self.model)
+        state = self.optimizer.state
+        moments = {f"{k}/{n}": v for n, p in names.items() for k, v in state[p].items()}
+        return {**names, **moments}
+
+
+def test_fp16_goes_on_bit_for_bit_with_its_scaler():
+    whole = Half()
+    whole.steps(0, 20)
+    first = Half()
+    first.steps(0, 11)
+    second = Half()
+    second.backend.load(second.tensors(), first.backend.to_host(first.tensors()))
+    second.backend.set_scaler_state(first.backend.scaler_state())
+    assert second.backend.scaler_state() == first.backend.scaler_state()
+    assert first.backend.scaler_state()["growth_tracker"] > 0
+    second.steps(11, 20)
+    assert second.backend.scaler_state() == whole.backend.scaler_state()
+    left, right = (run.backend.to_host(run.tensors()) for run in (second, whole))
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_without_its_scaler_fp16_goes_elsewhere():
+    """What shows that the test above can fail."""
+    whole = Half()
+    whole.steps(0, 20)
+    first = Half()
+    first.steps(0, 11)
+    second = Half()
+    second.backend.load(second.tensors(), first.backend.to_host(first.tensors()))
+    second.steps(11, 20)
+    left, right = (run.backend.to_host(run.tensors()) for run in (second, whole))
+    assert not all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_a_step_that_overflows_changes_nothing_but_the_scale():
+    run = Half()
+    before = run.backend.to_host(run.tensors())
+    run.backend.set_scaler_state({"scale": 2.0**40, "growth_tracker": 0.0})
+    run.steps(0, 1)
+    after = run.backend.to_host(run.tensors())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not torch.isfinite(run.norms[0])
+    assert run.backend.scaler_state()["scale"] == 2.0**39
+
+
+def test_generators_as_text():
+    backend = FakeBackend()
+    backend.seed(3)
+    state = backend.random_state()
+    first = torch.rand(5)
+    backend.set_random_state(state)
+    assert torch.equal(torch.rand(5), first)
+    assert all(isinstance(value, str) for value in state.values())
+
+
+def test_attention_with_bias_and_causal():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 6, 4) for _ in range(3))
+    bias = torch.randn(1, 3, 6, 6)
+    future = torch.full((6, 6), float("-inf")).triu(1)
+    expected = ((query @ key.mT) / 2 + bias + future).softmax(-1) @ value
+    found = FakeBackend().attention(query, key, value, bias, causal=True)
+    torch.testing.assert_close(found, expected)
+
+
+def test_memory_is_the_process_own():
+    memory = FakeBackend().memory()
+    assert 2**26 < memory.used <= memory.peak <= memory.limit
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "hbm. Used 21.84G of 15.75G hbm. Exceeded hbm capacity by 6.10G.",
+        "Allocation (size=25769803776) would exceed memory (size=17179869184) :: #allocation7",
+        "Attempting to reserve 6.48G at the bottom of memory. That was not possible. There are",
+        "Attempting to allocate 180.59M. That was not possible. There are 142.58M free.",
+        "CompileTimeHbmOom: program memory (1.00T) exceeds available HBM (15.75G)",
+        "Error preparing computation: Out of memory allocating 6000163152 bytes.",
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you",
+    ],
+)
+def test_out_of_memory_in_every_tongue(text):
+    assert is_out_of_memory_text(text)
+    assert is_out_of_memory(ValueError(text))
+
+
+@pytest.mark.parametrize("text", ["Resource temporarily unavailable", "can't start new thread"])
+def test_no_room_for_a_thread_is_lack_of_memory_only_under_a_limit(text):
+    assert is_out_of_memory(RuntimeError(text), limited=True)
+    assert not is_out_of_memory(RuntimeError(text))
+
+
+def test_other_failures_are_not_out_of_memory():
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory_text("The memory format option is only supported by 4-d tensors")

@@ -1,0 +1,122 @@
+"""A child that answers, dies, hangs or leaves others behind: the parent always gets its answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tpukit.hardware.launch.child import Child, ChildDiedError
+
+CHATTER = """
+import sys, time
+while True:
+    print("x" * 1000, flush=True)
+    time.sleep(0.001)
+"""
+ECHO = """
+import json, os, subprocess, sys, time
+descriptor = int(sys.argv[-2])
+for line in sys.stdin:
+    asked = json.loads(line)
+    print("heard", asked, flush=True)
+    if asked["do"] == "hang":
+        grandchild = subprocess.Popen(["sleep", "300"])
+        print("grandchild", grandchild.pid, flush=True)
+        time.sleep(300)
+    if asked["do"] == "die":
+        os.kill(os.getpid(), asked["signal"])
+    if asked["do"] == "exit":
+        sys.exit(3)
+    os.write(descriptor, json.dumps({"answer": asked["value"]}).encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def child(tmp_path):
+    with Child({}, ("-c", ECHO)) as process:
+        yield process
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that its new parent has not collected yet does nothing any more.
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_answers_come_back(child):
+    for value in (1, "two" * 100_000):
+        assert child.ask({"do": "answer", "value": value}, 30) == {"answer": value}
+
+
+def test_a_child_that_prints_for_ever_does_not_fill_the_disk(monkeypatch):
+    monkeypatch.setattr("tpukit.hardware.launch.child.MOST_OUTPUT", 20_000)
+    monkeypatch.setattr("tpukit.hardware.launch.child.SECONDS_BETWEEN_LOOKS", 0.02)
+    with Child({}, ("-c", CHATTER)) as child:
+        with pytest.raises(ChildDiedError) as caught:
+            child.receive(time.monotonic() + 3)
+        assert caught.value.death.return_code is None
+        # Between two looks it writes some hundred lines; in three seconds it wrote thousands.
+        assert os.fstat(child._output.fileno()).st_size < 600_000
+
+
+def test_two_children_work_at_the_same_time():
+    with Child({}, ("-c", ECHO)) as first, Child({}, ("-c", ECHO)) as second:
+        deadline = time.monotonic() + 30
+        for value, process in enumerate((first, second)):
+            process.send({"do": "answer", "value": value})
+        assert second.receive(deadline) == {"answer": 1}
+        assert first.receive(deadline) == {"answer": 0}
+
+
+def test_a_question_to_a_child_that_is_gone_is_answered_by_its_death(child):
+    with pytest.raises(ChildDiedError):
+        child.ask({"do": "exit"}, 30)
+    child.send({"do": "answer", "value": 1})
+    with pytest.raises(ChildDiedError):
+        child.receive(time.monotonic() + 30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_signal_is_named(child, number):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "die", "signal": number}, 30)
+    assert caught.value.death.return_code == -number
+    assert "heard" in caught.value.death.output
+
+
+def test_an_exit_is_named(child):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "exit"}, 30)
+    assert caught.value.death.return_code == 3
+
+
+def test_a_hang_ends_in_time_and_takes_its_children_along(child):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "hang"}, 3)
+    assert caught.value.death.return_code is None
+    (line,) = [li for li in caught.value.death.output.splitlines() if "grandchild" in li]
+    for _ in range(50):
+        if not is_alive(int(line.split()[1])):
+            break
+        time.sleep(0.1)
+    assert not is_alive(int(line.split()[1]))
+
+
+def test_leaving_ends_the_child_and_closes_everything():
+    before = open_descriptors()
+    with Child({}, ("-c", ECHO)) as process:
+        pid = process._process.pid
+        assert is_alive(pid)
+    assert not is_alive(pid)
+    assert open_descriptors() == before

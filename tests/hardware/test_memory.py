@@ -1,0 +1,66 @@
+"""The limit on a process' memory: what is freed is free for the next batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FREED = """
+import torch
+from tpukit.hardware.memory import data_bytes, limit_host_memory
+
+limit_host_memory(2**30)
+del_later = torch.empty(2**22)  # freed, it teaches glibc to keep what is smaller
+del del_later
+held = [torch.empty(2**18) for _ in range(64)]  # 1 MiB each
+before = data_bytes()
+held = held[::2]
+print(before - data_bytes())
+"""
+
+
+def test_freed_tensors_leave_room_under_a_limit():
+    done = subprocess.run(
+        [sys.executable, "-c", FREED], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) >= 32 * 2**20
+
+
+IN_FLIGHT = """
+import torch
+from tpukit.hardware.select import open_backend, prepare_environment
+from tpukit.hardware.memory import data_bytes
+from tpukit.hardware.options import HardwareOptions
+
+hardware = HardwareOptions(hw="tpu", memory_limit=2**33)
+prepare_environment(hardware)
+backend = open_backend(hardware)
+device = backend.device
+
+
+def step():
+    batch = torch.ones(2048, 2048).to(device)  # 16 MiB, and as much for each product
+    total = (batch @ batch @ batch @ batch).sum()
+    backend.finish()
+    return total
+
+
+step()
+before = data_bytes()
+totals = [step() for _ in range(12)]
+print(data_bytes() - before)
+"""
+
+
+@pytest.mark.xla
+def test_steps_under_a_limit_wait_for_each_other():
+    """Those in flight would each hold their batch and more: 12 of them, 192 MiB and more."""
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_FLIGHT],
+        capture_output=True, text=True, check=True, timeout=240, env=environment,
+    )  # fmt: skip
+    assert int(done.stdout) < 96 * 2**20

@@ -1,0 +1,56 @@
+"""Processes that load batches."""
+
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from tpukit.io.process import WorkerInit
+from tpukit.train.loader import LoaderSettings, make_loader, workers_per_process
+from tpukit.train.run_folder import RunFolder, RunLock
+from tpukit.train.task import MicroBatch, SampleKey, stack_samples
+
+
+class Task:
+    def draw(self, sample, rng):
+        return {**sample, "drawn": rng.standard_normal(4, dtype=np.float32)}
+
+    def collate(self, samples, micro):
+        return stack_samples(samples, micro.rows)
+
+
+def test_batches_are_the_same_from_another_process():
+    data = [{"x": np.full((2, 3), i, np.float32)} for i in range(5)]
+    micro = [MicroBatch(tuple(SampleKey(1, i) for i in range(s, s + 2)), 3) for s in range(3)]
+    here = list(make_loader(Task(), data, micro, LoaderSettings(0, 7)))
+    there = list(make_loader(Task(), data, micro, LoaderSettings(1, 7, WorkerInit())))
+    assert len(here) == len(there) == 3
+    for one, other in zip(here, there, strict=True):
+        assert one["mask"].tolist() == [1, 1, 0] and one["x"].shape == (3, 2, 3)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+ORPHANING = """
+import os, sys, time
+from pathlib import Path
+from tpukit.train.run_folder import RunFolder, RunLock
+RunLock(RunFolder(Path(sys.argv[1]))).__enter__()
+if os.fork() == 0:
+    time.sleep(1.0)
+os._exit(0)
+"""
+
+
+def test_a_dead_runs_loading_process_is_waited_for(tmp_path):
+    subprocess.run([sys.executable, "-c", ORPHANING, str(tmp_path)], check=True)
+    with RunLock(RunFolder(tmp_path)):
+        pass
+
+
+def test_loading_processes_are_for_steps_on_another_device(monkeypatch):
+    monkeypatch.setattr("tpukit.train.loader.allowed_cores", lambda: 4)
+    assert workers_per_process(None, 1, on_processor=True) == 0
+    assert workers_per_process(None, 1, on_processor=False) == 3
+    assert workers_per_process(None, 2, on_processor=False) == 1
+    assert workers_per_process(3, 2, on_processor=True) == 2

@@ -1,0 +1,148 @@
+"""The search ends with both sides tried, whatever the memory curve looks like."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpukit.probe.batch.search import Found, Reading, SearchSettings, search
+
+GIB = 2**30
+
+
+class Curve:
+    """Answers from a list of memory figures; remembers what was asked."""
+
+    def __init__(self, used: list[int], limit: int, *, says: bool = True, fixed: int = 0) -> None:
+        self.used, self.limit, self.says, self.fixed = used, limit, says, fixed
+        self.asked: list[int] = []
+
+    def fits(self, batch: int) -> bool:
+        return self.used[batch - 1] <= self.limit
+
+    def __call__(self, batch: int, reason: str) -> Reading:
+        assert reason
+        self.asked.append(batch)
+        used = self.used[batch - 1] if self.says else None
+        return Reading(self.fits(batch), used, self.limit, self.fixed)
+
+
+def assert_confirmed(curve: Curve, found: Found, sought: SearchSettings) -> None:
+    step, top = sought.multiple, sought.maximum // sought.multiple * sought.multiple
+    assert tuple(curve.asked) == found.trials
+    assert len(set(curve.asked)) == len(curve.asked), "a batch was tried twice"
+    assert all(b % step == 0 and 0 < b <= top for b in curve.asked)
+    if found.largest:
+        assert found.largest in curve.asked
+        assert curve.fits(found.largest)
+    if found.next_failed is None:
+        assert found.largest == top
+    else:
+        assert found.next_failed == found.largest + step
+        assert found.next_failed in curve.asked
+        assert not curve.fits(found.next_failed)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    used=st.lists(st.integers(0, 40 * GIB), min_size=1, max_size=200),
+    start=st.integers(1, 300),
+    multiple=st.integers(1, 9),
+    stretch=st.sampled_from([1.0, 1.33]),
+    says=st.booleans(),
+    fixed=st.integers(0, 20 * GIB),
+)
+def test_any_curve_ends_with_both_sides_tried(used, start, multiple, stretch, says, fixed):
+    used = used + [used[-1]] * max(0, multiple - len(used))
+    sought = SearchSettings(start, len(used), multiple, stretch)
+    curve = Curve(used, 16 * GIB, says=says, fixed=fixed)
+    assert_confirmed(curve, search(curve, sought), sought)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    fixed=st.integers(1, 10 * GIB),
+    slope=st.integers(2**20, 4 * GIB),
+    knee=st.integers(1, 500),
+    flat=st.floats(0.05, 1.0),
+    noise=st.lists(st.integers(-(2**28), 2**28), min_size=7, max_size=7),
+    start=st.integers(1, 64),
+)
+def test_curves_that_flatten_take_few_trials(fixed, slope, knee, flat, noise, start):
+    used = [
+        fixed + int(slope * min(b, knee) + flat * slope * max(0, b - knee)) + noise[b % 7]
+        for b in range(1, 2049)
+    ]
+    sought = SearchSettings(start, 2048)
+    curve = Curve(used, 16 * GIB, fixed=fixed)
+    assert_confirmed(curve, search(curve, sought), sought)
+    assert len(curve.asked) <= 24
+
+
+def test_gpt2_on_a_v5e_chip_takes_three_trials():
+    known = {4: 5.15, 8: 8.66, 12: 12.4, 16: 14.6, 18: 14.9, 20: 15.66, 21: 16.39, 22: 16.5}
+    points = sorted(known)
+    used = [int(known[min(points, key=lambda p: (abs(p - b), p))] * GIB) for b in range(1, 65)]
+    used[20:] = [int((16.39 + 0.1 * ((b * 7) % 5)) * GIB) for b in range(21, 65)]
+    curve = Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB))
+    found = search(curve, SearchSettings(4, 64, stretch=1.33))
+    assert (found.largest, found.next_failed) == (20, 21)
+    assert curve.asked == [4, 20, 21]
+
+
+def test_settling_leaves_the_very_next_batch_to_a_better_question():
+    curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
+    found = search(curve, SearchSettings(4, 200, stretch=1.33), settle=True)
+    assert (found.largest, found.next_failed) == (40, None)
+    assert 41 not in curve.asked
+    assert len(curve.asked) == 3
+
+
+def test_a_linear_model_is_found_at_once():
+    curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
+    assert search(curve, SearchSettings(4, 200)).largest == 40
+    assert len(curve.asked) == 3
+
+
+def test_nothing_fits():
+    curve = Curve([20 * GIB] * 64, 16 * GIB)
+    found = search(curve, SearchSettings(16, 64))
+    assert (found.largest, found.next_failed) == (0, 1)
+    assert 1 in curve.asked
+
+
+def test_never_fails_up_to_the_maximum():
+    curve = Curve([GIB] * 100, 16 * GIB)
+    found = search(curve, SearchSettings(4, 100))
+    assert (found.largest, found.next_failed) == (100, None)
+    assert 100 in curve.asked
+
+
+def test_silent_failures_are_halved():
+    curve = Curve([b * GIB for b in range(1, 1025)], 100 * GIB, says=False)
+    found = search(curve, SearchSettings(1024, 1024))
+    assert found.largest == 100
+    assert len(curve.asked) <= 12
+
+
+def test_a_maximum_below_one_multiple_is_refused():
+    with pytest.raises(ValueError, match="multiple"):
+        search(Curve([1] * 8, 2), SearchSettings(4, 4, multiple=8))
+
+
+def test_a_processor_that_says_nothing_when_it_fails():
+    """The figures of the smallest EIT network under 500 MB: small batches tell of too much."""
+    asked = []
+
+    def measured(batch: int, reason: str) -> Reading:
+        asked.append(batch)
+        used = max(265_400_000, 208_800_000 + 1_276_500 * batch)
+        if used > 500_000_000:
+            return Reading(False, None, 500_000_000)
+        growth = 3_850_000 if batch < 20 else 1_103_400
+        return Reading(True, used, 500_000_000, used - growth * batch)
+
+    found = search(measured, SearchSettings(start=4))
+    assert (found.largest, found.next_failed) == (228, 229)
+    assert len(asked) <= 6

@@ -1,0 +1,92 @@
+"""Verdicts, and what a failure's text or a process' end means."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tpukit.hardware.launch.child import Death
+from tpukit.probe.batch.evaluators import crash_place, last_words
+from tpukit.probe.batch.trial import Trial, wanted_and_limit
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [(3.9, "grow"), (4.1, "fine"), (8.0, "fine"), (8.1, "near"), (15.9, "near")],
+)
+def test_the_verdict_is_a_share_of_the_memory(used, expected):
+    assert Trial(4, True, int(used * GIB), 16 * GIB).verdict == expected
+
+
+def test_what_does_not_fit_is_over_and_unknown_memory_is_fine():
+    assert Trial(4, False, 3 * GIB, 16 * GIB).verdict == "over"
+    assert Trial(4, True).verdict == "fine"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "limit"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+            "space hbm. Used 21.84G of 15.75G hbm. Exceeded hbm capacity by 6.10G.",
+            21.84,
+            15.75,
+        ),
+        ("Allocation (size=34359738368) would exceed memory (size=17179869184) :: x", 32, 16),
+        ("CompileTimeHbmOom: memory (1.00T) exceeds available HBM (15.75G)", 1024, 15.75),
+    ],
+)
+def test_the_three_forms_say_what_was_wanted(text, wanted, limit):
+    assert wanted_and_limit(text) == (int(wanted * GIB), int(limit * GIB))
+    assert Death(1, text).is_out_of_memory(limited=False)
+
+
+def test_a_text_without_figures_says_nothing():
+    assert wanted_and_limit("DefaultCPUAllocator: can't allocate memory") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "limited", "expected"),
+    [
+        (None, "", False, True),
+        (-signal.SIGKILL, "", False, True),
+        (137, "", False, True),
+        (-signal.SIGABRT, "terminate called after throwing 'std::bad_alloc'", False, True),
+        (-signal.SIGABRT, "assertion failed", False, False),
+        (-signal.SIGABRT, "assertion failed", True, True),
+        (-signal.SIGSEGV, "", True, True),
+        (-signal.SIGSEGV, "", False, False),
+        (1, "TypeError: wrong", True, False),
+    ],
+)
+def test_how_a_process_ended(code, output, limited, expected):
+    assert Death(code, output).is_out_of_memory(limited=limited) is expected
+
+
+def test_a_death_is_described_by_its_signal():
+    assert Death(-11, "").describe() == "ended by SIGSEGV"
+    assert Death(134, "").describe() == "ended by SIGABRT"
+    assert Death(3, "").describe() == "ended with exit code 3"
+    assert "time limit" in Death(None, "").describe()
+
+
+CRASH = """loading
+Aborting: bad shape
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/nn/functional.py", line 12 in relu
+  File "/home/user/model.py", line 7 in forward
+  File "/home/user/main.py", line 3 in main
+"""
+
+
+def test_a_crash_names_the_models_line_and_the_last_words():
+    place = crash_place(CRASH)
+    assert place is not None
+    assert (place.path, place.line) == ("/home/user/model.py", 7)
+    assert last_words(CRASH) == "Aborting: bad shape"
+    assert crash_place("no stack") is None

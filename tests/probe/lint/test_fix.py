@@ -1,0 +1,350 @@
+# ruff: noqa: E501 - a case is one line
+"""--fix: what it writes parses, changes nothing else, changes nothing twice, and runs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import environment
+
+from tpukit.errors import DataError
+from tpukit.probe.lint.fix import apply_fix, plan_fix, plan_fixes
+from tpukit.probe.lint.scan import scan_paths
+
+XM = "import torch_xla.core.xla_model as xm\n"
+REWRITES = {
+    "device": (XM + "d = xm.xla_device()\n", "import torch_xla\nd = torch_xla.device()\n"),
+    "device by number": (
+        XM + "d = xm.xla_device(n=1)  # second\n",
+        "import torch_xla\nd = torch_xla.device(index=1)  # second\n",
+    ),
+    "name imported and used": (
+        "from torch_xla.core.xla_model import xrt_world_size, get_ordinal\n"
+        "print(xrt_world_size(), get_ordinal())\n",
+        "import torch_xla.runtime as xr\nprint(xr.world_size(), xr.global_ordinal())\n",
+    ),
+    "alias that is there": (
+        "import torch_xla.runtime as rt\n" + XM + "n = xm.xrt_world_size()\n",
+        "import torch_xla.runtime as rt\n" + XM + "n = rt.world_size()\n",
+    ),
+    "short name that is taken": (
+        XM + "xr = 3\nn = xm.xrt_world_size()\n",
+        XM + "import torch_xla.runtime\nxr = 3\nn = torch_xla.runtime.world_size()\n",
+    ),
+    "import in a function": (
+        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device()\n",
+        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n"
+        "    return torch_xla.device()\n",
+    ),
+    "import under try": (
+        "try:\n    import torch_xla.core.xla_model as xm\nexcept ImportError:\n    xm = None\n"
+        "d = xm.xla_device()\n",
+        "try:\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n"
+        "except ImportError:\n    xm = None\nd = torch_xla.device()\n",
+    ),
+    "spawn": (
+        "import torch_xla.distributed.xla_multiprocessing as xmp\n"
+        "xmp.spawn(fn, args=(1, 2), nprocs=8, start_method='fork')\n",
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nimport torch_xla\n"
+        "torch_xla.launch(fn, args=(1, 2), start_method='fork')\n",
+    ),
+    "spawn by position": (
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(fn, (), 8)\n",
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nimport torch_xla\n"
+        "torch_xla.launch(fn, ())\n",
+    ),
+    "autocast of torch_xla": (
+        "import torch\nfrom torch_xla.amp import autocast\nwith autocast(d, enabled=on):\n    pass\n",
+        'import torch\nwith torch.autocast("xla", enabled=on, dtype=torch.bfloat16):\n    pass\n',
+    ),
+    "autocast of cuda": (
+        "from torch.cuda.amp import autocast\nwith autocast(False):\n    pass\n",
+        "import torch\nwith torch.amp.autocast('cuda', enabled=False):\n    pass\n",
+    ),
+    "scaler": (
+        "import torch\ns = torch.cuda.amp.GradScaler(\n    init_scale=2.0,  # small\n)\n",
+        "import torch\ns = torch.amp.GradScaler(\n    'cuda', init_scale=2.0,  # small\n)\n",
+    ),
+    "timm": (
+        "from timm.models.layers import (\n    DropPath,  # kept\n    to_2tuple,\n)\n",
+        "from timm.layers import (\n    DropPath,  # kept\n    to_2tuple,\n)\n",
+    ),
+    "timm submodule": (
+        "from timm.models.layers.drop import DropPath\nimport timm.models.layers as L\n",
+        "from timm.layers.drop import DropPath\nimport timm.layers as L\n",
+    ),
+    "timm module among others": (
+        "from timm.models import layers, create_model\nlayers.DropPath()\n",
+        "from timm import layers; from timm.models import create_model\nlayers.DropPath()\n",
+    ),
+    "sharding": (
+        "import torch_xla.experimental.xla_sharding as xs\n",
+        "import torch_xla.distributed.spmd as xs\n",
+    ),
+    "accelerator": (
+        "from accelerate import Accelerator\na = Accelerator(fp16=True, cpu=True)\nprint(a.use_fp16)\n",
+        'from accelerate import Accelerator\na = Accelerator(mixed_precision="fp16", cpu=True)\n'
+        'print((a.mixed_precision == "fp16"))\n',
+    ),
+    "accelerator without fp16": (
+        "from accelerate import Accelerator\na = Accelerator(fp16=False)\n",
+        "from accelerate import Accelerator\na = Accelerator()\n",
+    ),
+    "accelerator on demand": (
+        "from accelerate import Accelerator\na = Accelerator(fp16=args.half)\n",
+        "from accelerate import Accelerator\n"
+        'a = Accelerator(mixed_precision="fp16" if args.half else "no")\n',
+    ),
+    "accelerator's loader": (
+        "from accelerate import Accelerator\na = Accelerator(even_batches=False)\n",
+        "from accelerate import Accelerator\nfrom accelerate import DataLoaderConfiguration\n"
+        "a = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))\n",
+    ),
+    "availability": (
+        "from accelerate.utils import is_tpu_available\nif is_tpu_available():\n    pass\n",
+        "from accelerate.utils import is_torch_xla_available\nif is_torch_xla_available():\n    pass\n",
+    ),
+    "distributed type": (
+        "from accelerate import DistributedType as D\nx = D.TPU\n",
+        "from accelerate import DistributedType as D\nx = D.XLA\n",
+    ),
+    "verbose": (
+        "from torch.optim.lr_scheduler import StepLR\ns = StepLR(o, 3, verbose=True)\n",
+        "from torch.optim.lr_scheduler import StepLR\ns = StepLR(o, 3)\n",
+    ),
+    "numpy": ("import numpy as np\nx = np.float(3)\n", "import numpy as np\nx = float(3)\n"),
+    "keyword": (
+        "from transformers import TrainingArguments as A\nA(evaluation_strategy='steps')\n",
+        "from transformers import TrainingArguments as A\nA(eval_strategy='steps')\n",
+    ),
+    "windows lines": (XM + "d = xm.xla_device()\n", "import torch_xla\nd = torch_xla.device()\n"),
+}  # fmt: skip
+KEEPS_IMPORT = {"device", "device by number", "windows lines"}
+
+LEFT_ALONE = {
+    "another parameter": XM + "d = xm.xla_device(devkind='TPU')\n",
+    "an argument list": "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(*a, nprocs=8)\n",
+    "join": "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=8, join=False)\n",
+    "silenced": XM + "d = xm.xla_device()  # tpukit: ignore\n",
+    "new name is a variable": XM + "torch_xla = 3\nd = xm.xla_device()\n",
+    "no right replacement": "import torch\nx = torch.load('f')\n",
+    "two configurations": (
+        "from accelerate import Accelerator\nAccelerator(dataloader_config=c, even_batches=True)\n"
+    ),
+}
+
+
+def fixed(path: Path) -> str:
+    fix = plan_fix(path)
+    return path.read_text() if fix is None else fix.data.decode()
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_rewrite(tmp_path, name):
+    before, after = REWRITES[name]
+    if name in KEEPS_IMPORT:
+        after = XM + after
+    newline = "\r\n" if name == "windows lines" else "\n"
+    path = tmp_path / "a.py"
+    path.write_bytes(before.replace("\n", newline).encode())
+    apply_fix(plan_fix(path))
+    assert path.read_bytes().decode() == after.replace("\n", newline)
+    ast.parse(path.read_text())
+    assert plan_fix(path) is None, "a second run changes nothing"
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_left_alone(tmp_path, name):
+    path = tmp_path / "a.py"
+    path.write_text(LEFT_ALONE[name])
+    assert plan_fix(path) is None
+
+
+def test_nothing_else_changes(tmp_path):
+    """Comments, odd spacing, strings and blank lines stay."""
+    odd = "x  =  ( 1,2 )   # odd\n\n\n\ns = '''xm.xla_device()'''\n\tif_tab = 1\n"
+    path = tmp_path / "a.py"
+    path.write_text(XM + "def f( a,b ) :\n" + "\n".join(f"    {x}" for x in odd.splitlines()[:4])
+                    + "\n    return  xm.xla_device( )  ;\n# end")  # fmt: skip
+    before = path.read_text()
+    after = fixed(path)
+    assert after == before.replace("xm.xla_device( )", "torch_xla.device( )").replace(
+        XM, XM + "import torch_xla\n"
+    )
+
+
+def test_encoding_marks_and_mode_stay(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_bytes(b"\xef\xbb\xbf# \xc3\xbc\n" + (XM + "xm.mark_step()\n").encode())
+    path.chmod(0o751)
+    apply_fix(plan_fix(path))
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf# \xc3\xbc\n")
+    assert b"torch_xla.sync()" in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o751
+
+
+# -- backups ---------------------------------------------------------------------------------------
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+def test_backup_where_no_version_control_has_the_file(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(XM + "xm.mark_step()\n")
+    assert apply_fix(plan_fix(path)) == tmp_path / "a.py.bak"
+    assert (tmp_path / "a.py.bak").read_text() == XM + "xm.mark_step()\n"
+    path.write_text(XM + "xm.xla_device()\n")
+    assert apply_fix(plan_fix(path)) == tmp_path / "a.py.bak1", "no backup is overwritten"
+
+
+def test_no_backup_of_a_committed_file(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(XM + "xm.mark_step()\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", "a.py")
+    git(tmp_path, "commit", "-m", "a")
+    assert apply_fix(plan_fix(path)) is None
+    path.write_text(XM + "xm.xla_device()\n")
+    assert apply_fix(plan_fix(path)) is not None, "changes that are not committed are kept"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_file_that_cannot_be_written_stays(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(XM + "xm.mark_step()\n")
+    fix = plan_fix(path)
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(DataError):
+            apply_fix(fix)
+    finally:
+        tmp_path.chmod(0o755)
+    assert path.read_text() == XM + "xm.mark_step()\n"
+
+
+# -- notebooks -------------------------------------------------------------------------------------
+def notebook(*cells: str, indent: int = 1) -> str:
+    return json.dumps(
+        {
+            "cells": [
+                {"cell_type": "markdown", "metadata": {}, "source": ["# xm.xla_device() é"]},
+                *(
+                    {"cell_type": "code", "execution_count": 1, "metadata": {}, "outputs": [],
+                     "source": cell.splitlines(keepends=True)}
+                    for cell in cells
+                ),
+            ],
+            "metadata": {"kernelspec": {"name": "python3"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        indent=indent,
+        ensure_ascii=False,
+    ) + "\n"  # fmt: skip
+
+
+def test_notebook_is_found_and_fixed_in_its_cells(tmp_path):
+    path = tmp_path / "a.ipynb"
+    cells = (
+        "!pip install -q torch_xla\n%env XLA_USE_BF16=1\nimport torch_xla.core.xla_model as xm",
+        "%%bash\necho xm.xla_device()",
+        "def f():\n    %time d = xm.xla_device()\n    return xm.xla_device()\n",
+        "f()\nxm.mark_step()",
+        "%%writefile train.py\nimport torch_xla.core.xla_model as xm\nd = xm.xla_device()\n",
+        "this is no python",
+    )
+    path.write_text(notebook(*cells))
+    report = scan_paths([str(path)])
+    found = [(f.cell, f.line, f.column, f.id) for f in report.findings]
+    assert found == [
+        (2, 2, 6, "xla-environment"),
+        (4, 3, 12, "xm-xla-device"),
+        (5, 2, 1, "xm-mark-step"),
+        (6, 3, 5, "xm-xla-device"),
+    ]
+    assert any("cell 7" in note for note in report.notes)
+    apply_fix(plan_fix(path))
+    after = ["".join(c["source"]) for c in json.loads(path.read_text())["cells"][1:]]
+    assert after == [
+        cells[0] + "\nimport torch_xla",
+        cells[1],
+        cells[2].replace("return xm.xla_device", "return torch_xla.device"),
+        "f()\ntorch_xla.sync()",
+        "%%writefile train.py\nimport torch_xla.core.xla_model as xm\nimport torch_xla\n"
+        "d = torch_xla.device()\n",
+        cells[5],
+    ]
+    assert plan_fix(path) is None
+
+
+@pytest.mark.parametrize("indent", [1, 2, 4, None])
+def test_notebook_keeps_its_layout(tmp_path, indent):
+    path = tmp_path / "a.ipynb"
+    text = notebook(XM + "xm.mark_step()", "x = 'ü'", indent=indent)
+    path.write_text(text)
+    apply_fix(plan_fix(path))
+    changed = set(path.read_text().splitlines()) ^ set(text.splitlines())
+    assert len(changed) <= (6 if indent else 2)
+
+
+# -- running ----------------------------------------------------------------------------------------
+OLD_SCRIPT = """
+import torch
+import torch_xla.core.xla_model as xm
+from torch_xla.core.xla_model import xrt_world_size, get_ordinal
+import torch_xla.distributed.xla_multiprocessing as xmp
+from torch.optim.lr_scheduler import LinearLR
+
+
+def train(index, steps):
+    device = xm.xla_device()
+    print("rank", get_ordinal(), "of", xrt_world_size())
+    model = torch.nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = LinearLR(optimizer, verbose=False)
+    for _ in range(steps):
+        loss = model(torch.ones(2, 4, device=device)).square().mean()
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        scheduler.step()
+        xm.mark_step()
+    print("trained", float(loss) >= 0.0)
+
+
+if __name__ == "__main__":
+    xmp.spawn(train, args=(2,), nprocs=8)
+"""
+
+
+def run_on_xla(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error::FutureWarning:__main__", str(path)],
+        env=environment({"PJRT_DEVICE": "CPU"}),
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+
+
+@pytest.mark.xla
+def test_fixed_script_runs_where_the_old_one_failed(tmp_path):
+    pytest.importorskip("torch_xla")
+    path = tmp_path / "train.py"
+    path.write_text(OLD_SCRIPT)
+    old = run_on_xla(path)
+    assert old.returncode != 0
+    assert "cannot import name 'xrt_world_size'" in old.stderr
+    (fix,) = plan_fixes([str(path)])
+    apply_fix(fix)
+    new = run_on_xla(path)
+    assert new.returncode == 0, new.stderr[-2000:]
+    assert "rank 0 of 1" in new.stdout
+    assert "trained True" in new.stdout
+    assert not [f for f in scan_paths([str(path)]).findings if f.status == "removed"]

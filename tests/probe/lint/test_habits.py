@@ -1,0 +1,156 @@
+# ruff: noqa: E501 - a case is one line
+"""Habits that hurt on XLA: each found where it hurts, and not beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpukit.probe.lint.scan import module_findings
+from tpukit.probe.lint.source import python_module
+
+XLA = "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
+LOOP = (
+    XLA + "for x in loader:\n    loss = model(x)\n    loss.backward()\n    xm.optimizer_step(opt)\n"
+)
+TRAIN = (
+    XLA
+    + """
+def train(index):
+    for x in loader:
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+torch_xla.launch(train)
+"""
+)
+CASES = {
+    "read-in-step": (
+        {
+            "item in the loop": LOOP + "    total += loss.item()\n",
+            "float of the loss": LOOP + "    losses.append(float(loss))\n",
+            "a print of the loss": LOOP + "    print('loss', loss)\n",
+            "a print of the loss in a text": LOOP + "    print(f'loss {loss:.3f}')\n",
+            "a copy to the host": LOOP + "    losses.append(loss.detach().cpu())\n",
+            "a function of one step": XLA + "def step(x):\n    loss = m(x)\n    loss.backward()\n    return loss.item()\n",
+        },
+        {
+            "now and then": LOOP + "    if step % 50 == 0:\n        print(loss.item())\n",
+            "after the loop": LOOP + "print(loss.item())\n",
+            "a closure": LOOP + "    def closure():\n        print(loss.item())\n    xm.add_step_closure(closure)\n",
+            "without XLA": "import torch\n" + LOOP[len(XLA):].replace("xm.optimizer_step(opt)", "opt.step()") + "    loss.item()\n",
+            "no step": XLA + "for x in loader:\n    total += model(x).item()\n",
+            "a print of words": LOOP + "    print('loss goes down')\n",
+            "items of a dict": LOOP + "    for k, v in d.items(): pass\n",
+        },
+    ),
+    "unsynchronised-gradients": (
+        {"mark_step for the sync": TRAIN, "in old words": TRAIN.replace("torch_xla.sync", "xm.mark_step")},
+        {
+            "optimizer_step": TRAIN.replace("optimizer.step()", "xm.optimizer_step(optimizer)"),
+            "reduced by hand": TRAIN.replace("optimizer.step()", "xm.reduce_gradients(optimizer); optimizer.step()"),
+            "one process": TRAIN.replace("torch_xla.launch(train)", "train(0)"),
+            "SPMD": TRAIN + "torch_xla.runtime.use_spmd()\n",
+            "DDP": TRAIN + "model = DistributedDataParallel(model)\n",
+        },
+    ),
+    "scaler-on-xla": (
+        {"torch.amp": XLA + "s = torch.amp.GradScaler()\n", "torch.cuda": XLA + "s = torch.cuda.amp.GradScaler()\n"},
+        {
+            "only on a GPU": XLA + "if device.type == 'cuda':\n    s = torch.amp.GradScaler()\n",
+            "switched off": XLA + "s = torch.amp.GradScaler(enabled=False)\n",
+            "without XLA": "import torch\ns = torch.amp.GradScaler()\n",
+        },
+    ),
+    "fp16-accelerator": (
+        {"fp16": "from accelerate import Accelerator\nAccelerator(mixed_precision='fp16')\n"},
+        {
+            "bf16": "from accelerate import Accelerator\nAccelerator(mixed_precision='bf16')\n",
+            "chosen": "from accelerate import Accelerator\nAccelerator(mixed_precision=args.precision)\n",
+            "another class": "from mine import Accelerator\nAccelerator(mixed_precision='fp16')\n",
+        },
+    ),
+    "collective-under-master": (
+        {
+            "save": XLA + "if xm.is_master_ordinal():\n    xm.save(m.state_dict(), 'x')\n",
+            "by rank": XLA + "if xr.global_ordinal() == 0:\n    xm.save(m.state_dict(), 'x')\n",
+            "nested": XLA + "if xm.is_master_ordinal():\n    if better:\n        xm.mesh_reduce('a', x, sum)\n",
+            "accelerate": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')\n",
+        },
+        {
+            "all of them": XLA + "xm.save(m.state_dict(), 'x')\n",
+            "plain saving": XLA + "if xm.is_master_ordinal():\n    torch.save(x, 'x')\n    print('saved')\n",
+            "the other branch": XLA + "if xm.is_master_ordinal():\n    pass\nelse:\n    pass\nxm.save(s, 'x')\n",
+            "the master first": XLA + "def f():\n    if not xm.is_master_ordinal():\n        xm.rendezvous('a')\n    load()\n    if xm.is_master_ordinal():\n        xm.rendezvous('a')\n",
+            "accelerate's own saving": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save(x, 'x')\n",
+        },
+    ),
+    "no-drop-last": (
+        {
+            "by name": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8)\n",
+            "by position": XLA + "import torch.utils.data\ntorch.utils.data.DataLoader(d, 32, True)\n",
+            "said no": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8, drop_last=False)\n",
+        },
+        {
+            "dropped": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8, drop_last=True)\n",
+            "one by one": XLA + "from torch.utils.data import DataLoader\nDataLoader(d)\nDataLoader(d, batch_size=1)\n",
+            "a batch sampler": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_sampler=s)\n",
+            "without XLA": "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8)\n",
+        },
+    ),
+    "padding-to-longest": (
+        {
+            "longest": XLA + "tokenizer(t, padding=True)\n",
+            "in words": XLA + "self.tokenizer(t, padding='longest')\n",
+            "sequences": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)\n",
+        },
+        {
+            "fixed": XLA + "tokenizer(t, padding='max_length', max_length=128)\n",
+            "a convolution": XLA + "torch.nn.Conv2d(1, 1, 3, padding=True)\n",
+        },
+    ),
+}  # fmt: skip
+
+
+def ids(code: str) -> list[str]:
+    module = python_module("x.py", code)
+    assert module.tree is not None, module.notes
+    return [finding.id for finding in module_findings(module)]
+
+
+@pytest.mark.parametrize(("habit", "name"), [(h, n) for h in CASES for n in CASES[h][0]])
+def test_habit_is_found(habit, name):
+    assert habit in ids(CASES[habit][0][name])
+
+
+@pytest.mark.parametrize(("habit", "name"), [(h, n) for h in CASES for n in CASES[h][1]])
+def test_what_is_no_habit(habit, name):
+    assert habit not in ids(CASES[habit][1][name])
+
+
+def test_a_good_script_has_none():
+    code = (
+        XLA
+        + """
+import torch_xla.runtime as xr
+import torch_xla.distributed.parallel_loader as pl
+from torch.utils.data import DataLoader
+
+def train(index):
+    device = torch_xla.device()
+    model = Model().to(device)
+    loader = pl.MpDeviceLoader(DataLoader(data, batch_size=8, drop_last=True), device)
+    for step, x in enumerate(loader):
+        with torch.autocast("xla", dtype=torch.bfloat16):
+            loss = model(x)
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        if step % 50 == 0:
+            xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))
+    xm.save(model.state_dict(), "model.pt")
+
+if __name__ == "__main__":
+    torch_xla.launch(train)
+"""
+    )
+    assert ids(code) == []

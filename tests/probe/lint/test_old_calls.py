@@ -1,0 +1,280 @@
+# ruff: noqa: E501 - a case is one line
+"""Every row of the table of old calls: found where it is used, and not where it only looks so."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from tpukit.knowledge.calls import old_calls
+from tpukit.probe.lint.scan import may_concern, module_findings
+from tpukit.probe.lint.source import python_module
+
+XM = "import torch_xla.core.xla_model as xm\n"
+CASES = {
+    # id: (code that has it, code that looks like it and has it not)
+    "xm-xla-device": (XM + "d = xm.xla_device()", "import torch_xla\nd = torch_xla.device()"),
+    "xm-mark-step": (XM + "xm.mark_step()", "class Xm:\n  def mark_step(self): ...\nxm = Xm()\nxm.mark_step()"),
+    "xm-xrt-world-size": (XM + "n = xm.xrt_world_size()", "import torch_xla.runtime as xr\nn = xr.world_size()"),
+    "xm-get-ordinal": (XM + "r = xm.get_ordinal()", XM + "r = xm.get_local_ordinal()"),
+    "xm-get-metrics": (XM + "xm.get_metrics()", XM + "xm.get_memory_info()"),
+    "xm-parse-xla-device": (XM + "xm.parse_xla_device('xla:0')", "def parse_xla_device(d): ...\nparse_xla_device('xla:0')"),
+    "xla-device-of-device": ("import torch_xla\nd = torch_xla.device.xla_device()", "import torch_xla\nd = torch_xla.device().index"),
+    "xm-get-xla-supported-devices": (XM + "xm.get_xla_supported_devices('TPU')", XM + "xm.get_xla_supported_devices()"),
+    "xmp-spawn-nprocs": (
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=8)",
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=None)\nxmp.spawn(f, nprocs=1)\n"
+        "import torch.multiprocessing as mp\nmp.spawn(f, nprocs=8)",
+    ),
+    "xmp-serial-executor": (
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.MpSerialExecutor()",
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.MpModelWrapper(m)",
+    ),
+    "xla-amp-autocast": ("from torch_xla.amp import autocast\nwith autocast(d): pass", "from torch import autocast\nwith autocast('xla'): pass"),
+    "xla-amp-gradscaler": ("from torch_xla.amp import GradScaler", "from torch.amp import GradScaler"),
+    "experimental-pjrt": ("from torch_xla.experimental import pjrt", "from torch_xla.experimental import eager"),
+    "experimental-xla-sharding": ("import torch_xla.experimental.xla_sharding as xs", "import torch_xla.distributed.spmd as xs"),
+    "distributed-xla-dist": ("from torch_xla.distributed.xla_dist import main", "import torch_xla.distributed.xla_backend"),
+    "xr-using-pjrt": ("import torch_xla.runtime as xr\nxr.using_pjrt()", "import torch_xla.runtime as xr\nxr.is_spmd()"),
+    "xla-environment": ("import os\nos.environ['XLA_USE_BF16'] = '1'", "import os\nif os.environ.get('XLA_USE_BF16'): pass\nXLA_USE_BF16 = 1"),
+    "xrt-environment": ("import os\nassert os.environ['COLAB_TPU_ADDR']", "import os\nos.environ.get('COLAB_TPU_ADDR')"),
+    "timm-models-layers": ("from timm.models.layers import DropPath", "from timm.layers import DropPath\nfrom mypkg.models.layers import X"),
+    "timm-models-registry": ("from timm.models.registry import register_model", "from timm.models import register_model"),
+    "timm-models-helpers": ("from timm.models.helpers import build_model_with_cfg", "from timm.models._helpers import load_checkpoint"),
+    "timm-optim-factory": ("from timm.optim.optim_factory import create_optimizer", "from timm.optim import create_optimizer"),
+    "cuda-amp-autocast": ("import torch\nwith torch.cuda.amp.autocast(): pass", "import torch\nwith torch.amp.autocast('cuda'): pass"),
+    "cuda-amp-gradscaler": ("from torch.cuda.amp import GradScaler as S\ns = S()", "from torch.amp import GradScaler as S\ns = S('cuda')"),
+    "cpu-amp-autocast": ("import torch\nwith torch.cpu.amp.autocast(): pass", "import torch\nwith torch.autocast('cpu'): pass"),
+    "cpu-amp-gradscaler": ("import torch\ntorch.cpu.amp.GradScaler()", "import torch\ntorch.amp.GradScaler('cpu')"),
+    "cuda-amp-custom": ("from torch.cuda.amp import custom_fwd\n@custom_fwd\ndef f(): ...", "from torch.amp import custom_fwd\n@custom_fwd(device_type='cuda')\ndef f(): ..."),
+    "torch-load": ("import torch\ntorch.load('x.pt')", "import torch, json\ntorch.load('x.pt', weights_only=True)\ntorch.load('y', **kw)\njson.load(f)"),
+    "checkpoint-use-reentrant": (
+        "from torch.utils.checkpoint import checkpoint\ncheckpoint(f, x)",
+        "from torch.utils.checkpoint import checkpoint\ncheckpoint(f, x, use_reentrant=False)\nmodel.checkpoint(x)",
+    ),
+    "scheduler-verbose": (
+        "from torch.optim.lr_scheduler import LinearLR\nLinearLR(o, verbose=True)",
+        "from torch.optim.lr_scheduler import LinearLR\nLinearLR(o)\nfrom mine import StepLR\nStepLR(o, verbose=True)",
+    ),
+    "torch-six": ("from torch._six import inf", "from six import moves"),
+    "torch-linalg": ("import torch\ntorch.symeig(x)", "import torch\ntorch.linalg.eigh(x)\nx.solve(y)"),
+    "clip-grad-norm": ("from torch.nn.utils import clip_grad_norm\nclip_grad_norm(p, 1)", "from torch.nn.utils import clip_grad_norm_\nclip_grad_norm_(p, 1)"),
+    "nn-init-without-underscore": ("import torch.nn as nn\nnn.init.xavier_uniform(w)", "import torch.nn as nn\nnn.init.xavier_uniform_(w)"),
+    "cuda-memory-cached": ("import torch\ntorch.cuda.memory_cached()", "import torch\ntorch.cuda.memory_reserved()"),
+    "cuda-max-memory-cached": ("import torch\ntorch.cuda.max_memory_cached()", "import torch\ntorch.cuda.max_memory_reserved()"),
+    "cuda-reset-max-memory": ("import torch\ntorch.cuda.reset_max_memory_allocated()", "import torch\ntorch.cuda.reset_peak_memory_stats()"),
+    "set-default-tensor-type": ("import torch\ntorch.set_default_tensor_type('x')", "import torch\ntorch.set_default_dtype(torch.float32)"),
+    "sdp-kernel": ("import torch\nwith torch.backends.cuda.sdp_kernel(): pass", "from torch.nn.attention import sdpa_kernel\nwith sdpa_kernel([]): pass"),
+    "assert-allclose": ("import torch\ntorch.testing.assert_allclose(a, b)", "import numpy as np\nnp.testing.assert_allclose(a, b)"),
+    "stateless-functional-call": ("from torch.nn.utils.stateless import functional_call\nfunctional_call(m, p, x)", "from torch.func import functional_call\nfunctional_call(m, p, x)"),
+    "functorch": ("from functorch import vmap\nvmap(f)(x)", "from torch.func import vmap\nvmap(f)(x)"),
+    "distributed-launch": ("from torch.distributed.launch import main", "from torch.distributed.run import main"),
+    "accelerator-fp16": ("from accelerate import Accelerator\nAccelerator(fp16=True)", "from accelerate import Accelerator\nAccelerator(mixed_precision='bf16')"),
+    "accelerator-dataloader": (
+        "from accelerate import Accelerator\nAccelerator(dispatch_batches=True)",
+        "from accelerate import Accelerator, DataLoaderConfiguration\nAccelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))",
+    ),
+    "accelerator-logging-dir": ("from accelerate import Accelerator\nAccelerator(logging_dir='x')", "from accelerate import Accelerator\nAccelerator(project_dir='x')"),
+    "accelerator-use-fp16": ("from accelerate import Accelerator\na = Accelerator()\na.use_fp16", "class A: use_fp16 = 1\na = A()\na.use_fp16"),
+    "accelerator-device-type": ("import accelerate\na = accelerate.Accelerator()\na.device_type", "import accelerate\na = accelerate.Accelerator()\na.device.type"),
+    "distributed-type-tpu": ("from accelerate import DistributedType\nDistributedType.TPU", "from accelerate import DistributedType\nDistributedType.XLA\nclass D: TPU = 1\nD.TPU"),
+    "is-tpu-available": ("from accelerate.utils import is_tpu_available", "from accelerate.utils import is_torch_xla_available\ndef is_tpu_available(): ...\nis_tpu_available()"),
+    "transformers-adamw": ("from transformers import AdamW\nAdamW(p)", "from torch.optim import AdamW\nAdamW(p)"),
+    "training-arguments-evaluation-strategy": (
+        "from transformers import TrainingArguments\nTrainingArguments(evaluation_strategy='no')",
+        "from transformers import TrainingArguments\nTrainingArguments(eval_strategy='no')",
+    ),
+    "training-arguments-gone": (
+        "from transformers import TrainingArguments\nTrainingArguments(tpu_num_cores=8)",
+        "from transformers import TrainingArguments\nTrainingArguments(use_cpu=True)",
+    ),
+    "trainer-tokenizer": ("from transformers import Trainer\nTrainer(tokenizer=t)", "from transformers import Trainer\nTrainer(processing_class=t)"),
+    "transformers-old-names": ("from transformers import AutoModelWithLMHead", "from transformers import AutoModelForCausalLM"),
+    "lightning-trainer": ("import pytorch_lightning as pl\npl.Trainer(tpu_cores=8)", "import pytorch_lightning as pl\npl.Trainer(accelerator='tpu', devices=8)"),
+    "numpy-aliases": ("import numpy as np\nnp.float(3)", "import numpy as np\nnp.float32(3)\nnp.int64(3)"),
+    "numpy-2": ("import numpy as np\nnp.float_(3)", "import numpy as np\nnp.float64(3)\nnp.nan"),
+}  # fmt: skip
+
+LOOKS_LIKE = {
+    "parameter shadows the module": XM + "def f(xm):\n    return xm.xla_device()",
+    "another package of that name": "from mytools import xla_model as xm\nxm.xla_device()",
+    "a relative import": "from .core import xla_model as xm\nxm.xla_device()",
+    "text and comments": XM + "# xm.xla_device()\ns = 'xm.xla_device()'",
+    "silenced": XM + "d = xm.xla_device()  # tpukit: ignore",
+    "a fallback for old releases": (
+        "try:\n    from torch_xla.runtime import world_size\nexcept ImportError:\n"
+        "    from torch_xla.core.xla_model import xrt_world_size as world_size\nworld_size()"
+    ),
+    "a check by hasattr": XM + "if hasattr(xm, 'xrt_world_size'):\n    n = xm.xrt_world_size()",
+    "a check by version": (
+        "import torch\nfrom packaging import version\n"
+        "if version.parse(torch.__version__) < version.parse('2.4'):\n"
+        "    scaler = torch.cuda.amp.GradScaler()"
+    ),
+    "a new name under an old one's alias": (
+        "try:\n    from torch.amp import autocast\nexcept ImportError:\n"
+        "    from torch.cuda.amp import autocast\nwith autocast('cuda'): pass"
+    ),
+    "a built-in beside a star": "from numpy import *\nzeros(3, dtype=float)",
+    "a class of one's own": "class Accelerator:\n    def __init__(self, fp16): ...\nAccelerator(fp16=True)",
+}
+
+SPELLINGS = {
+    "import package": "import torch_xla\nimport torch_xla.core.xla_model\ntorch_xla.core.xla_model.xla_device()",
+    "from package": "from torch_xla.core import xla_model\nxla_model.xla_device()",
+    "from module": "from torch_xla.core.xla_model import xla_device\nxla_device()",
+    "renamed": "from torch_xla.core.xla_model import xla_device as dev\ndev()",
+    "star": "from torch_xla.core.xla_model import *\nxla_device()",
+    "assigned module": "import torch_xla.core.xla_model\nxm = torch_xla.core.xla_model\nxm.xla_device()",
+    "assigned function": XM + "dev = xm.xla_device\ndev()",
+    "getattr": XM + "getattr(xm, 'xla_device')()",
+    "inside a function": "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device()",
+    "imported below its use": "def f():\n    return xm.xla_device()\n" + XM,
+    "in a class": XM + "class A:\n    device = xm.xla_device()",
+    "in a lambda": XM + "f = lambda: xm.xla_device()",
+    "in a default": XM + "def f(d=xm.xla_device()): ...",
+    "in a comprehension": XM + "[xm.xla_device() for _ in range(8)]",
+    "in an f-string": XM + "f'{xm.xla_device()}'",
+    "in a decorator": XM + "@register(xm.xla_device())\ndef f(): ...",
+    "under try": "try:\n    import torch_xla.core.xla_model as xm\nexcept ImportError:\n    xm = None\nxm.xla_device()",
+    "in match": XM + "match x:\n    case 1:\n        xm.xla_device()",
+}
+
+
+def ids(code: str) -> list[str]:
+    module = python_module("x.py", code + "\n")
+    assert module.tree is not None, module.notes
+    found = [finding.id for finding in module_findings(module)]
+    # What is found must also get past the look that saves parsing most files.
+    assert not found or may_concern(code.encode())
+    return found
+
+
+def test_every_row_has_its_case():
+    assert set(CASES) == {row.id for row in old_calls()}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_row_is_found(id):
+    assert id in ids(CASES[id][0])
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_near_miss_is_not_found(id):
+    assert id not in ids(CASES[id][1])
+
+
+@pytest.mark.parametrize("name", LOOKS_LIKE)
+def test_what_only_looks_like_it(name):
+    assert ids(LOOKS_LIKE[name]) == []
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_spelling_is_found(name):
+    assert "xm-xla-device" in ids(SPELLINGS[name])
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("from accelerate import Accelerator\ndef f(a: Accelerator):\n    a.use_fp16", "accelerator-use-fp16"),
+        ("from accelerate import Accelerator\ndef f(a: 'Accelerator | None'):\n    a.use_fp16", "accelerator-use-fp16"),
+        ("from accelerate import Accelerator\nclass T:\n    def __init__(self):\n        self.acc = Accelerator()\n"
+         "    def g(self):\n        return self.acc.device_type", "accelerator-device-type"),
+        ("import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, (), 8)", "xmp-spawn-nprocs"),
+        ("import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=FLAGS['cores'])", "xmp-spawn-nprocs"),
+        ("import timm\ntimm.models.layers.DropPath(0.1)", "timm-models-layers"),
+        ("from timm.models.layers.drop import DropPath", "timm-models-layers"),
+        ("import os\nos.environ.update({'XLA_USE_BF16': '1'})", "xla-environment"),
+        ("import torch as T\nT.load('x.pt')", "torch-load"),
+        ("from torch import serialization as s\ns.load('x.pt')", "torch-load"),
+        ("import numpy\ngetattr(numpy, 'float')(3)", "numpy-aliases"),
+        ("from numpy import (\n    array,\n    float_,\n)\nfloat_(3)", "numpy-2"),
+        ("import os, \\\n    torch\ntorch.load('x.pt')", "torch-load"),
+        ("from torch.utils.checkpoint import checkpoint as ckpt\nckpt(f, x)", "checkpoint-use-reentrant"),
+        ("from torch.utils import checkpoint as cp\nrun = cp.checkpoint\nrun(f, x)", "checkpoint-use-reentrant"),
+        ("from os import environ\nenviron.setdefault('XLA_USE_SPMD', '1')", "xla-environment"),
+    ],
+)  # fmt: skip
+def test_further_forms(code, expected):
+    assert expected in ids(code)
+
+
+def test_place_and_words():
+    code = "é = 'ü'; import torch_xla.core.xla_model as xm; d = xm.xla_device()\n"
+    (finding,) = module_findings(python_module("a.py", code))
+    assert (finding.line, finding.column) == (1, code.index("xm.xla_device") + 1)
+    assert finding.status == "deprecated"
+    assert finding.as_json() == {
+        "path": "a.py", "cell": None, "line": 1, "column": 53, "old": "xm.xla_device()",
+        "new": "torch_xla.device()", "since": "torch_xla 2.8", "status": "deprecated",
+        "id": "xm-xla-device", "fixable": True,
+    }  # fmt: skip
+
+
+# -- the table against the packages that are installed ------------------------------------------
+TORCH_XLA_GONE = """
+import os, sys
+os.environ["PJRT_DEVICE"] = "CPU"
+import importlib
+from tpukit.knowledge.calls import old_calls
+def there(name):
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+wrong = []
+for row in old_calls():
+    if row.kind in ("name", "module"):
+        for name in row.names:
+            package = name.partition(".")[0]
+            if package in sys.argv[1:] and there(name) == (row.status == "removed"):
+                wrong.append((row.status, name))
+print(wrong)
+"""
+
+
+def statuses_that_are_wrong(*packages: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TORCH_XLA_GONE, *packages],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_torch_xla_rows_are_true_of_the_installed_release():
+    pytest.importorskip("torch_xla")
+    assert statuses_that_are_wrong("torch_xla") == "[]"
+
+
+@pytest.mark.slow
+def test_timm_and_numpy_rows_are_true_of_the_installed_releases():
+    assert statuses_that_are_wrong("timm", "numpy") == "[]"
+
+
+def test_torch_rows_are_true_of_the_installed_release():
+    torch = importlib.import_module("torch")
+    schedulers = importlib.import_module("torch.optim.lr_scheduler")
+    for row in old_calls():
+        for name in row.names if row.id == "scheduler-verbose" else ():
+            scheduler = getattr(schedulers, name.rpartition(".")[2])
+            assert "verbose" not in inspect.signature(scheduler).parameters
+    with pytest.warns(FutureWarning):
+        torch.cuda.amp.GradScaler(enabled=False)
+    with pytest.warns(FutureWarning), torch.cuda.amp.autocast(enabled=False):
+        pass

@@ -1,0 +1,286 @@
+# ruff: noqa: E501 - a case is one line
+"""The knowledge: every entry is found in a realistic log, in every disguise; nothing else is."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from known_logs import LOGS, TB
+
+from tpukit.errors import DataError
+from tpukit.probe.logs.explain import unpack
+from tpukit.probe.logs.log_text import clean_lines
+from tpukit.probe.logs.matching import (
+    Matcher,
+    explain_exception,
+    explain_text,
+    is_out_of_memory,
+    known_entries,
+    read_entries,
+)
+from tpukit.probe.logs.memory_advice import parse_bytes, verdict
+
+ENTRIES = {entry.id: entry for entry in known_entries()}
+
+
+def found(text: str) -> list[str]:
+    matcher = Matcher(known_entries())
+    matcher.feed(clean_lines(unpack(list(enumerate(text.split("\n"), start=1)))))
+    return [explanation.id for explanation in matcher.explanations()]
+
+
+def in_colour(text: str) -> str:
+    return "\n".join(f"\x1b[31m\x1b[1m{line}\x1b[0m" for line in text.split("\n"))
+
+
+def by_rank(text: str) -> str:
+    other = "[rank0]: step {i} loss 2.1"
+    lines = text.split("\n")
+    return "\n".join(f"[rank3]: {line}\n{other.format(i=i)}" for i, line in enumerate(lines))
+
+
+def by_logger(text: str) -> str:
+    start = "2026-11-20 10:00:00,123 - trainer - ERROR - "
+    return "\n".join(start + line for line in text.split("\n"))
+
+
+def by_glog(text: str) -> str:
+    return "\n".join(f"W1120 10:00:00.123 4711 file.py:12] {line}" for line in text.split("\n"))
+
+
+def by_mpirun(text: str) -> str:
+    return "\n".join(f"[1,3]<stderr>:{line}" for line in text.split("\n"))
+
+
+def wrapped(text: str, width: int = 61) -> str:
+    """As a terminal breaks long lines: in the middle of a word."""
+    return "\n".join(
+        line[i : i + width] for line in text.split("\n") for i in range(0, len(line) or 1, width)
+    )
+
+
+def in_a_box(text: str) -> str:
+    lines = wrapped(text, 70).split("\n")
+    return "\n".join(["╭" + "─" * 74 + "╮", *(f"│ {line:<72} │" for line in lines)])
+
+
+def from_kaggle(text: str) -> str:
+    """As Kaggle stores a run's log: one JSON object a write."""
+    rows = [{"stream_name": "stderr", "time": 1.2, "data": f"{x}\n"} for x in text.split("\n")]
+    return "[" + "\n,".join(json.dumps(row) for row in rows) + "]"
+
+
+def in_a_notebook(text: str) -> str:
+    return json.dumps({"outputs": [{"text": text.splitlines(keepends=True)}]}, indent=1)
+
+
+def cut_in_the_middle(text: str) -> str:
+    lines = text.split("\n")
+    return "\n".join(["    return self._call_impl(*args, **kwargs)", *lines[-2:]])
+
+
+DISGUISES = [
+    in_colour, by_rank, by_logger, by_glog, by_mpirun, wrapped, in_a_box, from_kaggle,
+    in_a_notebook, lambda text: by_glog(wrapped(text)), lambda text: in_colour(by_rank(text)),
+]  # fmt: skip
+
+
+def test_every_entry_has_a_log():
+    assert set(LOGS) == set(ENTRIES)
+
+
+@pytest.mark.parametrize("id", LOGS)
+def test_entry_is_found(id):
+    assert id in found(LOGS[id])
+
+
+@pytest.mark.parametrize("id", LOGS)
+def test_entry_is_found_in_every_disguise(id):
+    if not ENTRIES[id].flows or id in ("host-oom-killed", "target-out-of-bounds", "loss-nan"):
+        pytest.skip("known by the shape of one line")
+    missed = [i for i, disguise in enumerate(DISGUISES) if id not in found(disguise(LOGS[id]))]
+    assert missed == []
+
+
+@pytest.mark.parametrize("id", LOGS)
+def test_no_log_brings_a_cause_that_is_not_in_it(id):
+    """What else is found says the same less exactly, or follows from it."""
+    others = [other for other in found(LOGS[id]) if other != id]
+    assert set(others) <= ALSO.get(id, set())
+
+
+ALSO = {
+    "tpu-oom-reserve": set(),
+    "tpu-oom-loading-program": {"tpu-oom-reserve"},
+    "tpu-device-busy": {"tpu-backend-init"},
+    "tpu-in-use-by-pid": {"tpu-backend-init"},
+    "launching-on-gpus-on-tpu": {"tpu-backend-init"},
+    "nccl-error": set(),
+    "shm-bus-error": set(),
+    "weights-only-load": set(),
+}
+
+
+@pytest.mark.parametrize("disguise", range(8))
+def test_numbers_do_not_matter(disguise):
+    draw = random.Random(disguise)
+    text = LOGS["tpu-oom-compile"] + "\n" + LOGS["cuda-oom"]
+    changed = "".join(draw.choice("123456789") if c.isdigit() else c for c in text)
+    assert {"tpu-oom-compile", "cuda-oom"} <= set(found(changed))
+
+
+def test_first_cause_before_what_followed():
+    log = "\n".join([
+        "W1120 10:00:00.000 1 run.py:1] Setting OMP_NUM_THREADS environment variable for each "
+        "process to be 1 in default",
+        LOGS["child-failed"].split("\n")[0],
+        "[rank0]: " + LOGS["rank-connection-lost"].split("\n")[-1],
+        "[rank1]: " + LOGS["cuda-oom"].split("\n")[-1],
+    ])  # fmt: skip
+    ids = found(log)
+    assert ids[0] == "cuda-oom"
+    assert ids[-1] == "omp-num-threads-notice"
+    assert {"child-failed", "rank-connection-lost"} <= set(ids)
+
+
+def test_line_and_count():
+    line = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    explanation = explain_text("\n".join(["a", "b", line, "c", line]))
+    assert (explanation.line, explanation.count) == (3, 2)
+    assert explanation.text == line
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"), [(2, "can grow"), (6, ": fine"), (12, "near the limit"), (48, "over the limit")]
+)  # fmt: skip
+def test_verdict_by_the_sizes_in_the_text(asked, word):
+    text = f"Allocation (size={asked * 2**30}) would exceed memory (size=17179869184) :: #x"
+    assert word in explain_text(text).fix
+
+
+def test_scale_by_the_sizes_in_the_text():
+    assert "0.68" in explain_text(LOGS["tpu-oom-compile"]).fix
+
+
+def test_sizes():
+    assert parse_bytes("21.84G") == 21.84 * 2**30
+    assert parse_bytes("17179869184") == 2**34
+    assert parse_bytes("much") is None
+    assert [verdict(x, 16) for x in (1, 5, 16, 17)] == ["grow", "fine", "near", "over"]
+
+
+OUT_OF_MEMORY = [
+    "tpu-allocation-exceeds-memory", "tpu-oom-compile", "tpu-oom-reserve", "tpu-oom-allocate",
+    "tpu-oom-loading-program", "xla-resource-exhausted", "xla-cpu-oom", "cuda-oom", "cpu-oom",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("id", LOGS)
+def test_out_of_memory_is_told_from_the_rest(id):
+    memory = {entry.id for entry in known_entries() if entry.topic == "out-of-memory"}
+    assert set(OUT_OF_MEMORY) <= memory
+    assert is_out_of_memory(LOGS[id]) == (id in memory)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Used 21.84G of 15.75G hbm. Exceeded hbm capacity by 6.10G.",
+        "Allocation (size=6000000000) would exceed memory (size=17179869184)",
+        "CompileTimeHbmOom: program (1.00T) exceeds available HBM (15.75G)",
+        "RuntimeError: Error preparing computation: Out of memory allocating 6000163152 bytes.",
+    ],
+)
+def test_out_of_memory_in_the_compilers_forms(text):
+    assert is_out_of_memory(text)
+
+
+HARMLESS = [
+    "", "step 10 loss 2.3 lr 1e-3", "Killed the old server politely", "the loss is nanny's",
+    "tests/test_memory.py::test_cuda_out_of_memory_is_recognised PASSED",
+    "nan_loss_guard enabled; loss: 0.0012", "val_loss=0.231 infer_time=3.1", "loss_inf_check=False",
+    "INFO memory: 12.1 GiB of 15.7 GiB used", "Collecting torch_xla==2.9.0", "exit code 13",
+    "WARNING: Running pip as the 'root' user can result in broken permissions",
+    "Successfully installed tensorflow-cpu-2.18.0 torch-2.9.0 torch_xla-2.9.0",
+    "Loss: 1.37 (0 inf, 0 nan skipped)", "Downloading gpt2/resolve/main/config.json 100%",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_nothing_is_known_about_ordinary_lines(text):
+    assert found(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["loss: nan", "train/loss nan", "loss=nan", "step 3 | loss NaN |", "'loss': nan,",
+     "epoch 2 loss: inf", "Loss is nan, stopping training", "total_loss = tensor(nan, device='xla:0')",
+     "val_loss: nan", "NaN loss at step 31"],
+)  # fmt: skip
+def test_a_loss_that_is_no_number(text):
+    assert found(text) == ["loss-nan"]
+
+
+def test_exception_and_its_cause():
+    try:
+        try:
+            raise MemoryError("DefaultCPUAllocator: can't allocate memory: 8 bytes")
+        except MemoryError as error:
+            raise RuntimeError("training failed") from error
+    except RuntimeError as error:
+        assert explain_exception(error).id == "cpu-oom"
+    assert explain_exception(RuntimeError("nobody knows")) is None
+
+
+# -- a person's own knowledge ---------------------------------------------------------------------
+def own(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    return path
+
+
+def test_own_entry_is_found_and_replaces_one_of_the_same_id(tmp_path):
+    path = own(tmp_path, """
+        [[error]]
+        id = "cuda-oom"
+        match = ["our scheduler evicted job <n:job>"]
+        cause = "Quota."
+        fix = "Ask ops."
+    """)  # fmt: skip
+    entries = read_entries([path])
+    assert len(entries) == len(ENTRIES)
+    explanation = explain_text("2026 our scheduler evicted job 4711", entries)
+    assert (explanation.cause, explanation.captures) == ("Quota.", {"job": "4711"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nothing = 1", "no [[error]] entries"),
+        ("[[error]", "no TOML"),
+        ('[[error]]\nid = "a"\ncause = "b"\nfix = "c"', "neither `match` nor `regex`"),
+        ('[[error]]\nid = "a"\nmatch = ["text here"]\nfix = "c"', "`cause` is missing"),
+        ('[[error]]\nid = "a"\nmatch = "text"\ncause = "b"\nfix = "c"', "a list of texts"),
+        ('[[error]]\nid = "a"\nmatch = ["<n>"]\ncause = "b"\nfix = "c"', "at least 4 letters"),
+        ('[[error]]\nid = "a"\nregex = ["("]\ncause = "b"\nfix = "c"', "no regular expression"),
+        ('[[error]]\nid = "a"\nmatches = ["x"]\ncause = "b"\nfix = "c"', "unknown field `matches`"),
+        ('[[error]]\nid = "a"\nmatch = ["text"]\ncause = "b"\nfix = "c"\nrole = "bad"', "unknown role"),
+    ],
+)  # fmt: skip
+def test_bad_knowledge_names_file_and_entry(tmp_path, text, expected):
+    with pytest.raises(DataError) as raised:
+        read_entries([own(tmp_path, text)])
+    assert expected in raised.value.message
+    assert "own.toml" in raised.value.message
+
+
+def test_own_knowledge_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_entries([tmp_path / "none.toml"])
+
+
+def test_traceback_alone_says_nothing():
+    assert found(TB) == []

@@ -1,0 +1,148 @@
+# ruff: noqa: E501 - a case is one line
+"""The checks that start torch: they run here for real, and whatever hangs ends in its time limit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tpukit.probe.machine import PlayedHost, RealHost, gather
+from tpukit.probe.machine.checks import Asked
+from tpukit.probe.machine.checks.live import STEPS, ask_child, run_live_checks
+
+ANSWER = "import os, json, sys\ndef say(**a): os.write(int(sys.argv[-2]), (json.dumps(a) + '\\n').encode())\n"
+FIRST = "say(id='torch-starts', status='pass', message='torch 2', fix=None)\n"
+CHILDREN = {
+    "never ends": "import time\ntime.sleep(1000)\n",
+    "ends but for a child of its own": "import subprocess, sys, time\n"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\ntime.sleep(1000)\n",
+    "ignores signals": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)\n",
+    "talks for ever": "import sys\nwhile True: sys.stderr.write('x' * 1000)\n",
+    "prints for ever": "import sys\nwhile True: print('x' * 1000)\n",
+}
+
+
+def played(monkeypatch, code: str, seconds: float = 1.5):
+    """The results when the child runs this code instead of its own."""
+    command = ["-c", ANSWER + code]
+    monkeypatch.setattr(
+        "tpukit.probe.machine.checks.live.ask_child", lambda _, s: ask_child(command, s)
+    )
+    facts = gather(PlayedHost({"packages": {"torch": "2.9.0"}}), quick=True)
+    return list(run_live_checks(facts, Asked(live_seconds=seconds)))
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_child_that_hangs(monkeypatch, name):
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    results = played(monkeypatch, FIRST + CHILDREN[name])
+    assert [r.id for r in results] == list(STEPS)
+    assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
+    assert "no answer within 1.5 s" in results[1].verdict.message
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("os.abort()", "SIGABRT"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import sys; sys.stderr.write(\"ImportError: _XLAC.so: undefined symbol: _ZN5\"); sys.exit(1)",
+         "different versions"),
+    ],
+)  # fmt: skip
+def test_child_that_crashes(monkeypatch, code, said):
+    results = played(monkeypatch, FIRST + code + "\n", seconds=20)
+    assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
+    assert said in results[1].verdict.message
+
+
+def test_child_that_ends_well_leaves_nothing_open(monkeypatch):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    played(monkeypatch, FIRST, seconds=20)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_checks_here():
+    facts = gather(RealHost(), quick=True)
+    results = list(run_live_checks(facts, Asked(hw="cpu", live_seconds=200)))
+    assert [r.verdict.status for r in results] == ["pass"] * 4, results
+    assert "bf16 within" in results[2].verdict.message
+    assert "loss" in results[3].verdict.message
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_the_checks_on_virtual_devices(monkeypatch):
+    pytest.importorskip("torch_xla")
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "4")
+    facts = gather(RealHost(), quick=True)
+    results = list(run_live_checks(facts, Asked(hw="tpu", live_seconds=250)))
+    assert [r.verdict.status for r in results] == ["pass"] * 4, results
+    assert "4 devices" in results[1].verdict.message
+
+
+def test_a_device_that_is_not_here():
+    facts = gather(RealHost(), quick=True)
+    if facts.kind != "cpu":
+        pytest.skip("there is one")
+    results = list(run_live_checks(facts, Asked(hw="gpu", live_seconds=200)))
+    assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
+    assert "GPU" in results[1].verdict.message
+
+
+# -- the real host -----------------------------------------------------------------------------------
+def test_program_that_hangs_or_is_not_there():
+    host = RealHost()
+    start = time.monotonic()
+    assert host.run(["sleep", "1000"], 0.3) is None
+    assert host.run(["no-such-program"], 1) is None
+    assert host.run(["false"], 5) is None
+    assert host.run(["echo", "a"], 5) == "a\n"
+    assert time.monotonic() - start < 20
+
+
+def test_server_that_does_not_answer():
+    """A metadata server that takes the connection's time: the limit ends it."""
+    host = RealHost()
+    start = time.monotonic()
+    assert not host.reaches("192.0.2.1", 80, 0.5)
+    assert not host.reaches("no-such-host.invalid", 80, 0.5)
+    assert time.monotonic() - start < 20
+
+
+def test_a_file_held_by_a_process_is_found(tmp_path):
+    held = tmp_path / "accel0"
+    held.touch()
+    code = f"import time\nf = open({str(held)!r})\nprint('open', flush=True)\ntime.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "open\n"
+            from tpukit.probe.machine.accelerators import _holders
+
+            (holder,) = _holders(RealHost(), [str(held)])
+            assert holder.pid == child.pid
+            assert "python" in holder.name
+        finally:
+            child.send_signal(signal.SIGKILL)
+
+
+def test_real_host_answers_what_is_not_there():
+    host = RealHost()
+    assert host.read("/no/such/file") is None
+    assert host.read("/") is None
+    assert host.names("/no/such") == []
+    assert host.link("/no/such") is None
+    assert host.disk("/no/such/folder") is not None
+    assert host.packages()["typer"]
+    assert host.package_text("torch/version.py")
+    assert Path("/proc/self").exists()

@@ -1,0 +1,229 @@
+"""Machines that are not here, played from recorded facts, each with its expected verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpukit.commands.reports.machine import as_json, without_secrets
+from tpukit.errors import DataError
+from tpukit.probe.machine import PlayedHost, gather
+from tpukit.probe.machine.checks import QUICK, Asked, run_check
+
+MACHINES = Path(__file__).parent / "machines"
+GIB = 2**30
+
+EXPECTED = {
+    "kaggle-tpu-v5e-8": {
+        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {
+            "device": "pass", "tpu-free": "pass", "torch-and-torch-xla": "pass", "libtpu": "pass",
+            "variables": "warn", "tensorflow": "skip", "number-formats": "pass",
+        },
+    },
+    "colab-tpu": {
+        "kind": "tpu", "place": "Colab", "devices": 1, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {
+            "device": "pass", "tpu-free": "pass", "torch-and-torch-xla": "pass", "libtpu": "pass",
+            "torchvision": "pass", "jax": "warn", "variables": "pass",
+        },
+    },
+    "kaggle-2xt4": {
+        "kind": "gpu", "place": "Kaggle", "devices": 2, "memory": 15 * GIB, "bf16": "emulated",
+        "verdicts": {
+            "device": "pass", "gpu-architecture": "pass", "driver": "pass",
+            "number-formats": "warn",
+            "gpus-alike": "pass", "torch-and-torch-xla": "pass",
+        },
+    },
+    "h200": {
+        "kind": "gpu", "place": "this machine", "devices": 1, "memory": 143771 * 2**20,
+        "bf16": "native",
+        "verdicts": {
+            "device": "pass", "gpu-architecture": "pass", "driver": "pass",
+            "number-formats": "pass",
+        },
+    },
+    "kaggle-p100-cuda-12.8": {
+        "kind": "gpu", "place": "Kaggle", "devices": 1, "memory": 16384 * 2**20, "bf16": "none",
+        "verdicts": {"gpu-architecture": "fail", "number-formats": "warn", "driver": "pass"},
+    },
+    "laptop": {
+        "kind": "cpu", "place": "this machine", "devices": 1, "memory": 16303428 * 1024,
+        "bf16": "emulated",
+        "verdicts": {
+            "device": "pass", "tpu-free": "skip", "torch-and-torch-xla": "pass", "port": "warn",
+            "number-formats": "pass", "libtpu": "skip",
+        },
+    },
+    "laptop-with-torch-tpu": {
+        "kind": "cpu", "place": "this machine", "devices": 1, "memory": 16303428 * 1024,
+        "bf16": "emulated", "verdicts": {"torch-tpu": "fail", "libtpu": "pass"},
+    },
+    "tpu-held-by-another": {
+        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {"tpu-free": "fail", "device": "pass"},
+    },
+    "tpu-held-by-own-kernel": {
+        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {"tpu-free": "fail"},
+    },
+    "torch-2.8-torch-xla-2.9": {
+        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {"torch-and-torch-xla": "fail", "libtpu": "pass"},
+    },
+    "libtpu-too-new": {
+        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {"torch-and-torch-xla": "pass", "libtpu": "fail"},
+    },
+    "tensorflow-installed": {
+        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
+        "verdicts": {"tensorflow": "warn"},
+    },
+}  # fmt: skip
+
+FIXES = {
+    ("tpu-held-by-another", "tpu-free"): "kill 311",
+    ("tpu-held-by-own-kernel", "tpu-free"): "Restart the notebook's kernel",
+    ("torch-2.8-torch-xla-2.9", "torch-and-torch-xla"): "pip install 'torch==2.9.0'",
+    ("libtpu-too-new", "libtpu"): "pip install 'libtpu==0.0.17.*'",
+    ("tensorflow-installed", "tensorflow"): "pip install tensorflow-cpu",
+    ("kaggle-p100-cuda-12.8", "gpu-architecture"): "T4",
+    ("kaggle-2xt4", "number-formats"): "fp16",
+    ("laptop-with-torch-tpu", "torch-tpu"): "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+    ("kaggle-tpu-v5e-8", "variables"): "unset TPU_PROCESS_ADDRESSES",
+}
+
+
+def machine(name: str) -> PlayedHost:
+    return PlayedHost.recorded(MACHINES / f"{name}.toml")
+
+
+def check_all(host: PlayedHost, *, quick: bool = False, asked: Asked | None = None):
+    facts = gather(host, quick=quick)
+    return facts, {r.id: r for r in (run_check(c, facts, asked or Asked()) for c in QUICK)}
+
+
+def test_every_recording_is_expected():
+    assert {path.stem for path in MACHINES.glob("*.toml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_facts_of_a_machine(name):
+    facts, results = check_all(machine(name))
+    found = as_json(facts, results.values(), ok=True)["hardware"]
+    expected = EXPECTED[name]
+    assert (found["kind"], found["place"]) == (expected["kind"], expected["place"])
+    assert len(found["devices"]) == expected["devices"]
+    for device in found["devices"]:
+        assert device["memory_bytes"] == expected["memory"]
+        assert device["bf16"] == expected["bf16"]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_verdicts_of_a_machine(name):
+    _, results = check_all(machine(name))
+    wanted = EXPECTED[name]["verdicts"]
+    assert {id: results[id].verdict.status for id in wanted} == wanted
+    failing = {id for id, result in results.items() if result.verdict.status == "fail"}
+    assert failing == {id for id, status in wanted.items() if status == "fail"}
+    for result in results.values():
+        assert (result.verdict.fix is not None) == (result.verdict.status in ("warn", "fail"))
+        assert "the check itself failed" not in result.verdict.message
+
+
+@pytest.mark.parametrize(("name", "check"), FIXES)
+def test_fix_is_the_command(name, check):
+    _, results = check_all(machine(name))
+    assert FIXES[name, check] in results[check].verdict.fix
+
+
+def test_holder_is_named():
+    _, results = check_all(machine("tpu-held-by-another"))
+    assert "pid 311 (python3 train.py) holds /dev/vfio/0" in results["tpu-free"].verdict.message
+
+
+@pytest.mark.parametrize("name", ["kaggle-2xt4", "kaggle-p100-cuda-12.8", "h200"])
+def test_quick_asks_no_program(name):
+    host = machine(name)
+    host.run = lambda command, seconds: pytest.fail(f"{command} was started")
+    facts, _ = check_all(host, quick=True)
+    assert all(gpu.capability for gpu in facts.gpus)
+
+
+def test_missing_tpu_fails_only_when_asked_for():
+    _, results = check_all(machine("laptop"))
+    assert results["device"].verdict.status == "pass"
+    _, results = check_all(machine("laptop"), asked=Asked(hw="tpu"))
+    assert results["device"].verdict.status == "fail"
+    assert "PJRT_DEVICE=CPU" in results["device"].verdict.fix
+    assert "probe-batch --target v5e-8" in results["device"].verdict.fix
+
+
+def test_stale_lock_file():
+    host = machine("kaggle-tpu-v5e-8")
+    host._tables["folders"]["/tmp/libtpu_lockfile"] = ""
+    _, results = check_all(host)
+    assert results["tpu-free"].verdict.status == "warn"
+    assert results["tpu-free"].verdict.fix == "rm /tmp/libtpu_lockfile"
+
+
+def test_small_shared_memory_and_full_disk():
+    host = machine("laptop")
+    host._tables["disks"] |= {"/dev/shm": [0.0625, 0.0625], ".": [20, 0.5]}
+    _, results = check_all(host)
+    assert results["shared-memory"].verdict.status == "warn"
+    assert results["free-disk"].verdict.status == "fail"
+
+
+def test_cpu_build_on_a_gpu_machine():
+    host = machine("h200")
+    host._tables["package_files"]["torch/version.py"] = "cuda: Optional[str] = None\n"
+    _, results = check_all(host)
+    assert results["gpu-architecture"].verdict.status == "fail"
+
+
+def test_old_driver():
+    host = machine("kaggle-2xt4")
+    host._tables["package_files"]["torch/version.py"] = "cuda: Optional[str] = '13.0'\n"
+    host._tables["packages"]["torch"] = "2.9.0+cu130"
+    _, results = check_all(host)
+    assert results["driver"].verdict.status == "fail"
+
+
+def test_torch_tpu_beside_torch_xla():
+    host = machine("laptop-with-torch-tpu")
+    host._tables["packages"]["torch-xla"] = "2.9.0"
+    host._tables["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    _, results = check_all(host)
+    assert results["torch-tpu"].verdict.status == "fail"
+    assert "one environment" in results["torch-tpu"].verdict.message
+
+
+def test_unknown_version_is_no_failure():
+    host = machine("colab-tpu")
+    host._tables["packages"] |= {"torch-xla": "2.13.0", "torch": "2.13.0"}
+    _, results = check_all(host)
+    assert results["libtpu"].verdict.status == "skip"
+
+
+def test_empty_machine_has_answers():
+    facts, results = check_all(PlayedHost({}))
+    assert facts.kind == "cpu"
+    assert results["torch-and-torch-xla"].verdict.status == "fail"
+    assert all("itself failed" not in r.verdict.message for r in results.values())
+
+
+def test_recording_must_say_where_it_is_known_from(tmp_path):
+    recording = tmp_path / "guess.toml"
+    recording.write_text('[packages]\ntorch = { is = "2.9.0" }\n')
+    with pytest.raises(DataError, match="known from"):
+        PlayedHost.recorded(recording)
+
+
+def test_report_leaves_secrets_out():
+    text = "HF hf_abcdefghijklmnop at https://ada:pw123@host/x in /home/ada/run token=abc"
+    clean = without_secrets(text, "/home/ada")
+    for secret in ("hf_abcdefghijklmnop", "pw123", "/home/ada", "token=abc"):
+        assert secret not in clean

@@ -1,0 +1,343 @@
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import environment
+
+from tpukit.errors import CheckpointError, DataError
+from tpukit.tasks.eit.data import packed
+from tpukit.tasks.eit.data.conditioning import voltage_map
+from tpukit.tasks.eit.data.dataset import EITDataset, existing_data_path, open_split
+from tpukit.tasks.eit.data.normalisation import (
+    Normalisation,
+    find_normalisation,
+    save_normalisation,
+)
+from tpukit.tasks.eit.data.packed import list_samples, load_samples
+from tpukit.tasks.eit.data.sample_file import has_image, read_sample
+from tpukit.tasks.eit.simulation.generate import DatasetPlan, make_dataset
+from tpukit.tasks.eit.task import EITTask
+
+YS, XS = np.full((208, 1), 1e-5, np.float32), np.zeros((128, 128), np.float32)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """20 samples of the simulator."""
+    folder = tmp_path_factory.mktemp("source") / "data"
+    make_dataset(DatasetPlan(folder, 20), workers=1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    """Caches and ./data of this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def write_samples(folder: Path, count: int, offset: float = 0.0) -> Path:
+    """`count` samples whose values tell their number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        np.savez(folder / f"{i:05d}.npz", ys=YS * i, xs=np.full_like(XS, i % 50 + offset))
+    return folder
+
+
+def check_samples(samples, count: int, offset: float = 0.0) -> None:
+    assert samples.ys.shape == (count, 208) and samples.xs.shape == (count, 128, 128)
+    numbers = np.arange(count)
+    np.testing.assert_array_equal(samples.ys[:, 7], YS[0] * numbers.astype(np.float32))
+    expected = (numbers % 50 + offset).astype(np.float32)
+    np.testing.assert_array_equal(samples.xs[:, 3, 4].astype(np.float32), expected)
+
+
+# -- what the engine reads -------------------------------------------------------------------------
+
+
+def test_a_sample_is_a_normalised_map_and_its_image(source):
+    data = open_split(source, "train")
+    files = sorted((source / "train").glob("*.npz"))
+    assert len(data) == len(files) == 16
+    mean, std = (torch.load(source / f"{n}.pth", weights_only=True) for n in ("mean", "std"))
+    for index in (0, 9, 15):
+        with np.load(files[index]) as stored:
+            sample = data[index]
+            expected = voltage_map(stored["ys"], mean.numpy(), std.numpy())
+            np.testing.assert_allclose(sample["voltages"][0], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(sample["image"][0], stored["xs"])
+        assert {n: (a.shape, a.dtype.name) for n, a in sample.items()} == {
+            "voltages": ((1, 16, 16), "float32"),
+            "image": ((1, 128, 128), "float32"),
+        }
+
+
+def test_voltage_scale_of_real_sets(source):
+    plain = open_split(source, "train")
+    scaled = packed.Samples(plain.samples.ys * 1978, plain.samples.xs)
+    other = EITDataset(scaled, plain.normalisation, voltage_scale=1978)
+    np.testing.assert_allclose(other[3]["voltages"], plain[3]["voltages"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_task_reads_both_splits_and_keeps_the_normalisation(source):
+    task = EITTask(size="tiny", data_path=str(source))
+    data = task.datasets()
+    assert (len(data.train), len(data.valid)) == (16, 2)
+    other = EITTask(size="tiny")
+    other.restore_artifacts(task.artifacts())
+    np.testing.assert_array_equal(other.normalisation.std, task.normalisation.std)
+
+
+def test_missing_path_falls_back_to_data_with_a_warning(source, capsys):
+    Path("data").symlink_to(source)
+    assert len(open_split("elsewhere", "test")) == 2
+    assert "warning: there is no elsewhere; taking ./data" in capsys.readouterr().err
+
+
+def test_normalisation_beside_the_splits_goes_before_data(tmp_path):
+    first, second = tmp_path / "one", tmp_path / "two"
+    for folder, value in ((first, 1.0), (second, 2.0)):
+        folder.mkdir()
+        values = np.full(208, value, np.float32)
+        save_normalisation(folder, Normalisation(values, values))
+    assert find_normalisation([first, second]).mean[0] == 1
+    assert find_normalisation([tmp_path / "none", second]).mean[0] == 2
+
+
+def test_normalisation_travels_with_a_run():
+    values = Normalisation(*np.random.default_rng(0).random((2, 208)).astype(np.float32))
+    again = Normalisation.from_bytes(values.to_bytes())
+    np.testing.assert_array_equal(again.mean, values.mean)
+    np.testing.assert_array_equal(again.std, values.std)
+    with pytest.raises(CheckpointError, match="normalisation"):
+        Normalisation.from_bytes(b"broken")
+
+
+# -- the pack --------------------------------------------------------------------------------------
+
+
+def test_many_files_are_packed_once_and_mapped(tmp_path):
+    folder = write_samples(tmp_path / "data" / "train", 700)
+    samples = load_samples(list_samples(folder))
+    check_samples(samples, 700)
+    assert isinstance(samples.xs, np.memmap) and samples.xs.dtype == np.float16
+    written = Path(samples.xs.filename).stat().st_mtime_ns
+    assert Path(load_samples(list_samples(folder)).xs.filename).stat().st_mtime_ns == written
+
+
+def test_a_changed_file_makes_a_new_pack_and_removes_the_old(tmp_path):
+    folder = write_samples(tmp_path / "data" / "train", 300)
+    old = Path(load_samples(list_samples(folder)).xs.filename)
+    np.savez(folder / "00003.npz", ys=YS * 3, xs=np.full_like(XS, 9))
+    new = load_samples(list_samples(folder))
+    assert new.xs[3, 0, 0] == 9
+    assert not old.exists() and Path(new.xs.filename).exists()
+
+
+@pytest.mark.parametrize("inexact", [slice(None), slice(277, 278)], ids=["all", "a late one"])
+def test_images_that_need_it_keep_full_precision(tmp_path, inexact):
+    folder = write_samples(tmp_path / "data" / "train", 300)
+    for path in list_samples(folder)[inexact]:
+        number = int(path.stem)
+        np.savez(path, ys=YS * number, xs=np.full_like(XS, number % 50 + 0.1))
+    samples = load_samples(list_samples(folder))
+    assert samples.xs.dtype == np.float32
+    assert samples.xs[277, 0, 0] == np.float32(27.1)
+
+
+def test_mapped_samples_travel_to_workers_by_name(tmp_path):
+    folder = write_samples(tmp_path / "data" / "train", 300)
+    content = pickle.dumps(load_samples(list_samples(folder)))
+    assert len(content) < 10_000
+    check_samples(pickle.loads(content), 300)
+
+
+def test_read_only_data_is_packed_in_the_cache_folder(tmp_path, monkeypatch):
+    folder = write_samples(tmp_path / "data" / "train", 300)
+    # Root may write anywhere; a file in the way stands for a folder that cannot be written.
+    (tmp_path / "data" / ".packed").write_text("")
+    samples = load_samples(list_samples(folder))
+    check_samples(samples, 300)
+    assert Path(samples.xs.filename).is_relative_to(tmp_path / "cache")
+
+
+def test_without_any_room_files_are_read_into_memory(tmp_path, monkeypatch, capsys):
+    folder = write_samples(tmp_path / "data" / "train", 300)
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda path: os.statvfs_result)
+    monkeypatch.setattr(os, "statvfs_result", type("Full", (), {"free": 0}), raising=False)
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda path: type("Full", (), {"free": 0}))
+    samples = load_samples(list_samples(folder))
+    check_samples(samples, 300)
+    assert not isinstance(samples.xs, np.memmap)
+    assert "no room to pack" in capsys.readouterr().err
+
+
+PACK = """
+import sys
+from pathlib import Path
+from tpukit.tasks.eit.data.packed import list_samples, load_samples
+samples = load_samples(list_samples(Path(sys.argv[1])))
+print(len(samples.ys), float(samples.xs[-1, 0, 0]))
+"""
+
+
+def pack_in_child(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PACK, str(folder)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_at_once_make_one_pack(tmp_path):
+    folder = write_samples(tmp_path / "data" / "train", 1200)
+    children = [pack_in_child(folder) for _ in range(2)]
+    told = [child.communicate(timeout=120) for child in children]
+    assert [out.split() for out, _ in told] == [["1200", "49.0"]] * 2
+    packs = [p for p in (tmp_path / "data" / ".packed" / "train").iterdir() if p.is_dir()]
+    assert len(packs) == 1
+
+
+def test_killed_while_packing_the_next_one_packs_anew(tmp_path):
+    folder = write_samples(tmp_path / "data" / "train", 1200)
+    home = tmp_path / "data" / ".packed" / "train"
+    child = pack_in_child(folder)
+    while not list(home.glob("*.part/xs.npy")):
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert list(home.glob("*.part"))
+    check_samples(load_samples(list_samples(folder)), 1200)
+    assert not list(home.glob("*.part"))
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+def test_no_data_says_how_to_make_some():
+    with pytest.raises(DataError, match="no data at nowhere") as raised:
+        open_split("nowhere", "train")
+    assert "tpukit data eit --out nowhere" in raised.value.hint
+
+
+def test_data_path_that_is_a_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(DataError, match="is a file"):
+        existing_data_path(path)
+
+
+def test_missing_and_empty_splits(tmp_path):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"train holds no \.npz"):
+        open_split(tmp_path, "train")
+    with pytest.raises(DataError, match="has no folder valid/"):
+        open_split(tmp_path, "valid")
+
+
+def saved(**arrays):
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    return stream.getvalue()
+
+
+def spoiled(array, value):
+    array = array.copy()
+    array.flat[5] = value
+    return array
+
+
+class Trap:
+    """A pickle that would leave a trace if it were loaded."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("trapped",))
+
+
+def single_array():
+    stream = io.BytesIO()
+    np.save(stream, XS)
+    return stream.getvalue()
+
+
+BAD_FILES = {
+    "text": (b"no npz at all", ["not an .npz"]),
+    "empty": (b"", ["not an .npz"]),
+    "truncated": (saved(ys=YS, xs=XS)[:-3000], ["not an .npz"]),
+    "flipped": (
+        saved(ys=YS, xs=XS)[:40_000] + b"!" + saved(ys=YS, xs=XS)[40_001:],
+        ["`xs`", "damaged"],
+    ),
+    "pickle": (pickle.dumps({"ys": YS}), ["not an .npz"]),
+    "array": (single_array(), ["single array"]),
+    "pickled field": (saved(ys=np.array([Trap()], object), xs=XS), ["`ys`", "pickled", "never"]),
+    "no ys": (saved(xs=XS), ["no field `ys`", "it has: xs"]),
+    "no xs": (saved(ys=YS), ["no field `xs`"]),
+    "ys shape": (saved(ys=YS[:200], xs=XS), ["`ys`", "(200, 1)", "(208,)"]),
+    "xs shape": (saved(ys=YS, xs=XS[:64]), ["`xs`", "(64, 128)", "(128, 128)"]),
+    "text field": (saved(ys=np.full((208, 1), "a"), xs=XS), ["`ys`", "numbers"]),
+    "nan": (saved(ys=spoiled(YS, np.nan), xs=XS), ["`ys`", "nan at [5]", "finite"]),
+    "infinite": (saved(ys=YS, xs=spoiled(XS, np.inf)), ["`xs`", "inf at [0, 5]"]),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), BAD_FILES.values(), ids=BAD_FILES)
+@pytest.mark.parametrize("count", [3, 300], ids=["read", "packed"])
+def test_bad_files_are_named_with_their_field(tmp_path, count, content, expected):
+    folder = write_samples(tmp_path / "data" / "train", count)
+    (folder / "00002.npz").write_bytes(content)
+    save_normalisation(folder.parent, Normalisation(*np.ones((2, 208), np.float32)))
+    with pytest.raises(DataError) as raised:
+        open_split(folder.parent, "train")
+    for part in [str(folder / "00002.npz"), *expected]:
+        assert part in raised.value.message
+    assert raised.value.hint
+    assert not Path("trapped").exists()
+    assert not list((folder.parent / ".packed").rglob("*.part"))
+
+
+def test_an_unreadable_file(tmp_path):
+    (tmp_path / "gone.npz").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_sample(tmp_path / "gone.npz")
+    with pytest.raises(DataError):
+        has_image(tmp_path / "gone.npz")
+
+
+def test_flat_voltages_are_taken_too(tmp_path):
+    np.savez(tmp_path / "flat.npz", ys=YS[:, 0])
+    assert read_sample(tmp_path / "flat.npz", image=False)[0].shape == (208,)
+    assert not has_image(tmp_path / "flat.npz")
+
+
+def test_missing_and_bad_normalisation(tmp_path):
+    folder = write_samples(tmp_path / "data" / "train", 2).parent
+    with pytest.raises(DataError, match=r"No mean\.pth") as raised:
+        open_split(folder, "train")
+    assert "tpukit data eit" in raised.value.hint
+    torch.save(torch.ones(1, 16, 13), folder / "mean.pth")
+    with pytest.raises(DataError, match=r"std\.pth is missing"):
+        open_split(folder, "train")
+    for bad, expected in (
+        (torch.ones(1, 16, 12), "16, 12"),
+        (torch.zeros(1, 16, 13), "positive"),
+        (torch.full((1, 16, 13), float("nan")), "finite"),
+        ({"std": 1}, "not a tensor"),
+        ([Trap()], "not a tensor"),
+    ):
+        torch.save(bad, folder / "std.pth")
+        with pytest.raises(DataError, match=expected):
+            open_split(folder, "train")
+    assert not Path("trapped").exists()

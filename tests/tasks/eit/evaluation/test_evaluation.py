@@ -1,0 +1,219 @@
+"""`tpukit test` on EIT runs, as a user calls it; and the sets it knows."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+from runs import failure, result, tpukit
+from scipy.io import loadmat
+
+from tpukit.errors import DataError
+from tpukit.tasks.eit.data.measured import check_units, open_test_set
+from tpukit.tasks.eit.data.normalisation import Normalisation
+from tpukit.tasks.eit.evaluation.pictures import draw_grid
+from tpukit.tasks.eit.simulation.generate import DatasetPlan, make_dataset
+from tpukit.tasks.eit.simulation.simulate import SimulationSettings
+
+METRICS = ("correlation", "rmse", "psnr", "ssim")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A data set, the measured sets' layout (made of simulated frames), and a run of one step."""
+    root = tmp_path_factory.mktemp("place")
+    settings = SimulationSettings(electrode_degrees=4.0)
+    make_dataset(DatasetPlan(root / "data", 30, settings=settings), workers=1)
+    for name, scale in (("uef2017", 1040.856), ("test2023", 1978.0)):
+        (root / "data" / name).mkdir()
+        for path in sorted((root / "data" / "valid").glob("*.npz")):
+            with np.load(path) as sample:
+                np.savez(root / "data" / name / path.name, ys=sample["ys"] * scale, xs=sample["xs"])
+    done = tpukit("train", "--size", "tiny", "--hw", "cpu", "--data-path", root / "data",
+                  "--results-dir", root / "run", "--global-batch-size", 2, "--max-steps", 1,
+                  "--json")  # fmt: skip
+    assert result(done)["steps"] == 1
+    return root
+
+
+@pytest.fixture(scope="module")
+def tested(place):
+    """The JSON fields of `test` with two samples a measurement."""
+    done = tpukit("test", "--run", place / "run", "--hw", "cpu", "--samples", 2,
+                  "--sampling-steps", 2, "--out", place / "out", "--json")  # fmt: skip
+    return result(done), done.stderr
+
+
+def test_metrics_baselines_and_intervals(tested):
+    fields, told = tested
+    assert (fields["task"], fields["data"], fields["samples"]) == ("eit", "simulated", 3)
+    expected = {f"{m}{s}" for m in METRICS for s in ("", "_single", "_baseline", "_noser")}
+    assert set(fields["metrics"]) == set(fields["intervals"]) == expected
+    for name, value in fields["metrics"].items():
+        low, high = fields["intervals"][name]
+        assert low <= value <= high
+    assert fields["metrics"]["correlation_noser"] > 0.5
+    assert "95 % interval" in told and "PSNR as published" in told
+
+
+def test_predictions_in_both_formats(tested, place):
+    with (
+        np.load(tested[0]["predictions"]) as saved,
+        np.load(next((place / "data" / "test").glob("*009.npz"))) as sample,
+    ):
+        assert saved["images"].shape == saved["images_baseline"].shape == (3, 128, 128)
+        np.testing.assert_array_equal(saved["truth"][0], sample["xs"])
+        assert saved["names"].tolist() == ["0000009", "0000019", "0000029"]
+        matlab = loadmat(place / "out" / "predictions.mat")
+        np.testing.assert_array_equal(matlab["images"], saved["images"])
+    rows = (place / "out" / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 4 and rows[0].startswith("sample,correlation,rmse")
+    mean = np.mean([float(row.split(",")[1]) for row in rows[1:]])
+    assert mean == pytest.approx(tested[0]["metrics"]["correlation"], abs=1e-5)
+
+
+def test_picture_is_one(tested):
+    picture = imread(tested[0]["picture"])
+    assert picture.shape[0] > 300 and picture.std() > 0.05
+
+
+@pytest.mark.slow
+def test_same_seed_same_images(tested, place):
+    again = tpukit("test", "--run", place / "run", "--hw", "cpu", "--samples", 2, "--batch-size", 1,
+                   "--sampling-steps", 2, "--out", place / "again", "--json")  # fmt: skip
+    result(again)
+    with (
+        np.load(place / "again" / "predictions.npz") as other,
+        np.load(tested[0]["predictions"]) as saved,
+    ):
+        np.testing.assert_allclose(other["images"], saved["images"], atol=1e-5)
+
+
+def test_unlabelled_folder_gives_images_without_metrics(place, tmp_path):
+    for path in (place / "data" / "test").glob("*.npz"):
+        with np.load(path) as sample:
+            np.savez(tmp_path / path.name, ys=sample["ys"])
+    done = tpukit("test", "--run", place / "run", "--hw", "cpu", "--data", tmp_path, "--limit", 1,
+                  "--sampling-steps", 1, "--out", tmp_path / "out", "--json")  # fmt: skip
+    fields = result(done)
+    assert fields["metrics"] == {} and fields["samples"] == 1
+    assert "no metrics" in done.stderr
+    with np.load(fields["predictions"]) as saved:
+        assert "truth" not in saved.files and saved["images"].shape == (1, 128, 128)
+
+
+def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
+    """The run's own normalisation is used: the data path needs none."""
+    shutil.copytree(place / "data" / "uef2017", tmp_path / "uef2017")
+    done = tpukit("test", "--run", place / "run", "--hw", "cpu", "--data", "uef2017", "--data-path",
+                  tmp_path, "--sampling-steps", 1, "--out", tmp_path / "out", "--json")  # fmt: skip
+    assert result(done)["samples"] == 3
+    assert "after looking at the measured" in done.stderr
+
+
+def slow(*values):
+    """One of a test's cases that the default run leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--data", "uef2071"], ["uef2071", "Did you mean uef2017?"]),
+        (["--data", "ktc2023", "--data-path", "RUN"], ["No .npz files", "test2023"]),
+        slow(["--run", "nowhere"], ["no run folder nowhere"]),
+        (["--checkpoint", "nowhere.pt"], ["nowhere.pt"]),
+        slow(["--checkpoint", "a", "--run", "b"], ["--run and --checkpoint"]),
+        slow(["--hw", "gpo"], ["gpo", "gpu"]),
+        (["--sampling-steps", "0"], ["sampling_steps = 0", "1..1000"]),
+        (["--out", "FILE/below"], ["cannot be written", "--out"]),
+    ],
+)
+def test_wrong_usage(place, tmp_path, arguments, expected):
+    (tmp_path / "file").write_text("")
+    places = {"RUN": str(place / "run"), "FILE/below": str(tmp_path / "file" / "below")}
+    given = [places.get(argument, argument) for argument in arguments]
+    usual = [] if {"--run", "--checkpoint"} & set(given) else ["--run", place / "run"]
+    hardware = [] if "--hw" in given else ["--hw", "cpu"]
+    data = [] if "--checkpoint" not in given else ["--data-path", place / "data"]
+    told = failure(tpukit("test", *usual, *hardware, *data, *given, cwd=tmp_path))
+    assert all(part in told for part in expected), told
+
+
+@pytest.mark.parametrize("suffix", [".npz", pytest.param(".mat", marks=pytest.mark.slow)])
+def test_predict_writes_the_images_of_a_folder(tested, place, tmp_path, suffix):
+    """The run's test split where no folder is named."""
+    out = tmp_path / f"images{suffix}"
+    folder = ["--data-path", place / "data" / "test"] if suffix == ".mat" else []
+    done = tpukit("predict", "--run", place / "run", "--hw", "cpu", "--out", out, *folder, "--json")
+    fields = result(done)
+    assert (fields["rows"], fields["path"]) == (3, str(out))
+    images = loadmat(out)["images"] if suffix == ".mat" else np.load(out)["images"]
+    assert images.shape == (3, 128, 128) and np.isfinite(images).all()
+
+
+def test_predict_with_a_bad_name_or_folder(place, tmp_path):
+    base = ["predict", "--run", place / "run", "--hw", "cpu"]
+    assert ".mat" in failure(tpukit(*base, "--out", tmp_path / "images.png"))
+    assert "no folder nowhere" in failure(tpukit(*base, "--data-path", "nowhere", cwd=tmp_path))
+
+
+# -- the sets --------------------------------------------------------------------------------------
+
+
+def quiet(message: str) -> None:
+    raise AssertionError(message)
+
+
+@pytest.mark.parametrize("name", ["uef2017", "ktc2023"])
+def test_measured_sets_come_in_the_simulations_units(place, name):
+    expected = open_test_set(str(place / "data" / "valid"), None, quiet)
+    for path in (place / "data", place / "data" / {"ktc2023": "test2023"}.get(name, name)):
+        frames = open_test_set(name, path, quiet)
+        assert frames.real and frames.electrode_degrees == 10.2
+        np.testing.assert_allclose(frames.ys, expected.ys, rtol=1e-6)
+        np.testing.assert_array_equal(frames.xs, expected.xs)
+
+
+def test_simulated_sets_say_their_electrodes(place):
+    frames = open_test_set("simulated", place / "data", quiet)
+    assert (frames.electrode_degrees, frames.real, len(frames.names)) == (4.0, False, 3)
+    assert open_test_set("simulated", place / "data", quiet, limit=2).xs.shape == (2, 128, 128)
+
+
+def test_voltages_in_other_units_are_noticed(place):
+    learned = Normalisation(np.zeros(208, np.float32), np.full(208, 1e-5, np.float32))
+    frames = open_test_set(str(place / "data" / "uef2017"), None, quiet)
+    assert "--data uef2017" in check_units(frames, learned)
+    assert check_units(open_test_set("uef2017", place / "data", quiet), learned) is None
+
+
+def test_empty_folder(tmp_path):
+    with pytest.raises(DataError, match=r"No \.npz"):
+        open_test_set(str(tmp_path), None, quiet)
+
+
+def test_grid_of_one_row_without_notes(tmp_path):
+    images = np.random.default_rng(0).uniform(-1, 1, (1, 128, 128))
+    draw_grid(tmp_path / "grid.png", {"ours": images}, ["a"], {}, "caption")
+    assert imread(tmp_path / "grid.png").ndim == 3
+
+
+@pytest.mark.slow
+def test_published_checkpoint_is_tested_with_the_datas_normalisation(place, tmp_path):
+    """Full width, one sampling step of one sample."""
+    from tpukit.tasks.eit.model.network import SIZES, reference_network
+
+    torch.manual_seed(0)
+    network = reference_network(SIZES["published"])
+    torch.save({"model": network.state_dict(), "epoch": 3}, tmp_path / "best.pt")
+    done = tpukit("test", "--checkpoint", tmp_path / "best.pt", "--hw", "cpu", "--data-path",
+                  place / "data", "--limit", 1, "--sampling-steps", 1, "--out", tmp_path / "out",
+                  "--json")  # fmt: skip
+    fields = result(done)
+    # The output layer starts at zero: so does the image.
+    with np.load(fields["predictions"]) as saved:
+        assert not saved["images"].any()
+    assert json.dumps(fields)

@@ -1,0 +1,131 @@
+"""The network against its description, and its lean form against its published one."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.eit.model.lean import LeanNetwork, lean_network
+from tpukit.tasks.eit.model.network import SIZES, NetworkConfig, enlarge, reference_network
+
+_spec = importlib.util.spec_from_file_location(
+    "published_arithmetic", Path(__file__).with_name("published_arithmetic.py")
+)
+published = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(published)
+
+NARROW = NetworkConfig(width=32, heads=4, levels=2, patch=4, image_side=64)
+DEEP = NetworkConfig(width=48, heads=3, levels=3, patch=2, image_side=64)
+LEARNED = NetworkConfig(
+    width=32, heads=2, levels=2, patch=4, image_side=64, learned_channels=3, learned_side=32
+)
+
+
+@pytest.fixture
+def inputs():
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(config, rows=2):
+        side, map_side = config.image_side, config.map_side
+        return (
+            torch.randn(rows, 1, side, side, generator=generator),
+            torch.tensor([3.0, 900.0] * (rows // 2)),
+            torch.randn(rows, 1, map_side, map_side, generator=generator),
+        )
+
+    return draw
+
+
+def trained(network, seed=0):
+    """The network with values that no zero hides."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return network
+
+
+def test_full_width_has_109_7_million_parameters_under_the_published_names():
+    network = reference_network(SIZES["published"])
+    assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 109.7
+    assert sorted(network.state_dict()) == sorted(published.published_keys())
+    lean = lean_network(SIZES["published"], FakeBackend())
+    lean.load_state_dict(network.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize("config", [NARROW, DEEP])
+def test_reference_form_is_the_published_arithmetic(config, inputs):
+    network = trained(reference_network(config))
+    images, t, maps = inputs(config)
+    weights = {k: v.double() for k, v in network.state_dict().items()}
+    plain = published.PublishedArithmetic(weights, config.heads, config.levels)
+    with torch.no_grad():
+        expected = plain(images.double(), t, maps.double())
+        error = (network(images, t, maps) - expected).abs().max() / expected.std()
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("config", [NARROW, DEEP, LEARNED])
+def test_lean_form_equals_the_reference_forward_and_backward(config, inputs):
+    reference = trained(reference_network(config))
+    lean = lean_network(config, FakeBackend())
+    lean.load_state_dict(reference.state_dict())
+    images, t, maps = inputs(config)
+    expected, found = reference(images, t, maps), lean(images, t, maps)
+    assert (found - expected).abs().max() / expected.std() < 2e-5
+    direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    expected.backward(direction)
+    found.backward(direction)
+    found_gradients = dict(lean.named_parameters())
+    for name, parameter in reference.named_parameters():
+        if parameter.requires_grad:
+            error = (parameter.grad - found_gradients[name].grad).norm() / parameter.grad.norm()
+            assert error < 2e-5, name
+
+
+def test_lean_form_agrees_within_bf16_rounding(inputs):
+    reference = trained(reference_network(DEEP))
+    lean = lean_network(DEEP, FakeBackend())
+    lean.load_state_dict(reference.state_dict())
+    images, t, maps = inputs(DEEP)
+    exact = reference(images, t, maps)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, lean_rounded = reference(images, t, maps), lean(images, t, maps)
+    own_error = (rounded.float() - exact).norm() / exact.norm()
+    lean_error = (lean_rounded.float() - exact).norm() / exact.norm()
+    assert lean_error < 1.5 * own_error < 0.05
+
+
+def test_every_block_is_identity_at_the_start(inputs):
+    network = reference_network(NARROW)
+    x = torch.randn(2, NARROW.grid**2, NARROW.width)
+    c = torch.randn(2, NARROW.width)
+    assert torch.equal(network.blocks.swinIn1(x, c), x)
+    assert torch.equal(network.blocks.mid(x, c), x)
+    assert not network(*inputs(NARROW)).any()
+
+
+def test_positions_are_sines_and_cosines_of_column_then_row():
+    codes = reference_network(NARROW).pos_embed[0].view(NARROW.grid, NARROW.grid, NARROW.width)
+    quarter = NARROW.width // 4
+    rates = torch.tensor([10000.0 ** (-k / quarter) for k in range(quarter)])
+    row, column = 5, 2
+    expected = torch.cat([f(p * rates) for p in (column, row) for f in (torch.sin, torch.cos)])
+    torch.testing.assert_close(codes[row, column], expected)
+
+
+def test_enlarging_is_nearest_interpolation():
+    images = torch.randn(2, 3, 16, 16)
+    expected = torch.nn.functional.interpolate(images, scale_factor=8, mode="nearest")
+    assert torch.equal(enlarge(images, 8), expected)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_smaller_sizes_run(size, inputs):
+    network = lean_network(SIZES[size], FakeBackend())
+    assert isinstance(network, LeanNetwork)
+    images, t, maps = inputs(SIZES[size])
+    assert network(images, t, maps).shape == images.shape

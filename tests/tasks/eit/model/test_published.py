@@ -1,0 +1,89 @@
+"""Checkpoints of the published code: read, and refused with a reason."""
+
+import pickle
+
+import pytest
+import torch
+
+from tpukit.errors import CheckpointError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.eit.model.lean import lean_network
+from tpukit.tasks.eit.model.network import NetworkConfig, reference_network
+from tpukit.tasks.eit.model.published import load_published, read_published
+
+CONFIG = NetworkConfig(width=32, heads=2, levels=2, patch=4, image_side=64)
+
+
+@pytest.fixture
+def released(tmp_path):
+    """A file as the published code writes it."""
+    torch.manual_seed(1)
+    path = tmp_path / "best.pt"
+    torch.save({"model": reference_network(CONFIG).state_dict(), "epoch": 17}, path)
+    return path
+
+
+def test_a_released_checkpoint_loads_into_the_lean_form(released):
+    network = lean_network(CONFIG, FakeBackend())
+    assert load_published(network, released).epoch == 17
+    expected = torch.load(released, weights_only=True)["model"]
+    found = network.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_another_size_is_named(released):
+    wider = NetworkConfig(width=64, heads=2, levels=3, patch=4, image_side=64)
+    with pytest.raises(CheckpointError, match=r"width 32, 2 levels.*width 64, 3 levels") as caught:
+        load_published(lean_network(wider, FakeBackend()), released)
+    assert "--size" in caught.value.hint
+
+
+def test_missing_unknown_and_misshapen_tensors_are_named(released):
+    content = torch.load(released, weights_only=True)
+    weights = content["model"]
+    del weights["final_layer.linear.bias"]
+    weights["extra"] = torch.zeros(1)
+    weights["blocks.mid.norm1.g"] = torch.zeros(1, 1, 5)
+    torch.save(content, released)
+    with pytest.raises(CheckpointError) as caught:
+        load_published(lean_network(CONFIG, FakeBackend()), released)
+    message = caught.value.message
+    assert "lacks final_layer.linear.bias" in message
+    assert "has unknown extra" in message
+    assert "blocks.mid.norm1.g (1, 1, 5) (expected (1, 1, 32))" in message
+
+
+class Trap:
+    """Would run code when unpickled."""
+
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: None,
+        lambda path: path.write_bytes(b"no checkpoint"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(pickle.dumps({"model": Trap()})),
+        lambda path: torch.save({"model": Trap()}, path),
+        lambda path: torch.save({"weights": {}}, path),
+        lambda path: torch.save([1, 2], path),
+        lambda path: torch.save({"model": {"a": 1}}, path),
+    ],
+    ids=["missing", "text", "empty", "pickle", "trap", "no-model", "list", "no-tensors"],
+)
+def test_anything_else_is_refused(tmp_path, write, capsys):
+    path = tmp_path / "file.pt"
+    write(path)
+    with pytest.raises(CheckpointError) as caught:
+        read_published(path)
+    assert str(path) in caught.value.message and caught.value.hint
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_a_truncated_file_is_refused(released):
+    released.write_bytes(released.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError):
+        read_published(released)

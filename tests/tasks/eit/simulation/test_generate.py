@@ -1,0 +1,363 @@
+import errno
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import environment, failure, result, tpukit
+
+from tpukit.errors import ConfigError, DataError, JobError
+from tpukit.tasks.eit.npz import encode_npz, write_whole
+from tpukit.tasks.eit.parallel import run_chunks
+from tpukit.tasks.eit.progress import Progress, duration
+from tpukit.tasks.eit.simulation import generate
+from tpukit.tasks.eit.simulation.generate import (
+    ChannelSums,
+    DatasetPlan,
+    make_dataset,
+    merged,
+    split_of,
+)
+from tpukit.tasks.eit.simulation.simulate import SimulationSettings
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Every data file's content, by its place."""
+    files = [*folder.glob("*/*.npz"), *folder.glob("*.pth")]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """450 samples made in one go."""
+    folder = tmp_path_factory.mktemp("made") / "data"
+    make_dataset(DatasetPlan(folder, 450), workers=2)
+    return folder
+
+
+def test_npz_is_read_by_numpy_and_the_same_bytes_each_time():
+    arrays = {"ys": np.arange(6.0).reshape(6, 1), "names": np.array(["a", "bc"])}
+    content = encode_npz(arrays)
+    assert content == encode_npz(arrays)
+    assert zipfile.ZipFile(io.BytesIO(content)).testzip() is None
+    with np.load(io.BytesIO(content)) as read:
+        assert read.files == ["ys", "names"]
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(read[name], array)
+
+
+def test_set_is_split_80_10_10_in_the_published_format(made):
+    counts = {name: len(list((made / name).glob("*.npz"))) for name in ("train", "valid", "test")}
+    assert counts == {"train": 360, "valid": 45, "test": 45}
+    with np.load(made / "train" / "0000010.npz", allow_pickle=False) as sample:
+        assert {n: (a.shape, a.dtype.name) for n, a in sample.items()} == {
+            "ys": ((208, 1), "float32"),
+            "xs": ((128, 128), "float32"),
+        }
+
+
+def test_normalisation_is_that_of_the_training_voltages(made):
+    voltages = np.stack([np.load(p)["ys"][:, 0] for p in sorted((made / "train").glob("*.npz"))])
+    mean, std = (torch.load(made / f"{n}.pth", weights_only=True) for n in ("mean", "std"))
+    assert mean.shape == std.shape == (1, 16, 13)
+    expected = torch.from_numpy(voltages.astype(np.float64))
+    torch.testing.assert_close(mean.ravel(), expected.mean(0).float(), rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(std.ravel(), expected.std(0).float(), rtol=1e-5, atol=1e-12)
+
+
+def test_sums_merge_as_if_added_one_by_one():
+    values = np.random.default_rng(0).normal(3, 2, (50, 208))
+    parts = [ChannelSums() for _ in range(3)]
+    for row, value in enumerate(values):
+        parts[min(row // 20, 2)].add(value)
+    total = merged(parts)
+    np.testing.assert_allclose(total.mean, values.mean(0))
+    np.testing.assert_allclose(total.std(), values.std(0, ddof=1))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_do_not_change_a_byte(made, tmp_path, workers):
+    make_dataset(DatasetPlan(tmp_path / "data", 450), workers=workers)
+    assert digest(tmp_path / "data") == digest(made)
+
+
+def test_a_larger_set_begins_with_the_smaller_one(made, tmp_path):
+    folder = tmp_path / "data"
+    make_dataset(DatasetPlan(folder, 130), workers=1)
+    done = make_dataset(DatasetPlan(folder, 450), workers=1)
+    assert done["made"] == 450
+    assert digest(folder) == digest(made)
+
+
+def test_parts_made_apart_are_those_of_the_whole(made, tmp_path):
+    make_dataset(DatasetPlan(tmp_path / "part", 100, first=150), workers=1)
+    whole = digest(made)
+    part = {n: d for n, d in digest(tmp_path / "part").items() if n.endswith(".npz")}
+    assert len(part) == 100
+    assert part.items() <= whole.items()
+
+
+def test_same_command_again_makes_nothing_and_a_lost_file_again(made):
+    before = digest(made)
+    assert make_dataset(DatasetPlan(made, 450), workers=1)["made"] == 0
+    (made / "valid" / "0000208.npz").unlink()
+    assert make_dataset(DatasetPlan(made, 450), workers=1)["made"] == 200
+    assert digest(made) == before
+
+
+def test_recon_adds_images(tmp_path):
+    make_dataset(DatasetPlan(tmp_path, 10, recon=True), workers=1)
+    with np.load(tmp_path / "train" / "0000000.npz") as sample:
+        assert sample["TR"].shape == sample["xs_gn"].shape == (128, 128)
+        assert sample["TR"].dtype == np.float32
+        assert np.corrcoef(sample["xs_gn"].ravel(), sample["xs"].ravel())[0, 1] > 0.3
+
+
+def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
+    """SIGKILL to the command at three moments; its workers end by themselves."""
+    folder = tmp_path / "data"
+    command = [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "450",
+               "--workers", "2"]  # fmt: skip
+    seen = set()
+    for _ in range(3):
+        process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        before = len(list(folder.glob("*/*.npz")))
+        while process.poll() is None and len(list(folder.glob("*/*.npz"))) < before + 57:
+            time.sleep(0.005)
+        workers = children_of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        wait_until_gone(workers)
+        seen.add(len(list(folder.glob("*/*.npz"))))
+    assert len(seen) > 1
+    fields = result(tpukit("data", "eit", "--out", folder, "--n", 450, "--json"))
+    assert (fields["samples"], fields["train"], fields["path"]) == (450, 360, str(folder))
+    assert digest(folder) == digest(made)
+    assert not list(folder.rglob("*.part"))
+
+
+def test_interrupted_it_says_how_to_go_on(tmp_path):
+    folder = tmp_path / "data"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "4000"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(folder.glob("train/*.npz")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGINT
+    assert "of 4,000 samples" in told and f"goes on: tpukit data eit --out {folder}" in told
+    assert "Traceback" not in told
+    wait_until_gone(workers)
+
+
+def children_of(pid: int) -> list[int]:
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    import psutil
+
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) and is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+def test_other_settings_in_the_same_folder_are_named(made):
+    before = digest(made)
+    other = DatasetPlan(made, 450, settings=SimulationSettings(seed=1, labels="difference"))
+    with pytest.raises(DataError, match=r"seed \(was 0, now 1\), labels \(was classes"):
+        make_dataset(other, workers=1)
+    with pytest.raises(DataError, match=r"already holds 450 samples, more than --n 130"):
+        make_dataset(DatasetPlan(made, 130), workers=1)
+    assert digest(made) == before
+
+
+def test_files_of_others_are_not_mixed_with(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "mine.npz").write_bytes(b"mine")
+    with pytest.raises(DataError, match="did not make"):
+        make_dataset(DatasetPlan(tmp_path, 10), workers=1)
+    assert (tmp_path / "train" / "mine.npz").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (DatasetPlan(Path("x"), 5), "--n 5"),
+        (DatasetPlan(Path("x"), 10, first=-1), "--start"),
+        (DatasetPlan(Path("x"), 10, settings=SimulationSettings(noise_db=(60, 33))), "--noise"),
+        (DatasetPlan(Path("x"), 10, settings=SimulationSettings(electrode_degrees=25)), "1..20"),
+    ],
+)
+def test_numbers_out_of_range(plan, expected):
+    with pytest.raises(ConfigError, match=expected):
+        make_dataset(plan, workers=1)
+    assert not Path("x").exists()
+
+
+def test_command_line_errors_are_short(tmp_path):
+    (tmp_path / "file").write_text("")
+    told = failure(tpukit("data", "eit", "--out", tmp_path / "file", "--n", 10))
+    assert "file" in told and "--out" in told
+    assert "33-60" in failure(tpukit("data", "eit", "--noise", "loud"))
+    assert "difference" in failure(tpukit("data", "eit", "--labels", "colours"))
+
+
+needs_mount = pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux"
+)
+
+
+@pytest.fixture
+def tmpfs(tmp_path):
+    """Mounts small file systems."""
+    mounted = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("mounting is not permitted")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@needs_mount
+def test_too_small_a_disk_is_seen_before_anything_is_made(tmpfs):
+    folder = tmpfs("size=2m")
+    with pytest.raises(DataError, match=r"1,000 samples take 0\.07 GB") as raised:
+        make_dataset(DatasetPlan(folder / "data", 1000), workers=1)
+    assert raised.value.id == "disk-full"
+
+
+@needs_mount
+def test_a_disk_that_fills_up_on_the_way_then_more_room(tmpfs):
+    """No more than 120 files fit: full in the middle. After remounting, the command goes on."""
+    folder = tmpfs("size=60m,nr_inodes=120")
+    told = failure(tpukit("data", "eit", "--out", folder / "data", "--n", 450), code=1)
+    assert "disk is full" in told and "goes on" in told
+    there = list((folder / "data").glob("*/*.npz"))
+    assert 50 < len(there) < 120
+    assert all(np.load(path)["xs"].shape == (128, 128) for path in there)
+    assert not list((folder / "data").rglob("*.part"))
+    subprocess.run(["mount", "-o", "remount,nr_inodes=9999", str(folder)], check=True)
+    result(tpukit("data", "eit", "--out", folder / "data", "--n", 450, "--json"))
+
+
+@needs_mount
+def test_read_only_folder(tmpfs):
+    folder = tmpfs("size=60m")
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    with pytest.raises(DataError, match="Read-only") as raised:
+        make_dataset(DatasetPlan(folder / "data", 10), workers=1)
+    assert "--out" in raised.value.hint
+
+
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    write_whole(path, b"old")
+
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="full"):
+        write_whole(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# -- workers and progress --------------------------------------------------------------------------
+
+
+def failing_chunk(arguments, chunk):
+    """What the tests below run in workers."""
+    if chunk == arguments["bad"]:
+        if arguments["how"] == "error":
+            raise DataError("file 7 is bad", "mend it", id="seven")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return chunk * 2
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """Lets worker processes find this module's functions."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(failing_chunk, "__module__", Path(__file__).stem)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{support()}")
+
+
+def support() -> str:
+    import runs
+
+    return str(Path(runs.__file__).parent)
+
+
+def test_chunks_come_back_with_their_results(importable):
+    found = dict(run_chunks(failing_chunk, {"bad": None}, list(range(20)), 3))
+    assert found == {i: 2 * i for i in range(20)}
+
+
+def test_a_workers_error_arrives_with_hint_and_id(importable):
+    with pytest.raises(DataError, match="file 7 is bad") as raised:
+        list(run_chunks(failing_chunk, {"bad": 7, "how": "error"}, list(range(20)), 2))
+    assert (raised.value.hint, raised.value.id) == ("mend it", "seven")
+
+
+def test_a_killed_worker_is_an_error_not_a_hang(importable):
+    with pytest.raises(JobError, match="killed by signal 9"):
+        list(run_chunks(failing_chunk, {"bad": 3, "how": "kill"}, list(range(20)), 2))
+
+
+def test_progress_line_says_how_long(capsys, monkeypatch):
+    monkeypatch.setattr("tpukit.tasks.eit.progress.SECONDS_BETWEEN_LINES", 0.0)
+    with Progress("simulating", 200, already=100) as progress:
+        progress.advance(50)
+    assert "simulating 150 of 200 (" in capsys.readouterr().err
+    assert duration(12.6) == "13 s"
+    assert duration(600) == "10 min"
+    assert duration(7500) == "2 h 05 min"
+
+
+def test_splits_by_number():
+    assert [split_of(i) for i in range(10)] == ["train"] * 8 + ["valid", "test"]
+    assert json.loads(json.dumps(generate.plan_to_json(DatasetPlan(Path("a"), 10))))["version"]

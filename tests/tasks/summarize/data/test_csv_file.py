@@ -1,0 +1,72 @@
+"""Real CSV files are read; every fault is named by file, row and column."""
+
+# ruff: noqa: E501 - a fault a line
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpukit.errors import DataError
+from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
+
+
+def write(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "train.csv"
+    path.write_bytes(content)
+    return path
+
+
+def test_what_real_files_hold(tmp_path: Path) -> None:
+    big = 'word, "quoted" ' * 700_000
+    content = (
+        "\ufeffid,dialogue,summary\r\n"
+        '1,"Ann: hi 😀\r\nBob: ""hello"", you",A greets B.\r\n'
+        "\r\n"
+        f'2,"{big.replace(chr(34), chr(34) * 2)}",long\r\n'
+        "3,plain,x"
+    ).encode()
+    assert len(content) > 10_000_000
+    rows = list(read_rows(write(tmp_path, content), summaries=True))
+    assert [row.number for row in rows] == [1, 2, 3]
+    assert rows[0].dialogue == 'Ann: hi 😀\r\nBob: "hello", you'
+    assert rows[1].dialogue == big
+    assert rows[2].summary == "x"
+
+
+FAULTS = {
+    "no summary column": (b"id,dialogue,sumary\n1,a,b\n", "no column 'summary'", "'sumary' to 'summary'"),
+    "semicolons": (b"id;dialogue;summary\n1;a;b\n", "no column", "separated by commas"),
+    "twice the column": (b"id,id,dialogue,summary\n1,1,a,b\n", "'id' occurs twice", "one of them"),
+    "too many fields": (b"id,dialogue,summary\n1,a,b\n2,a, b,c\n", "row 2 .line 3. has 4 fields", "quotes"),
+    "empty id": (b"id,dialogue,summary\n1,a,b\n ,a,b\n", "row 2 .line 3., column 'id' is empty", "id"),
+    "id again": (b"id,dialogue,summary\n1,a,b\n2,a,b\n1,c,d\n", "row 3 .*'1' was row 1's", "unique"),
+    "empty dialogue": (b'id,dialogue,summary\n7,"  ",b\n', "row 1 .*'dialogue' is empty .id '7'.", ""),
+    "empty summary": (b"id,dialogue,summary\n7,a,\n", "row 1 .*'summary' is empty", ""),
+    "not utf-8": (b"id,dialogue,summary\n1,a,b\n2,caf\xe9,b\n", "row 2 .*'dialogue': byte 0xe9", "UTF-8"),
+    "open quote": (b'id,dialogue,summary\n1,a,b\n2,"a,b\n3,c,d\n', "row 2 .line 3.: a quote is opened", "twice"),
+    "stray quote": (b'id,dialogue,summary\n1,"a"b,c\n', "row 1 .*not valid CSV", "doubled"),
+    "no rows": (b"id,dialogue,summary\n", "no rows", "at least one"),
+    "nothing": (b"", "is empty", "header"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_named(tmp_path: Path, name: str) -> None:
+    content, message, hint = FAULTS[name]
+    path = write(tmp_path, content)
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_rows(path, summaries=True))
+    assert str(path) in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        list(read_rows(tmp_path / "none.csv", summaries=True))
+
+
+def test_extra_columns_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, b"id,dialogue,topic,Sumary\n1,a,b,c\n")
+    assert extra_columns(path) == ["topic", "Sumary (did you mean 'summary'?)"]
+    assert [row.dialogue for row in read_rows(path, summaries=False)] == ["a"]

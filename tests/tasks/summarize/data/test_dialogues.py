@@ -1,0 +1,78 @@
+"""Generated dialogues: seeded, of any size, and not too easy."""
+
+from __future__ import annotations
+
+import csv
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.data.dialogues import dialogue_parts, make_dialogue, write_dialogues
+from tpukit.tasks.summarize.evaluation.nearest import first_line, nearest_summaries
+from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
+
+PARTS = ("train", "test")
+
+
+def test_a_row_is_a_function_of_seed_part_and_number() -> None:
+    assert make_dialogue(3, "train", 8) == make_dialogue(3, "train", 8)
+    made = {make_dialogue(seed, part, 8).dialogue for seed in (3, 4) for part in ("train", "test")}  # type: ignore[arg-type]
+    assert len(made) == 4
+
+
+def test_names_topics_and_templates_of_the_test_part_are_its_own() -> None:
+    def names(part):  # type: ignore[no-untyped-def]
+        return {n for i in range(3000) for n in make_dialogue(0, part, i).names}
+
+    train, test = names("train"), names("test")
+    assert len(train) > 500 and len(test) > 100 and not train & test
+    for lists in dialogue_parts()["words"].values():
+        if "all" not in lists:
+            train_words, test_words = ({" ".join(p) for p in product(*lists[k])} for k in PARTS)
+            assert len(test_words - train_words) >= 0.5 * len(test_words)
+    for scenario in dialogue_parts()["scenario"]:
+        for turn in [*scenario["turn"], *(t for e in scenario["ending"] for t in e["turn"])]:
+            assert not set(turn["train"]) & set(turn["test"])
+
+
+def test_summaries_follow_from_dialogues() -> None:
+    for index in range(500):
+        sample = make_dialogue(1, "test", index)
+        assert all(name in sample.dialogue and name in sample.summary for name in sample.names)
+
+
+def test_the_set_is_not_too_easy(tmp_path: Path) -> None:
+    files = write_dialogues(tmp_path, 4000, 0)
+    tests = [make_dialogue(0, "test", index) for index in range(files.test_rows)]
+    references = [sample.summary for sample in tests]
+    lead = rouge_scores(references, [first_line(sample.dialogue) for sample in tests])
+    nearest = rouge_scores(
+        references, nearest_summaries(files.train, [sample.dialogue for sample in tests])
+    )
+    assert lead["rougeL"].mean() <= 0.30
+    assert np.mean(nearest["rougeL"]) <= 0.45
+
+
+def test_files(tmp_path: Path) -> None:
+    files = write_dialogues(tmp_path / "new", 50, 2)
+    assert (files.train_rows, files.test_rows) == (45, 5)
+    with files.test.open(newline="") as file:
+        tests = list(csv.DictReader(file))
+    with files.references.open(newline="") as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [row["id"] for row in tests]
+    assert list(tests[0]) == ["id", "dialogue"]
+    before = files.train.read_bytes()
+    write_dialogues(tmp_path / "new", 50, 2)
+    assert files.train.read_bytes() == before
+    assert not list((tmp_path / "new").glob(".*"))
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        write_dialogues(tmp_path, 1, 0)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="Cannot write"):
+        write_dialogues(tmp_path / "file" / "x", 10, 0)

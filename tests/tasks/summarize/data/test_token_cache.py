@@ -1,0 +1,127 @@
+"""The token cache: right, keyed, safe against a kill, whatever the number of rows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpukit.errors import DataError
+from tpukit.tasks.summarize.data.dialogues import write_dialogues
+from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, PromptFormat
+from tpukit.tasks.summarize.data.samples import split_samples
+from tpukit.tasks.summarize.data.token_cache import open_token_cache
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+
+COLUMNS = ["id", "dialogue", "summary"]
+
+
+def test_a_sample_is_markers_dialogue_summary_and_end(
+    tmp_path: Path, tokenizer: Tokenizer, write_csv
+) -> None:  # type: ignore[no-untyped-def]
+    path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "Ann: hi\r\nBob: ho", "They greet."]])
+    tokens, targets = open_token_cache(path, tokenizer, 256).example(0)
+    text = tokenizer.encoding.decode(tokens.tolist())
+    expected = f"{BEFORE_DIALOGUE}Ann: hi\r\nBob: ho{BEFORE_SUMMARY}They greet.<|endoftext|>"
+    assert text == expected
+    assert tokens[-1] == tokenizer.end
+    assert tokenizer.decode(tokens[-targets:].tolist()) == "They greet."
+
+
+def test_the_dialogue_is_cut_never_the_rest(tokenizer: Tokenizer) -> None:
+    formats = PromptFormat(tokenizer, 64)
+    example = formats.example("long words " * 1000, "A short one.")
+    assert example is not None and len(example.tokens) == 64
+    text = tokenizer.encoding.decode(example.tokens)
+    assert text.startswith(BEFORE_DIALOGUE + "long words")
+    assert text.endswith(BEFORE_SUMMARY + "A short one.<|endoftext|>")
+    assert formats.example("x", "summary " * 100) is None
+
+
+def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_csv) -> None:  # type: ignore[no-untyped-def]
+    rows = [["1", "a", "fine"], ["2", "b", "much too long " * 50], ["3", "c", "fine"]]
+    cache = open_token_cache(write_csv(tmp_path / "t.csv", COLUMNS, rows), tokenizer, 64)
+    assert (len(cache), cache.skipped, cache.rows.tolist()) == (2, 1, [1, 3])
+    only = write_csv(tmp_path / "u.csv", COLUMNS, rows[1:2])
+    with pytest.raises(DataError, match="too long"):
+        open_token_cache(only, tokenizer, 64)
+
+
+def test_many_processes_write_what_one_writes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = write_dialogues(tmp_path, 3000, 0)
+    seen: list[int] = []
+    cache = open_token_cache(files.train, tokenizer, 256, progress=seen.append)
+    assert seen[-1] == 2700 and len(cache) == 2700
+    formats = PromptFormat(tokenizer, 256)
+    from tpukit.tasks.summarize.data.csv_file import read_rows
+
+    for index, row in enumerate(read_rows(files.train, summaries=True)):
+        if index % 450 == 0:
+            example = formats.example(row.dialogue, row.summary)
+            assert example is not None
+            assert cache.example(index)[0].tolist() == example.tokens
+
+
+def test_content_tokenizer_and_context_are_the_key(
+    tmp_path: Path, tokenizer: Tokenizer, write_csv
+) -> None:  # type: ignore[no-untyped-def]
+    path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "abc", "x"]])
+    first = open_token_cache(path, tokenizer, 64).path
+    stamp = first.stat().st_mtime_ns
+    assert open_token_cache(path, tokenizer, 64).path == first
+    assert first.stat().st_mtime_ns == stamp
+    assert open_token_cache(path, tokenizer, 128).path != first
+    assert open_token_cache(path, Tokenizer(tokenizer.ranks, 600), 64).path != first
+    write_csv(path, COLUMNS, [["1", "abd", "x"]])
+    assert open_token_cache(path, tokenizer, 64).path != first
+
+
+def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    files = write_dialogues(tmp_path, 20_000, 0)
+    (tmp_path / "t.tiktoken").write_bytes(tokenizer.to_bytes())
+    code = (
+        "import sys; from pathlib import Path;"
+        "from tpukit.tasks.summarize.data.token_cache import open_token_cache;"
+        "from tpukit.tasks.summarize.data.tokenizer import load_tokenizer;"
+        f"tokenizer = load_tokenizer({str(tmp_path / 't.tiktoken')!r});"
+        f"open_token_cache(Path({str(files.train)!r}), tokenizer, 256)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code])
+    folder = Path(os.environ["TPUKIT_CACHE_DIR"]) / "tokens"
+    while child.poll() is None and not any(p.stat().st_size > 5000 for p in folder.glob("*.part")):
+        time.sleep(0.005)
+    killed = child.poll() is None
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert killed and not list(folder.glob("*.tokens"))
+    assert len(open_token_cache(files.train, tokenizer, 256)) == 18_000
+    assert not list(folder.glob("*.part"))
+
+
+def test_the_split_is_seeded_and_covers_all(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = write_dialogues(tmp_path, 300, 0)
+    cache = open_token_cache(files.train, tokenizer, 256)
+    train, valid = split_samples(cache, 0.05, 1)
+    assert valid is not None and len(valid) == round(270 * 0.05)
+    assert sorted([*train.indices, *valid.indices]) == list(range(270))
+    again = split_samples(cache, 0.05, 1)[0]
+    assert np.array_equal(train.indices, again.indices)
+    assert not np.array_equal(train.indices, split_samples(cache, 0.05, 2)[0].indices)
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, write_csv
+) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "file"))
+    path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "abc", "x"]])
+    with pytest.raises(DataError, match="token cache"):
+        open_token_cache(path, tokenizer, 64)

@@ -1,0 +1,92 @@
+"""The tokenizer: parity with the tokenizers library, files, what is no tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpukit.errors import DataError
+from tpukit.tasks.summarize.data import tokenizer as module
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer, load_tokenizer
+from tpukit.tasks.summarize.data.tokenizer_export import tokenizer_json
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text())
+def test_any_text_comes_back_and_is_cut_as_the_tokenizers_library_cuts_it(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer))
+    tokens = tokenizer.encode(text)
+    if "<|endoftext|>" not in text:
+        assert theirs.encode(text).ids == tokens
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.end not in tokens
+
+
+def test_files_round_trip(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "a.tiktoken").write_bytes(tokenizer.to_bytes())
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(tokenizer))
+    for name in ("a.tiktoken", "tokenizer.json", "."):
+        read = load_tokenizer(str(tmp_path / name))
+        assert read.fingerprint == tokenizer.fingerprint
+        assert read.vocabulary_size == tokenizer.vocabulary_size == 512
+
+
+def test_transformers_loads_what_is_exported(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(tokenizer))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    text = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  yes"
+    assert theirs.encode(text) == tokenizer.encode(text)
+    assert theirs.decode(tokenizer.encode(text)) == text
+
+
+def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> None:
+    text = "a" * 10_000_000
+    tokens = tokenizer.encode_start(text, 50)
+    assert len(tokens) == 50 and text.startswith(tokenizer.decode(tokens))
+    assert tokenizer.encode_start("short", 50) == tokenizer.encode("short")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.tiktoken", b"not base64 at all", "line 1"),
+        ("x.tiktoken", b"YQ== 0\n", "255 of the 256"),
+        ("x.json", b"{}", "byte-level BPE"),
+        ("x.json", b'{"model": {"vocab": {"\xe2\x96\x81a": 0}, "merges": []}}', "byte alphabet"),
+    ],
+)
+def test_what_is_no_tokenizer(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_tokenizer(str(tmp_path / name))
+
+
+def test_a_missing_file_says_what_is_taken() -> None:
+    with pytest.raises(DataError) as caught:
+        load_tokenizer("nowhere.json")
+    assert "--tokenizer" in str(caught.value.hint)
+
+
+def test_no_network_says_which_file_to_bring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with pytest.raises(DataError, match="GPT-2 tokenizer") as caught:
+        load_tokenizer("gpt2")
+    assert "tokenizer.json" in str(caught.value.hint)
+
+
+def test_a_download_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DOWNLOAD_SECONDS", 0.01)
+    with pytest.raises(DataError, match="could not be downloaded"):
+        load_tokenizer("gpt2")

@@ -1,0 +1,175 @@
+"""Tokens equal transformers' `generate`; cached equals uncached; draws belong to rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tpukit.errors import ConfigError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.summarize.generation import generate as generation
+from tpukit.tasks.summarize.generation.beam import BeamGenerator
+from tpukit.tasks.summarize.generation.generate import (
+    Decoding,
+    Prompt,
+    SlotGenerator,
+    in_chunks,
+    plan_generation,
+    sample,
+)
+from tpukit.tasks.summarize.generation.slots import Slots
+from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.model.weights import read_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, END = 60, 7
+
+
+@pytest.fixture
+def pair(tmp_path, ops):  # type: ignore[no-untyped-def]
+    """The same random weights in transformers and here, lively enough to end now and then."""
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=32, vocab_size=VOCABULARY, n_positions=96,
+        initializer_range=0.6,
+        bos_token_id=END, eos_token_id=END,
+    )  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    pretrained = read_pretrained(str(tmp_path / "hf"))
+    ours = GPT2(pretrained.config, ops).eval()
+    ours.load_state_dict(pretrained.tensors)
+    return theirs, ours
+
+
+def make_prompts(count: int = 23) -> list[Prompt]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 40, count)
+    return [
+        Prompt(row, rng.integers(8, VOCABULARY, length).astype(np.int64))
+        for row, length in enumerate(lengths)
+    ]
+
+
+def generate(model, prompts, decoding, *, slots=4, devices=1):  # type: ignore[no-untyped-def]
+    backend = FakeBackend(devices=devices)
+    plan = plan_generation(prompts, slots, devices, 1)
+    generator = (BeamGenerator if decoding.num_beams > 1 else SlotGenerator)(
+        model, backend, plan, decoding, VOCABULARY, END
+    )
+    return {
+        row: tokens for _, done in in_chunks(generator, plan, 0, 1) for row, tokens in done.items()
+    }
+
+
+def theirs_one_by_one(model, prompts, **options):  # type: ignore[no-untyped-def]
+    answers = {}
+    for prompt in prompts:
+        tokens = torch.from_numpy(prompt.tokens)[None]
+        made = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), pad_token_id=END, **options
+        )
+        answer = made[0, len(prompt.tokens) :].tolist()
+        answers[prompt.row] = answer[: answer.index(END) + 1] if END in answer else answer
+    return answers
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_greedy_equals_transformers(pair, devices):  # type: ignore[no-untyped-def]
+    theirs, ours = pair
+    prompts = make_prompts()
+    expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=20)
+    assert len({len(tokens) for tokens in expected.values()}) > 3, "the rows should end variously"
+    assert generate(ours, prompts, Decoding(max_new_tokens=20), devices=devices) == expected
+
+
+@pytest.mark.parametrize("options", [
+    {"num_beams": 3},
+    {"num_beams": 2, "length_penalty": 0.0},
+    {"num_beams": 4, "early_stopping": True},
+])  # fmt: skip
+@pytest.mark.parametrize("devices", [1, 2])
+def test_beams_equal_transformers(pair, options, devices):  # type: ignore[no-untyped-def]
+    theirs, ours = pair
+    prompts = make_prompts(9)
+    expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=16, **options)
+    made = generate(ours, prompts, Decoding(max_new_tokens=16, **options), slots=8, devices=devices)
+    assert made == expected
+
+
+def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-untyped-def]
+    """Slots and columns go while rows are in the middle of their answers, the ring turned over."""
+    theirs, ours = pair
+    prompts = make_prompts()
+    shapes = []
+    keep = Slots.keep
+
+    def noted(self, slots, columns):  # type: ignore[no-untyped-def]
+        keep(self, slots, columns)
+        shapes.append((self.shape.slots, self.shape.columns))
+
+    monkeypatch.setattr(Slots, "keep", noted)
+    monkeypatch.setattr(generation, "WORTH_TIGHTENING", 0.99)
+    made = generate(ours, prompts, Decoding(max_new_tokens=50), slots=5)
+    assert made == theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=50)
+    assert len({slots for slots, _ in shapes}) > 2 and len({columns for _, columns in shapes}) > 1
+
+
+def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
+    _, ours = pair
+    for prompt in (prompts := make_prompts(5)):
+        tokens = prompt.tokens.tolist()
+        with torch.no_grad():
+            while len(tokens) < len(prompt.tokens) + 12 and tokens[-1] != END:
+                tokens.append(int(ours(torch.tensor([tokens]))[0, -1].argmax()))
+        assert generate(ours, prompts, Decoding(12))[prompt.row] == tokens[len(prompt.tokens) :]
+
+
+def test_a_context_that_is_full_ends_a_row(ops):  # type: ignore[no-untyped-def]
+    model = GPT2(GPT2Config(1, 1, 16, VOCABULARY, 24), ops).eval()
+    made = generate(model, [Prompt(0, np.full(20, 9))], Decoding(50))
+    assert len(made[0]) <= 4
+
+
+def test_draws_belong_to_rows(pair):  # type: ignore[no-untyped-def]
+    _, ours = pair
+    prompts = make_prompts()
+    drawn = Decoding(10, do_sample=True, temperature=0.8, top_k=12, top_p=0.9, seed=5)
+    alone = {p.row: generate(ours, [p], drawn)[p.row] for p in prompts}
+    assert generate(ours, prompts, drawn, slots=6) == alone
+    assert generate(ours, prompts, Decoding(10, do_sample=True, seed=6)) != alone
+
+
+def test_draws_have_the_probabilities_of_transformers_warpers():  # type: ignore[no-untyped-def]
+    from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(1, 40) * 2
+    decoding = Decoding(do_sample=True, temperature=0.7, top_k=15, top_p=0.8)
+    warped = logits
+    for warper in (TemperatureLogitsWarper(0.7), TopKLogitsWarper(15), TopPLogitsWarper(0.8)):
+        warped = warper(None, warped)
+    expected = warped.softmax(-1)[0]
+    uniform = (torch.arange(20000) + 0.5) / 20000
+    drawn = sample(logits.expand(20000, -1), uniform, decoding)
+    measured = torch.bincount(drawn, minlength=40) / 20000
+    assert (measured - expected).abs().max() < 1e-3
+
+
+def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-untyped-def]
+    model = GPT2(GPT2Config(1, 1, 16, VOCABULARY + 40, 64), ops).eval()
+    with torch.no_grad():
+        model.token_embedding.weight[VOCABULARY:] *= 1e3
+    for decoding in (Decoding(20), Decoding(20, num_beams=2), Decoding(20, do_sample=True)):
+        made = generate(model, make_prompts(3), decoding)
+        assert max(max(tokens) for tokens in made.values()) < VOCABULARY
+
+
+@pytest.mark.parametrize("options", [
+    {"max_new_tokens": 0}, {"temperature": 0.0}, {"top_p": 1.5},
+    {"do_sample": True, "num_beams": 2},
+])  # fmt: skip
+def test_senseless_options(options):  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError):
+        Decoding(**options).check()

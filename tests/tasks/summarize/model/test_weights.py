@@ -1,0 +1,206 @@
+"""Parity with transformers and nanoGPT's layout, both ways."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora, merge_lora
+from tpukit.tasks.summarize.model.weights import (
+    cropped,
+    export_hugging_face,
+    parse_size,
+    read_pretrained,
+    require_vocabulary,
+)
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+transformers = pytest.importorskip("transformers")
+
+SHAPES = [
+    (2, 2, 32, 97, 64, "gelu_new"),
+    (1, 4, 64, 130, 33, "gelu"),
+    (3, 3, 48, 300, 128, "gelu_new"),
+]
+
+
+def written_by_transformers(folder: Path, shape: tuple[int, int, int, int, int, str]):  # type: ignore[no-untyped-def]
+    layers, heads, width, vocabulary, positions, activation = shape
+    config = transformers.GPT2Config(
+        n_layer=layers, n_head=heads, n_embd=width, vocab_size=vocabulary, n_positions=positions,
+        activation_function=activation, initializer_range=0.3,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def load(pretrained, ops) -> GPT2:  # type: ignore[no-untyped-def]
+    model = GPT2(pretrained.config, ops).eval()
+    model.load_state_dict(pretrained.tensors, strict=True)
+    return model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_equal_transformers_both_ways(tmp_path, ops, shape, tokenizer):  # type: ignore[no-untyped-def]
+    theirs = written_by_transformers(tmp_path / "hf", shape)
+    pretrained = read_pretrained(str(tmp_path / "hf"))
+    ours = load(pretrained, ops)
+    tokens = torch.randint(0, shape[3], (3, shape[4]))
+    with torch.no_grad():
+        expected, actual = theirs(tokens).logits, ours(tokens)
+    assert (expected - actual).abs().max() < 1e-4
+
+    export_hugging_face(tmp_path / "back", pretrained.config, ours.state_dict(), tokenizer)
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back").eval()
+    with torch.no_grad():
+        assert (expected - again(tokens).logits).abs().max() < 1e-4
+
+
+def test_gradients_equal_transformers(tmp_path, ops):  # type: ignore[no-untyped-def]
+    """Of the loss on a few targets, the embedding's in both its uses; the keys' bias has none."""
+    theirs = written_by_transformers(tmp_path / "hf", SHAPES[0])
+    ours = load(read_pretrained(str(tmp_path / "hf")), ops)
+    tokens = torch.randint(0, 97, (2, 20))
+    labels = torch.full_like(tokens, -100)
+    labels[:, 15:] = tokens[:, 15:]
+    theirs(tokens, labels=labels).loss.backward()
+    places = torch.tensor([[row * 20 + place for row in range(2) for place in range(14, 19)]])
+    logits = ours(tokens, places)[0]
+    torch.nn.functional.cross_entropy(logits, tokens[:, 15:].flatten()).backward()
+
+    expected = theirs.transformer.wte.weight.grad
+    assert (ours.token_embedding.weight.grad - expected).abs().max() < 1e-5 * expected.abs().max()
+    expected = theirs.transformer.h[1].attn.c_attn
+    assert torch.allclose(ours.blocks[1].qkv.weight.grad.T, expected.weight.grad, atol=1e-5)
+    query, key, value = ours.blocks[1].qkv.bias.grad.chunk(3)
+    assert torch.allclose(query, expected.bias.grad[:32], atol=1e-5)
+    assert torch.allclose(value, expected.bias.grad[64:], atol=1e-5)
+    assert not key.any()
+
+
+def test_wanted_positions_are_those_of_the_full_form(ops):  # type: ignore[no-untyped-def]
+    from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+
+    model = GPT2(GPT2Config(3, 2, 32, 50, 40), ops).eval()
+    tokens = torch.randint(0, 50, (4, 20))
+    full = model(tokens)
+    # Two groups of two rows each: indices count within a group.
+    wanted = torch.tensor([[0, 19, 20, 39], [5, 6, 25, 38]])
+    picked = model(tokens, wanted)
+    expected = torch.stack(
+        [full[:2].reshape(40, 50)[wanted[0]], full[2:].reshape(40, 50)[wanted[1]]]
+    )
+    assert torch.allclose(picked, expected, atol=1e-5)
+
+
+def nanogpt_checkpoint(path: Path, *, bias: bool) -> None:
+    width, tensors = 32, {}
+    shapes = {
+        "attn.c_attn": (96, 32),
+        "attn.c_proj": (32, 32),
+        "mlp.c_fc": (128, 32),
+        "mlp.c_proj": (32, 128),
+    }
+    for name, shape in shapes.items():
+        tensors[f"_orig_mod.transformer.h.0.{name}.weight"] = torch.randn(shape) * 0.1
+        if bias:
+            tensors[f"_orig_mod.transformer.h.0.{name}.bias"] = torch.randn(shape[0])
+    for name in ("h.0.ln_1", "h.0.ln_2", "ln_f"):
+        tensors[f"_orig_mod.transformer.{name}.weight"] = torch.ones(width)
+        if bias:
+            tensors[f"_orig_mod.transformer.{name}.bias"] = torch.zeros(width)
+    tensors["_orig_mod.transformer.wte.weight"] = torch.randn(64, width)
+    tensors["_orig_mod.transformer.wpe.weight"] = torch.randn(16, width)
+    tensors["_orig_mod.lm_head.weight"] = tensors["_orig_mod.transformer.wte.weight"]
+    shape = {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": width,
+        "vocab_size": 64,
+        "block_size": 16,
+        "bias": bias,
+        "dropout": 0.0,
+    }
+    torch.save({"model": tensors, "model_args": shape, "iter_num": 3, "config": {}}, path)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_nanogpt_checkpoint(tmp_path, ops, bias):  # type: ignore[no-untyped-def]
+    nanogpt_checkpoint(tmp_path / "ckpt.pt", bias=bias)
+    pretrained = read_pretrained(str(tmp_path / "ckpt.pt"))
+    assert pretrained.config.exact_gelu
+    assert load(pretrained, ops)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 64)
+
+
+def test_cropping_the_context(tmp_path):  # type: ignore[no-untyped-def]
+    nanogpt_checkpoint(tmp_path / "ckpt.pt", bias=True)
+    pretrained = read_pretrained(str(tmp_path / "ckpt.pt"))
+    assert cropped(pretrained, 8).tensors["position_embedding.weight"].shape == (8, 32)
+    with pytest.raises(ConfigError, match="16 positions"):
+        cropped(pretrained, 32)
+
+
+def test_vocabulary_must_fit(tmp_path, tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
+    nanogpt_checkpoint(tmp_path / "ckpt.pt", bias=True)
+    with pytest.raises(ConfigError, match=r"512 tokens.*have 64"):
+        require_vocabulary(read_pretrained(str(tmp_path / "ckpt.pt")), tokenizer)
+
+
+def test_what_is_no_model_is_said(tmp_path):  # type: ignore[no-untyped-def]
+    (tmp_path / "x.pt").write_bytes(b"nothing")
+    for source, text in [
+        (str(tmp_path / "x.pt"), "nanoGPT"),
+        (str(tmp_path), "config.json"),
+        ("./nowhere", "nothing there"),
+    ]:
+        with pytest.raises(DataError, match=text):
+            read_pretrained(source)
+
+
+def test_the_hub_without_a_network_says_what_to_bring(monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match="hub") as caught:
+        read_pretrained("gpt2-that-is-not-there")
+    assert "model.safetensors" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("text", "width"), [("gpt2-xl", 1600), ("2x4x64", 64)])
+def test_sizes(text, width):  # type: ignore[no-untyped-def]
+    assert parse_size(text).width == width
+
+
+@pytest.mark.parametrize("text", ["gpt3", "2x3x64", "0x1x2"])
+def test_sizes_that_are_none(text):  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError):
+        parse_size(text)
+
+
+def test_lora_starts_as_the_model_and_merges_into_it(ops):  # type: ignore[no-untyped-def]
+    from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+
+    config = GPT2Config(2, 2, 32, 50, 40)
+    model, tokens = GPT2(config, ops).eval(), torch.randint(0, 50, (2, 10))
+    before = model(tokens)
+    lora = LoraConfig(4, 8.0, ("qkv", "mlp_out"))
+    add_lora(model, lora)
+    assert torch.allclose(model(tokens), before, atol=1e-6)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * 2 and all(n.endswith((".up", ".down")) for n in trained)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".up"):
+                parameter.normal_()
+    plain = GPT2(config, ops).eval()
+    plain.load_state_dict(merge_lora(dict(model.named_parameters()), lora.scale))
+    assert torch.allclose(plain(tokens), model(tokens), atol=1e-5)
+    assert not torch.allclose(plain(tokens), before, atol=1e-2)

@@ -1,0 +1,33 @@
+"""`tpukit data dialogues`: generated dialogues with summaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tpukit.commands.output import DebugOption, JsonOption, Output
+
+
+def dialogues(
+    out: Annotated[
+        Path, typer.Option(help="Folder for train.csv, test.csv, test_references.csv.")
+    ] = Path("data"),
+    n: Annotated[int, typer.Option(help="Rows in all; a tenth (at most 5000) to test.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed; a row depends on it and its number.")] = 0,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Generate dialogues and their summaries; the test part's names and topics are its own."""
+    import dataclasses
+
+    from tpukit.tasks.summarize.data.dialogues import write_dialogues
+
+    output = Output(as_json=as_json)
+    written = write_dialogues(out, n, seed)
+    output.text(f"{written.train_rows:,} rows in {written.train}")
+    output.text(f"{written.test_rows:,} rows in {written.test}, their summaries beside it")
+    output.text(f"Train on them: tpukit summarize-train --preset quick --data-path {out}")
+    output.result({name: str(v) if isinstance(v, Path) else v
+                   for name, v in dataclasses.asdict(written).items()})  # fmt: skip

@@ -1,0 +1,68 @@
+"""`tpukit doctor PATH...`: deprecated and removed calls in a user's code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tpukit.commands.output import Output
+from tpukit.knowledge.calls import CallStatus
+from tpukit.probe.lint import Finding, ScanReport, scan_paths
+
+_WORDS: dict[CallStatus, str] = {"removed": "gone", "deprecated": "deprecated", "habit": "hurts"}
+
+
+def scan_code(paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool) -> int:
+    """Scans, shows or makes the changes that are asked for; the exit code."""
+    changed = _rewrite(paths, output, write=fix) if show else []
+    report = scan_paths(paths)
+    for line in _told(report):
+        output.text(line)
+    failing = [f for f in report.findings if f.status == "removed" or strict]
+    output.result({
+        "ok": not failing,
+        "hardware": None,
+        "versions": {},
+        "checks": [],
+        "findings": [finding.as_json() for finding in report.findings],
+        "explanations": [],
+        "changed": changed,
+        "files": report.files,
+        "notes": report.notes,
+    })  # fmt: skip
+    return 1 if failing else 0
+
+
+def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[str]:
+    """The diffs, and with `write` the changed files' paths."""
+    from tpukit.probe.lint.fix import apply_fix, plan_fixes
+
+    changed = []
+    for fix in plan_fixes(paths):
+        output.text(fix.diff)
+        if write:
+            backup = apply_fix(fix)
+            kept = f"; the old one is {backup}" if backup else ""
+            output.text(f"{fix.path}: {fix.rewritten} places rewritten{kept}")
+            changed.append(str(fix.path))
+    return changed
+
+
+def _told(report: ScanReport) -> list[str]:
+    lines = [_line(finding) for finding in report.findings]
+    lines += [f"note: {note}" for note in report.notes]
+    counts = Counter(finding.status for finding in report.findings)
+    said = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items())
+    lines.append(f"{report.files} file{'s' * (report.files != 1)}: {said}.")
+    if any(finding.fixable for finding in report.findings):
+        lines.append(
+            "`--diff` shows what `--fix` would rewrite; `# tpukit: ignore` silences a line."
+        )
+    return lines
+
+
+def _line(finding: Finding) -> str:
+    cell = f"cell {finding.cell}, " if finding.cell is not None else ""
+    where = f"{finding.path}:{cell}{finding.line}:{finding.column}"
+    since = "" if finding.status == "habit" else f" ({finding.since})"
+    return f"{where}: {_WORDS[finding.status]}: {finding.old} -> {finding.new}{since}"

@@ -1,0 +1,75 @@
+"""`tpukit doctor --explain`: an error log, its causes first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpukit.commands.output import Output
+from tpukit.probe.logs import ExplainedLog, explain_log, open_log
+from tpukit.probe.logs.matching import ROLES, Explanation, Role, read_entries
+
+_HEADINGS: dict[Role, str] = {
+    "cause": "Cause",
+    "consequence": "Follows from it",
+    "warning": "Warning",
+    "harmless": "Harmless",
+}
+
+
+def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
+    """Prints what is known about a log. Knowing nothing is an answer too."""
+    entries = read_entries(knowledge)
+    log = explain_log(open_log(name, seconds), entries)
+    for line in _told(log):
+        output.text(line)
+    output.result({
+        "ok": True,
+        "hardware": None,
+        "versions": {},
+        "checks": [],
+        "findings": [],
+        "explanations": [explanation.as_json() for explanation in log.explanations],
+        "unknown": [{"line": line.number, "text": line.text} for line in log.unknown],
+        "lines": log.lines,
+        "notes": log.notes,
+    })  # fmt: skip
+
+
+def _told(log: ExplainedLog) -> list[str]:
+    lines = list(log.notes)
+    for role in ROLES:
+        same = [e for e in log.explanations if e.entry.role == role]
+        for index, explanation in enumerate(same):
+            lines += _explanation(explanation, _heading(role, index, log))
+    if not log.explanations:
+        lines.append(f"Nothing in these {log.lines} lines is known here.")
+        lines += [f"  Looks like an error, line {e.number}: {e.text[:200]}" for e in log.unknown]
+        lines.append("  Add your own with --knowledge FILE (docs/doctor.md shows how).")
+    elif log.explanations[0].entry.role == "consequence":
+        lines.append("The cause itself is not in this log: look for the first error of all ranks.")
+    return [_printable(line) for line in lines]
+
+
+def _heading(role: Role, index: int, log: ExplainedLog) -> str:
+    if role == "consequence" and log.explanations[0].entry.role == "consequence":
+        return "Consequence"
+    return "First cause" if role == "cause" and index == 0 else _HEADINGS[role]
+
+
+def _explanation(explanation: Explanation, heading: str) -> list[str]:
+    times = f", {explanation.count} times" if explanation.count > 1 else ""
+    lines = [
+        f"{heading} (line {explanation.line}{times}, {explanation.id}): {explanation.text[:200]}",
+        f"  why: {explanation.cause}",
+        f"  do:  {explanation.fix}",
+    ]
+    if explanation.entry.source:
+        lines.append(f"  see: {explanation.entry.source}")
+    return [*lines, ""]
+
+
+def _printable(text: str) -> str:
+    """Without control characters, which a log may have brought along."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "", text)

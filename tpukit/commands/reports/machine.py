@@ -1,0 +1,97 @@
+"""`tpukit doctor` about the machine: facts, checks, and a report to paste."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tpukit import __version__
+from tpukit.commands.output import Output
+from tpukit.knowledge.environment import allowed
+from tpukit.probe.machine import Facts, RealHost, gather
+from tpukit.probe.machine.checks import Asked, Result, run_checks
+from tpukit.probe.machine.checks.gpu import device_list
+from tpukit.probe.machine.checks.tpu import describe
+
+_MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "-   "}
+_SECRETS = re.compile(
+    r"(?i)\b(?:hf_|ghp_|gho_|github_pat_|sk-|xox[bp]-|AKIA|AIza)[\w-]{8,}"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|\b(?:token|key|secret|password)=\S+"
+)
+
+
+def check_machine(asked: Asked, output: Output, *, quick: bool, strict: bool, report: bool) -> int:
+    """Runs every check and prints as they come; the exit code."""
+    facts = gather(RealHost(), quick=quick)
+    if not report:
+        output.text(f"tpukit {__version__} on {facts.place.name}: {describe(facts)}")
+    results = []
+    for result in run_checks(facts, asked, quick=quick):
+        results.append(result)
+        if not report:
+            output.text("\n".join(_told(result)))
+    failing = [r for r in results if is_failing(r, strict=strict)]
+    if report:
+        output.text(_report(facts, results))
+    else:
+        output.text(_summary(results, strict=strict))
+    output.result(as_json(facts, results, ok=not failing))
+    return 1 if failing else 0
+
+
+def is_failing(result: Result, *, strict: bool) -> bool:
+    """Whether a result makes the exit code 1."""
+    return result.verdict.status == "fail" or (strict and result.verdict.status == "warn")
+
+
+def as_json(facts: Facts, results: Iterable[Result], *, ok: bool) -> dict[str, Any]:
+    """The one JSON object."""
+    return {
+        "ok": ok,
+        "hardware": {"kind": facts.kind, "devices": device_list(facts), "place": facts.place.name},
+        "versions": facts.versions(),
+        "checks": [result.as_json() for result in results],
+        "findings": [],
+        "explanations": [],
+    }
+
+
+def _told(result: Result) -> list[str]:
+    verdict = result.verdict
+    lines = [f"{_MARKS[verdict.status]} {result.label}: {verdict.message}"]
+    if verdict.fix:
+        lines += [f"       {line}" for line in verdict.fix.split("\n")]
+    return lines
+
+
+def _summary(results: list[Result], *, strict: bool) -> str:
+    failed = sum(result.verdict.status == "fail" for result in results)
+    warned = sum(result.verdict.status == "warn" for result in results)
+    if failed or (strict and warned):
+        return f"Not ready: {failed} failed, {warned} warnings."
+    return f"Ready to train ({warned} warnings)." if warned else "Ready to train."
+
+
+def _report(facts: Facts, results: list[Result]) -> str:
+    """Markdown for an issue: allowed variables only, no user or host names."""
+    variables = allowed(facts.host.environment)
+    lines = [
+        f"### tpukit {__version__} doctor",
+        f"- place: {facts.place.name}, {facts.system}, Python {facts.python}",
+        f"- hardware: {describe(facts)}",
+        f"- versions: {', '.join(f'{k} {v}' for k, v in facts.versions().items())}",
+        f"- variables: {', '.join(f'{k}={v}' for k, v in variables.items()) or 'none'}",
+        "",
+        "```",
+        *(line for result in results for line in _told(result)),
+        "```",
+    ]
+    return without_secrets("\n".join(lines), facts.host.environment.get("HOME", ""))
+
+
+def without_secrets(text: str, home: str) -> str:
+    """The text without tokens, passwords in addresses, and the home folder's name."""
+    if len(home) > 1:
+        text = text.replace(home, "~")
+    return _SECRETS.sub("[left out]", text)

@@ -1,0 +1,1 @@
+"""CPUs and GPUs: eager PyTorch, one process per device."""

@@ -1,0 +1,339 @@
+"""GPUs and CPUs: accelerate over torchrun, one process a device.
+
+accelerate is given the model to place and wrap, and the world to set up; nothing else. Reduction,
+accumulation, clipping, scaling and the rate are the step's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.checkpoint import checkpoint
+
+from tpukit.errors import HardwareError
+from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
+from tpukit.hardware.collectives import (
+    COLLECTIVE_TIMEOUT,
+    GlooCollectives,
+    Processes,
+    SingleRank,
+    launched_world_size,
+)
+from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
+from tpukit.hardware.eager.distributed import DDP, FSDP, Parallelism, SingleProcess
+from tpukit.hardware.eager.grad_scaling import (
+    PlainUpdate,
+    ScaledUpdate,
+    Update,
+    clip_factor,
+    fused_adamw,
+    gradients_of,
+)
+from tpukit.hardware.options import HardwareOptions, Kind, Precision
+from tpukit.hardware.precision import choose_precision
+from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class EagerBackend:
+    """A GPU or the processor, one of `processes.count`."""
+
+    traced = False
+
+    def __init__(
+        self,
+        kind: Kind,
+        eager: EagerDevice,
+        precision: Precision,
+        processes: Processes,
+        parallelism: Parallelism,
+        update: Update,
+        *,
+        compiles: bool,
+    ) -> None:
+        self.kind: Kind = kind
+        self.eager = eager
+        self.device = eager.device
+        self.precision: Precision = precision
+        self.group = processes
+        self.rank = processes.index
+        self.world_size = processes.count
+        self.devices = processes.count
+        self.parallelism = parallelism
+        self.update = update
+        self.compiles = compiles
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def describe(self) -> Mapping[str, str | int]:
+        bf16 = "native" if self.eager.native_bf16 else "emulated"
+        return {
+            "hardware": self.kind,
+            "device": self.eager.name(),
+            "devices": self.devices,
+            "precision": f"bf16 ({bf16})" if self.precision == "bf16" else self.precision,
+            "torch": torch.__version__,
+        }
+
+    # -- models and batches ------------------------------------------------------------------
+    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        if not self.eager.recomputes:
+            return function(*tensors)
+        result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
+        return result
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        if bias is not None and causal:
+            future = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).triu(1)
+            bias, causal = bias.masked_fill(future, float("-inf")), False
+        if bias is not None:
+            bias = bias.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+
+    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+        if self.compiles:
+            model.compile(dynamic=False)  # type: ignore[no-untyped-call]
+        return self.parallelism.prepare(model, train=train)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return self.parallelism.unwrap(model)
+
+    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        return dict(self.unwrap(model).named_parameters())
+
+    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        plain = self.unwrap(model)
+        persistent = plain.state_dict(keep_vars=True)
+        return {name: b for name, b in plain.named_buffers() if name in persistent}
+
+    def optimizer(
+        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+    ) -> torch.optim.Optimizer:
+        return fused_adamw(groups, settings)
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        return self.eager.batches(loader)
+
+    # -- the step ----------------------------------------------------------------------------
+    def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
+        dtype = DTYPES.get(precision or self.precision)
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    @contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with torch.profiler.profile(activities=self.eager.profiled()) as profiler:
+            yield
+        profiler.export_chrome_trace(str(folder / f"trace-{self.rank}.json"))
+
+    def micro_batch(
+        self, model: nn.Module, *, first: bool, last: bool
+    ) -> AbstractContextManager[Any]:
+        return self.parallelism.micro_batch(model, last=last)
+
+    def backward(self, loss: Tensor) -> None:
+        self.update.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lr: float,
+        weight: Tensor,
+        clip_norm: float | None,
+        after: Callable[[Tensor], None],
+    ) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        divisor = weight * self.update.gradient_scale()
+        raw_norm = self.parallelism.norm(gradients_of(optimizer))
+        norm = raw_norm / divisor
+        self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
+        optimizer.zero_grad(set_to_none=True)
+        after(norm)
+
+    def finish(self) -> None:
+        pass
+
+    # -- over processes and to the host -------------------------------------------------------
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        return self.group.sum(tensor)
+
+    def any_rank(self, flag: bool) -> bool:
+        return self.group.any_rank(flag)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self.group.gather(value)
+
+    def barrier(self) -> None:
+        self.group.barrier()
+
+    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: self.parallelism.whole(tensor).to("cpu", copy=True)
+            for name, tensor in tensors.items()
+        }
+
+    @torch.no_grad()
+    def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        for name, target in targets.items():
+            self.parallelism.fill(target, values[name])
+
+    @torch.no_grad()
+    def exchange(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+        for one, other in zip(left, right, strict=True):
+            kept = one.detach().clone()
+            one.copy_(other)
+            other.copy_(kept)
+
+    # -- state, memory, compilation ------------------------------------------------------------
+    def random_state(self) -> dict[str, str]:
+        return self.eager.random_state()
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        self.eager.set_random_state(state)
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed((seed + 1_000_003 * self.rank) % 2**63)
+
+    def scaler_state(self) -> dict[str, float]:
+        return self.update.state()
+
+    def set_scaler_state(self, state: Mapping[str, float]) -> None:
+        self.update.set_state(state)
+
+    def memory(self) -> Memory | None:
+        return self.eager.memory()
+
+    def utilization_percent(self) -> int | None:
+        return self.eager.utilization_percent()
+
+    def compilations(self) -> int:
+        if not self.compiles:
+            return 0
+        from torch._dynamo.utils import counters
+
+        return int(counters["stats"]["unique_graphs"])
+
+    def close(self) -> None:
+        self.group.close()
+
+
+def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
+    """The backend of this process, which a launcher may have started together with others.
+
+    Raises:
+        HardwareError: torch cannot use the GPU, or the processes did not find each other.
+    """
+    world = launched_world_size()
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    _check_world(options, local_world)
+    if world > 1:
+        die_with_parent()
+        share_cores(local_world)
+    if kind == "gpu":
+        check_cuda()
+    with quiet_stdout():
+        accelerator = _start_accelerate(kind)
+        processes = SingleRank() if world == 1 else GlooCollectives(world)
+    eager: EagerDevice = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
+    precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
+    _set_arithmetic(precision, deterministic=options.deterministic)
+    parallelism = _parallelism(accelerator, options, world)
+    if options.memory_limit is not None:
+        eager.limit_memory(options.memory_limit)
+    return EagerBackend(
+        kind,
+        eager,
+        precision,
+        processes,
+        parallelism,
+        _update(precision, eager.device),
+        compiles=eager.compiles if options.compile is None else options.compile,
+    )
+
+
+def _check_world(options: HardwareOptions, local_world: int) -> None:
+    if options.devices is not None and options.devices != local_world:
+        raise HardwareError(
+            f"--devices {options.devices}: {local_world} processes were started on this host.",
+            f"torchrun --nproc-per-node {options.devices}, or leave torchrun to tpukit.",
+        )
+
+
+def share_cores(processes: int) -> None:
+    """Gives each process of this host its part of the cores, unless somebody said otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, allowed_cores() // processes))
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _start_accelerate(kind: Kind) -> Any:
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    return Accelerator(
+        cpu=kind == "cpu",
+        mixed_precision="no",
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+        ],
+    )
+
+
+def _parallelism(accelerator: Any, options: HardwareOptions, world: int) -> Parallelism:
+    if world == 1:
+        return SingleProcess(accelerator.prepare_model)
+    if not options.shard:
+        return DDP(accelerator.prepare_model)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return FSDP(init_device_mesh(accelerator.device.type, (world,)))
+
+
+def _update(precision: Precision, device: torch.device) -> Update:
+    if precision != "fp16":
+        return PlainUpdate()
+    return ScaledUpdate(GradScaler(device.type), device)
+
+
+def _set_arithmetic(precision: Precision, *, deterministic: bool) -> None:
+    if torch.cuda.is_available():
+        torch.backends.cudnn.benchmark = not deterministic
+        if precision == "fp32":
+            _keep_convolutions_in_fp32()
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+
+
+def _keep_convolutions_in_fp32() -> None:
+    """torch rounds their inputs to TF32 by default; fp32 was asked for."""
+    settings: Any = torch.backends.cudnn
+    if hasattr(settings, "conv"):
+        settings.conv.fp32_precision = "ieee"
+    else:  # before torch 2.9
+        settings.allow_tf32 = False

@@ -1,0 +1,211 @@
+"""The two devices that run eagerly: the processor and an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tpukit.errors import HardwareError
+from tpukit.hardware.backend import Batch, Memory
+from tpukit.hardware.memory import (
+    data_bytes,
+    host_memory_bytes,
+    limit_host_memory,
+    resident_bytes,
+)
+from tpukit.hardware.prefetch import prefetch
+
+
+class EagerDevice(Protocol):
+    """What the processor and a GPU do differently."""
+
+    device: torch.device
+    compiles: bool
+    """Whether torch.compile pays by default."""
+    native_bf16: bool
+    recomputes: bool
+    """Whether memory is dearer than time: what `recompute` is asked for is computed twice."""
+
+    def name(self) -> str: ...
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
+    def limit_memory(self, limit_bytes: int) -> None: ...
+    def memory(self) -> Memory | None: ...
+    def utilization_percent(self) -> int | None: ...
+    def random_state(self) -> dict[str, str]: ...
+    def set_random_state(self, state: Mapping[str, str]) -> None: ...
+    def profiled(self) -> list[torch.profiler.ProfilerActivity]: ...
+
+
+class CpuDevice:
+    """The processor of this host."""
+
+    compiles = False
+    native_bf16 = False
+    recomputes = False
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.limit_bytes: int | None = None
+        self.bytes_before_limit = 0
+        self.peak_bytes = 0
+
+    def name(self) -> str:
+        return f"{_processor_name()}, {torch.get_num_threads()} threads"
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        return (dict(batch) for batch in loader)
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        _start_thread_pools()
+        self.recomputes = True
+        self.limit_bytes = limit_bytes
+        self.bytes_before_limit = data_bytes()
+        limit_host_memory(limit_bytes)
+
+    def memory(self) -> Memory | None:
+        if self.limit_bytes is None:
+            return Memory(*resident_bytes(), host_memory_bytes())
+        # What the limit counts; the system keeps no peak of it.
+        used = data_bytes() - self.bytes_before_limit
+        self.peak_bytes = max(self.peak_bytes, used)
+        return Memory(used, self.peak_bytes, self.limit_bytes)
+
+    def utilization_percent(self) -> int | None:
+        return None
+
+    def random_state(self) -> dict[str, str]:
+        return {"cpu": state_text(torch.get_rng_state())}
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        torch.set_rng_state(state_from_text(state["cpu"]))
+
+    def profiled(self) -> list[torch.profiler.ProfilerActivity]:
+        return [torch.profiler.ProfilerActivity.CPU]
+
+
+class CudaDevice:
+    """One NVIDIA GPU."""
+
+    recomputes = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.capability = torch.cuda.get_device_capability(device)
+        self.native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        # torch.compile writes its kernels with Triton, which starts at compute capability 7.0.
+        has_triton = importlib.util.find_spec("triton") is not None
+        self.compiles = has_triton and self.capability >= (7, 0)
+        self.limit_bytes: int | None = None
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.device)
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        for batch, copied in prefetch(loader, self._send):
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            for tensor in batch.values():
+                # The allocator must not reuse the memory while this stream still reads it.
+                tensor.record_stream(current)
+            yield batch
+
+    def _send(self, batch: Mapping[str, Tensor]) -> tuple[Batch, torch.cuda.Event]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            sent = {
+                name: (tensor if tensor.is_pinned() else tensor.pin_memory()).to(
+                    self.device, non_blocking=True
+                )
+                for name, tensor in batch.items()
+            }
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)  # type: ignore[no-untyped-call]
+        return sent, copied
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        if limit_bytes > total:
+            raise HardwareError(
+                f"--memory-limit {limit_bytes}: this GPU has {total} bytes.",
+                "Give a smaller limit, or leave it out.",
+            )
+        self.limit_bytes = limit_bytes
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.device)
+
+    def memory(self) -> Memory | None:
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return Memory(
+            torch.cuda.memory_allocated(self.device),
+            torch.cuda.max_memory_allocated(self.device),
+            self.limit_bytes or total,
+        )
+
+    def utilization_percent(self) -> int | None:
+        try:
+            return int(torch.cuda.utilization(self.device))
+        except Exception:  # no nvidia-ml-py, or a driver that does not tell
+            return None
+
+    def random_state(self) -> dict[str, str]:
+        return {
+            "cpu": state_text(torch.get_rng_state()),
+            "cuda": state_text(torch.cuda.get_rng_state(self.device)),
+        }
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        torch.set_rng_state(state_from_text(state["cpu"]))
+        if "cuda" in state:
+            torch.cuda.set_rng_state(state_from_text(state["cuda"]), self.device)
+
+    def profiled(self) -> list[torch.profiler.ProfilerActivity]:
+        return [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+
+
+def check_cuda() -> None:
+    """Raises `HardwareError` where torch cannot use the GPU that is here."""
+    if not torch.cuda.is_available():
+        raise HardwareError(
+            f"There is a GPU here, but torch {torch.__version__} cannot use it.",
+            "Install a CUDA build of torch that fits the driver (`nvidia-smi`); "
+            "--hw cpu runs on the processor.",
+        )
+    major, minor = torch.cuda.get_device_capability()
+    built = [int(arch.rsplit("_", 1)[1].rstrip("af")) for arch in torch.cuda.get_arch_list()]
+    if built and major * 10 + minor < min(built):
+        raise HardwareError(
+            f"{torch.cuda.get_device_name()} (compute capability {major}.{minor}) is too old for "
+            f"torch {torch.__version__}, which starts at {min(built) / 10}.",
+            "Choose another GPU (T4, L4), or an older build of torch.",
+        )
+
+
+def state_text(state: Tensor) -> str:
+    """A generator's state as text that JSON can hold."""
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def state_from_text(text: str) -> Tensor:
+    """The state again."""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "CPU"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _start_thread_pools() -> None:
+    """Thread stacks count as memory: they must be there before a limit is set."""
+    operand = torch.ones(256, 256, requires_grad=True)
+    (operand @ operand).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,159 @@
+"""How a model is spread over eager processes: not at all, copied (DDP), or in shards (FSDP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Parallelism(Protocol):
+    """Where a model's parameters and gradients are, over the processes of a run.
+
+    After the last micro-step every process holds the sum of all gradients (or its shard of it).
+    """
+
+    def prepare(self, model: nn.Module, *, train: bool) -> nn.Module: ...
+    def unwrap(self, model: nn.Module) -> nn.Module: ...
+    def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]: ...
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of all gradients together, of all shards."""
+        ...
+
+    def whole(self, tensor: Tensor) -> Tensor: ...
+    def fill(self, target: Tensor, value: Tensor) -> None: ...
+
+
+class SingleProcess:
+    """One process has everything."""
+
+    def __init__(self, place: Callable[[nn.Module], nn.Module]) -> None:
+        self.place = place
+
+    def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
+        return self.place(model)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    def fill(self, target: Tensor, value: Tensor) -> None:
+        target.detach().copy_(value)
+
+
+class DDP(SingleProcess):
+    """Every process has a copy; gradients are summed over them (DDP)."""
+
+    def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
+        placed = self.place(model)
+        if isinstance(placed, DistributedDataParallel):
+            placed.register_comm_hook(None, sum_gradients)
+        return placed
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        if isinstance(model, DistributedDataParallel):
+            return model.module  # type: ignore[no-any-return]
+        return model
+
+    def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+        if last or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return model.no_sync()
+
+
+class FSDP:
+    """Every process has a part of each parameter, its gradient and its optimizer state (FSDP)."""
+
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+
+    def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
+        for block in repeated_blocks(model):
+            fully_shard(block, mesh=self.mesh)
+        # Left whole after an evaluation, weights would be copies that an exchange never reaches.
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=True)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # Sums, not means; and means over gloo are sums in torch 2.8.
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    @contextmanager
+    def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+        yield
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        squared = torch.nn.utils.get_total_norm([local(g) for g in gradients]).square()
+        dist.all_reduce(squared)
+        return squared.sqrt()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, DTensor):
+            return tensor.full_tensor().detach()
+        return tensor.detach()
+
+    def fill(self, target: Tensor, value: Tensor) -> None:
+        if isinstance(target, DTensor):
+            # Every process has read the same values: each takes its own part of them.
+            value = distribute_tensor(
+                value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+            )
+        target.detach().copy_(value)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model's stacks: each is gathered by itself when its turn comes.
+
+    A layer that shares a parameter with the rest of the model stays with the model as a whole.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = [block for stack in stacks for block in stack if any(True for _ in block.parameters())]
+    inner = {id(child) for block in blocks for child in block.modules() if child is not block}
+    return [b for b in blocks if id(b) not in inner and _uses(b) == _uses(model, within=b)]
+
+
+def _uses(model: nn.Module, within: nn.Module | None = None) -> int:
+    """How often the model's modules hold a parameter (of `within`)."""
+    wanted = {id(p) for p in (within or model).parameters()}
+    return sum(
+        id(parameter) in wanted
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+# DDP compares annotations with types, which they are not here: see the future import above.
+def sum_gradients(state, bucket):  # type: ignore[no-untyped-def]
+    """DDP's reduction without its division: gradients of sums add up."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(_first)
+
+
+def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return future.value()[0]

@@ -1,0 +1,119 @@
+"""The update of an eager step: clip, scale, step, in as few passes over memory as there can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from tpukit.hardware.backend import AdamSettings, ParameterGroup
+from tpukit.hardware.eager.distributed import local
+
+
+class Update(Protocol):
+    """Turns summed gradients into a step."""
+
+    def scale_loss(self, loss: Tensor) -> Tensor: ...
+    def gradient_scale(self) -> Tensor | float:
+        """What the gradients are multiplied by already."""
+        ...
+
+    def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
+        """Multiplies the gradients by `factor` and steps; `norm` is their norm before."""
+        ...
+
+    def state(self) -> dict[str, float]: ...
+    def set_state(self, state: Mapping[str, float]) -> None: ...
+
+
+class PlainUpdate:
+    """fp32 and bf16."""
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def gradient_scale(self) -> Tensor | float:
+        return 1.0
+
+    def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
+        torch._foreach_mul_(local_gradients(optimizer), factor)
+        optimizer.step()
+
+    def state(self) -> dict[str, float]:
+        return {}
+
+    def set_state(self, state: Mapping[str, float]) -> None:
+        pass
+
+
+class ScaledUpdate:
+    """fp16: the loss is scaled up, and a step whose gradients overflow is left out."""
+
+    def __init__(self, scaler: GradScaler, device: torch.device) -> None:
+        self.scaler = scaler
+        self.device = device
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        scaled: Tensor = self.scaler.scale(loss)
+        return scaled
+
+    def gradient_scale(self) -> Tensor | float:
+        # `get_scale` would read it, a stop of the pipeline: it is asked for as a tensor.
+        return self.scale_loss(torch.ones((), device=self.device))
+
+    def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
+        # The scaler divides by the scale again. Where one process overflows, all must see it.
+        rescaled = torch.where(torch.isfinite(norm), factor * self.gradient_scale(), torch.nan)
+        torch._foreach_mul_(local_gradients(optimizer), rescaled)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def state(self) -> dict[str, float]:
+        state = self.scaler.state_dict()
+        return {"scale": float(state["scale"]), "growth_tracker": float(state["_growth_tracker"])}
+
+    def set_state(self, state: Mapping[str, float]) -> None:
+        current = self.scaler.state_dict()
+        current["scale"] = state["scale"]
+        current["_growth_tracker"] = int(state["growth_tracker"])
+        self.scaler.load_state_dict(current)
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The gradients that an optimizer is about to use."""
+    groups = optimizer.param_groups
+    return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+
+
+def local_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parts of them that this process holds."""
+    return [local(gradient) for gradient in gradients_of(optimizer)]
+
+
+def clip_factor(norm: Tensor, clip_norm: float | None) -> Tensor:
+    """What a gradient of this norm is multiplied by, as `torch.nn.utils.clip_grad_norm_` has it."""
+    if clip_norm is None:
+        return torch.ones_like(norm)
+    return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def fused_adamw(groups: Sequence[ParameterGroup], settings: AdamSettings) -> torch.optim.AdamW:
+    """torch's fused AdamW with its state made at once."""
+    optimizer = torch.optim.AdamW(
+        [{"params": list(g.parameters), "weight_decay": g.weight_decay} for g in groups],
+        lr=1.0,  # set before each step
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
+    return optimizer

@@ -1,0 +1,1 @@
+"""Child processes: torchrun, its ranks, and children that may die."""

@@ -1,0 +1,203 @@
+"""A child process that answers questions, and may die, hang or run out of memory doing so."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from tpukit.hardware.out_of_memory import is_out_of_memory_text
+
+OUTPUT_KEPT = 20_000
+"""Bytes of a child's last output that are read when it dies."""
+MOST_OUTPUT = 256 << 20
+"""A child that has written more is a broken record: it must not fill the disk."""
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_END = 5.0
+"""A process that hangs in a driver cannot even be killed: it is not waited for any longer."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a child process ended without an answer."""
+
+    return_code: int | None
+    """None: it was ended after its time limit."""
+    output: str
+    """The end of what it wrote."""
+
+    def describe(self) -> str:
+        """In a few words."""
+        if self.return_code is None:
+            return "no answer within the time limit"
+        if self.return_code < 0:
+            return f"ended by {_signal_name(-self.return_code)}"
+        if self.return_code > 128:
+            return f"ended by {_signal_name(self.return_code - 128)}"
+        return f"ended with exit code {self.return_code}"
+
+    def is_out_of_memory(self, *, limited: bool) -> bool:
+        """Whether it died for lack of memory: said so, was killed by the system, or hung.
+
+        limited: a memory limit was set on it, under which libraries abort in odd places.
+        """
+        if self.return_code is None or is_out_of_memory_text(self.output):
+            return True
+        number = -self.return_code if self.return_code < 0 else self.return_code - 128
+        if number == signal.SIGKILL:
+            return True
+        return limited and number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class ChildDiedError(Exception):
+    """The child gave no answer."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(death.describe())
+        self.death = death
+
+
+class Child:
+    """A process in a group of its own; leaving the context ends the whole group.
+
+    Each question and each answer is a line of JSON; what libraries print goes to a file.
+    """
+
+    def __init__(self, environment: Mapping[str, str], command: Sequence[str]) -> None:
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        # What is appended goes on at the new end when the file is cut.
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
+        reading, writing = os.pipe()
+        self._answers = reading
+        self._buffer = b""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *command, str(writing), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, **environment},
+                pass_fds=(writing,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The child's answer.
+
+        Raises:
+            ChildDiedError: it ended, or `seconds` passed (it is ended then).
+        """
+        self.send(question)
+        return self.receive(time.monotonic() + seconds)
+
+    def send(self, question: Mapping[str, Any]) -> None:
+        """Puts a question; what became of a child that is gone is said by `receive`."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):
+            stdin.write(json.dumps(question).encode() + b"\n")
+            stdin.flush()
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The answer to the oldest question that was sent, until this moment of the clock.
+
+        Raises:
+            ChildDiedError: as `ask` does.
+        """
+        line = self._read_line(deadline)
+        if line is None:
+            raise self._death(timed_out=time.monotonic() >= deadline)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """The next line of the answers; None when the child is gone or out of time."""
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            if not select.select([self._answers], [], [], min(left, SECONDS_BETWEEN_LOOKS))[0]:
+                self._shorten_output()
+                continue
+            chunk = os.read(self._answers, 1 << 20)
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _shorten_output(self) -> None:
+        if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
+            self._output.truncate(0)
+
+    def _death(self, *, timed_out: bool) -> ChildDiedError:
+        if not timed_out:
+            try:
+                self._process.wait(SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+        code = None if timed_out else self._process.returncode
+        self._end_group()
+        return ChildDiedError(Death(code, self.output()))
+
+    def output(self) -> str:
+        """The end of what the child has written so far."""
+        # Its own descriptor: the child shares this file's position.
+        path = Path(f"/proc/self/fd/{self._output.fileno()}")
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - OUTPUT_KEPT))
+            return file.read().decode(errors="replace")
+
+    def _end_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.returncode = -signal.SIGKILL
+
+    def close(self) -> None:
+        """Ends the child and everything it started."""
+        self._end_group()
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if self._answers >= 0:
+            os.close(self._answers)
+            self._answers = -1
+        self._output.close()

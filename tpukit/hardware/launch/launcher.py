@@ -1,0 +1,196 @@
+"""One process a device: starts torchrun, keeps its processes in step with this one, ends with them.
+
+torchrun always exits 1 when a process fails, and says so in a page. Here each process leaves its
+exit code in a folder that the launcher reads, and only what the process itself said is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tpukit.errors import HardwareError, JobError
+from tpukit.hardware.options import HardwareOptions
+from tpukit.io.process import PARENT_VARIABLE, allowed_cores
+
+STATUS_VARIABLE = "TPUKIT_STATUS"
+"""Where each process of a launch leaves its process id, its exit code and its words."""
+SHOWN_LINES = 20
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """How one process ended."""
+
+    rank: int
+    exit_code: int
+    ended_at: float
+
+
+def is_launched() -> bool:
+    """Whether this process is one of several that torchrun (ours or the user's) started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(
+    arguments: Sequence[str],
+    processes: int,
+    options: HardwareOptions,
+    *,
+    module: str = "tpukit",
+) -> int:
+    """Runs `python -m MODULE ARGUMENTS` in `processes` processes of this host: their exit code.
+
+    Signals are passed on: after SIGINT and SIGTERM the code is 130 and 143.
+
+    Raises:
+        HardwareError: the port is taken.
+        JobError: a process was killed before it could say anything.
+    """
+    if options.master_port is not None:
+        check_port(options.master_port)
+    with tempfile.TemporaryDirectory(prefix="tpukit-launch-") as folder:
+        status = Path(folder)
+        torchrun = subprocess.Popen(
+            torchrun_command([module, *arguments], processes, options.master_port),
+            env=_environment(status, processes),
+            # A Ctrl-C at the terminal must reach the processes once, through this one.
+            start_new_session=True,
+        )
+        with _passing_signals_on(torchrun, status) as received:
+            code = torchrun.wait()
+        return _exit_code(code, read_statuses(status), received, status)
+
+
+def torchrun_command(
+    arguments: Sequence[str], processes: int, master_port: int | None
+) -> list[str]:
+    """torchrun's command line; each process runs `tpukit.hardware.launch.rank ARGUMENTS`."""
+    rendezvous = (
+        ["--standalone"]
+        if master_port is None
+        else ["--master-addr=127.0.0.1", f"--master-port={master_port}"]
+    )
+    return [
+        *(sys.executable, "-m", "tpukit.hardware.launch.torchrun"),
+        *(f"--nproc-per-node={processes}", *rendezvous),
+        # After "--" torchrun takes no option of ours (--run, say) for a short form of its own.
+        *("-m", "--", "tpukit.hardware.launch.rank", *arguments),
+    ]
+
+
+def check_port(port: int) -> None:
+    """Raises `HardwareError` where another program has the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise HardwareError(
+                f"--master-port {port}: {error.strerror or error}.",
+                "Leave --master-port out: a free port is found then.",
+                id="port-in-use",
+            ) from error
+
+
+def read_statuses(folder: Path) -> list[RankStatus]:
+    """What the processes left, in the order in which they ended."""
+    statuses = []
+    for file in folder.glob("exit-*.json"):
+        statuses.append(RankStatus(**json.loads(file.read_text())))
+    return sorted(statuses, key=lambda status: status.ended_at)
+
+
+def _environment(status: Path, processes: int) -> dict[str, str]:
+    threads = max(1, allowed_cores() // processes)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        STATUS_VARIABLE: str(status),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+
+
+@contextmanager
+def _passing_signals_on(torchrun: subprocess.Popen[bytes], status: Path) -> Iterator[list[int]]:
+    """Gives SIGINT and SIGTERM to the processes themselves: torchrun would kill them after 30 s."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        targets = list(_process_ids(status)) if len(received) == 1 else []
+        for process in targets or [torchrun.pid]:
+            _send(process, signal.SIGTERM)
+
+    former: dict[int, Any] = {
+        number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _process_ids(status: Path) -> Iterator[int]:
+    for file in status.glob("pid-*"):
+        yield int(file.read_text())
+
+
+def _send(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def _exit_code(
+    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path
+) -> int:
+    failed = [s for s in statuses if s.exit_code != 0]
+    # Those were asked to stop: by a signal, or because another one failed.
+    guilty = [s for s in failed if s.exit_code not in STOPPED]
+    if guilty:
+        if killed := _killed(folder):
+            # It took the others with it: their errors are not the cause.
+            print(f"{killed}.", file=sys.stderr)
+        if all(s.rank != 0 for s in guilty):
+            _show_words(folder, guilty[0].rank)
+        return guilty[0].exit_code
+    if received and (failed or torchrun_code != 0):
+        return 128 + received[0]
+    if failed:
+        return failed[0].exit_code
+    if torchrun_code == 0:
+        return 0
+    raise JobError(
+        f"{_killed(folder) or 'A process of the run was killed'} before it could say why.",
+        "Run the same command again: it goes on from the last checkpoint. SIGKILL is often the "
+        "system's answer to full memory (`dmesg` says so): fewer --num-workers need less.",
+        id="process-killed",
+    )
+
+
+def _killed(folder: Path) -> str:
+    """The processes that a signal ended, in words; empty where there are none."""
+    files = sorted(folder.glob("killed-*"))
+    ends = [f"Process {f.name.removeprefix('killed-')} ended by {f.read_text()}" for f in files]
+    return ", ".join(ends)
+
+
+def _show_words(folder: Path, rank: int) -> None:
+    """What a process other than the first said at its end: it writes to a file of its own."""
+    file = folder / f"words-{rank}.txt"
+    if file.exists():
+        lines = file.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+        print("\n".join(f"[process {rank}] {line}" for line in lines), file=sys.stderr)

@@ -1,0 +1,71 @@
+"""What torchrun runs in each process: a module, whose exit code is left for the launcher.
+
+python -m tpukit.hardware.launch.rank MODULE ARGUMENTS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from tpukit.hardware.launch.launcher import STATUS_VARIABLE, STOPPED
+from tpukit.io.process import die_with_parent
+
+
+def main() -> None:
+    """Runs the module as this process."""
+    die_with_parent()
+    rank = int(os.environ["RANK"])
+    status = Path(os.environ[STATUS_VARIABLE])
+    _write(status / f"pid-{rank}", str(os.getpid()))
+    if rank != 0:
+        _keep_words(status / f"words-{rank}.txt")
+    sys.exit(_leave_exit_code(status, rank))
+
+
+def _leave_exit_code(status: Path, rank: int) -> int:
+    code = _run()
+    # torchrun ends all processes when one fails, but those that were asked to stop are still at
+    # their checkpoint: to torchrun that is no failure.
+    ended = {"rank": rank, "exit_code": code, "ended_at": time.time()}
+    _write(status / f"exit-{rank}.json", json.dumps(ended))
+    return 0 if code in STOPPED else code
+
+
+def _run() -> int:
+    # By name, as the interpreter would: this layer knows nothing of the command line above it.
+    module = sys.argv[1]
+    sys.argv = [module, *sys.argv[2:]]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _keep_words(file: Path) -> None:
+    """The first process speaks for all; the others' words are shown only if one of them fails."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _write(file: Path, text: str) -> None:
+    beside = file.with_name(f".{file.name}")
+    beside.write_text(text)
+    beside.rename(file)
+
+
+if __name__ == "__main__":
+    main()

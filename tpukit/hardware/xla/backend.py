@@ -1,0 +1,293 @@
+"""TPUs through torch_xla: one process drives all devices of its host (SPMD).
+
+The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICES=8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.debug.profiler as xp
+import torch_xla.runtime as xr
+from torch import Tensor, nn
+
+from tpukit.errors import HardwareError
+from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
+from tpukit.hardware.collectives import (
+    COLLECTIVE_TIMEOUT,
+    GlooCollectives,
+    Processes,
+    SingleRank,
+    launched_world_size,
+)
+from tpukit.hardware.detect import is_rehearsal
+from tpukit.hardware.eager.devices import state_from_text, state_text
+from tpukit.hardware.memory import limit_host_memory
+from tpukit.hardware.options import HardwareOptions, Kind, Precision
+from tpukit.hardware.precision import choose_precision
+from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.xla.flash_attention import has_kernels
+from tpukit.hardware.xla.mesh import DeviceMesh
+from tpukit.hardware.xla.ops import XlaOps
+from tpukit.hardware.xla.optimizer import XlaAdamW
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class XlaBackend(XlaOps):
+    """All XLA devices of this host (and, on a pod, of the other hosts)."""
+
+    kind: Kind = "tpu"
+    traced = True
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        processes: Processes,
+        precision: Precision,
+        *,
+        fused: bool,
+        one_at_a_time: bool = False,
+    ) -> None:
+        spmd_mesh = mesh.mesh if mesh.devices > 1 else None
+        super().__init__(mesh.devices, fused=fused, mesh=spmd_mesh)
+        self.mesh = mesh
+        self.device = mesh.device
+        self.precision: Precision = precision
+        self.one_at_a_time = one_at_a_time
+        """Whether a step waits for the one before: each in flight on a processor takes its memory,
+        and how many there are is chance."""
+        self.group = processes
+        self.rank = processes.index
+        self.world_size = processes.count
+        self._adds_up = False
+        """Whether this step's gradients are kept from one micro-step to the next."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def describe(self) -> Mapping[str, str | int]:
+        virtual = " (rehearsal on virtual devices of the CPU)" if is_rehearsal() else ""
+        return {
+            "hardware": self.kind,
+            "device": f"{xr.device_type()}{virtual}",
+            "devices": self.devices,
+            "precision": self.precision,
+            "torch": torch.__version__,
+            "torch_xla": torch_xla.__version__,
+        }
+
+    # -- models and batches ------------------------------------------------------------------
+    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+        self.mesh.place(model)
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        return dict(model.named_parameters())
+
+    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        persistent = model.state_dict(keep_vars=True)
+        return {name: b for name, b in model.named_buffers() if name in persistent}
+
+    def optimizer(
+        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+    ) -> torch.optim.Optimizer:
+        return XlaAdamW(groups, settings, self.mesh.zeros_like)
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        return prefetch(loader, self.mesh.send_batch)
+
+    # -- the step ----------------------------------------------------------------------------
+    def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
+        dtype = DTYPES.get(precision or self.precision)
+        return nullcontext() if dtype is None else torch.autocast("xla", dtype=dtype)
+
+    @contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        folder.mkdir(parents=True, exist_ok=True)
+        xp.start_trace(str(folder))
+        try:
+            yield
+            xm.wait_device_ops()
+        finally:
+            xp.stop_trace()
+
+    @contextmanager
+    def micro_batch(self, model: nn.Module, *, first: bool, last: bool) -> Iterator[None]:
+        if first:
+            self._adds_up = not last
+            self._start_gradients(model)
+        yield
+        if self._adds_up:
+            # A graph a micro-step, always the same one: only one batch's activations at a time.
+            self._sync()
+
+    def _start_gradients(self, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if not self._adds_up:
+                parameter.grad = None
+            elif parameter.requires_grad and parameter.grad is None:
+                parameter.grad = self.mesh.zeros_like(parameter)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lr: float,
+        weight: Tensor,
+        clip_norm: float | None,
+        after: Callable[[Tensor], None],
+    ) -> None:
+        assert isinstance(optimizer, XlaAdamW)
+        numbers = self.mesh.send(optimizer.numbers(lr))
+        norm = total_norm(optimizer.gradients()) / weight
+        factor = torch.reciprocal(weight)
+        if clip_norm is not None:
+            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        optimizer.apply(numbers, factor)
+        self._clear_gradients(optimizer)
+        after(norm)
+        self._sync()
+
+    def _clear_gradients(self, optimizer: XlaAdamW) -> None:
+        """Zeroes gradients that hold sums of micro-steps, for the next ones to add to."""
+        for parameter, _ in optimizer.trained():
+            if parameter.grad is not None and self._adds_up:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
+
+    def finish(self) -> None:
+        self._sync()
+
+    def _sync(self) -> None:
+        torch_xla.sync()
+        if self.one_at_a_time:
+            xm.wait_device_ops()
+
+    # -- over processes and to the host -------------------------------------------------------
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        # One program spans all hosts: what it computes from a batch is of the whole batch already.
+        return tensor
+
+    def any_rank(self, flag: bool) -> bool:
+        return self.group.any_rank(flag)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self.group.gather(value)
+
+    def barrier(self) -> None:
+        self.group.barrier()
+
+    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.mesh.to_host(tensor) for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        for name, target in targets.items():
+            self.mesh.fill(target, values[name])
+
+    @torch.no_grad()
+    def exchange(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+        for one, other in zip(left, right, strict=True):
+            # The handles change places: nothing is copied, nothing is traced.
+            one.data, other.data = other.data, one.data
+
+    # -- state, memory, compilation ------------------------------------------------------------
+    def random_state(self) -> dict[str, str]:
+        # The number can pass 2^63, so it is kept as text.
+        return {"xla": str(xm.get_rng_state()), "cpu": state_text(torch.get_rng_state())}
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        xm.set_rng_state(int(state["xla"]))
+        torch.set_rng_state(state_from_text(state["cpu"]))
+
+    def seed(self, seed: int) -> None:
+        # One program spans all devices: its one generator serves them all.
+        torch.manual_seed(seed)
+        xm.set_rng_state(seed)
+
+    def scaler_state(self) -> dict[str, float]:
+        return {}
+
+    def set_scaler_state(self, state: Mapping[str, float]) -> None:
+        pass
+
+    def memory(self) -> Memory | None:
+        try:
+            figures = [xm.get_memory_info(device) for device in self.mesh.local_devices()]
+        except RuntimeError:  # not implemented on the CPU
+            return None
+        fullest = max(figures, key=lambda info: int(info["bytes_used"]), default=None)
+        if fullest is None:
+            return None
+        used, limit = int(fullest["bytes_used"]), int(fullest["bytes_limit"])
+        return Memory(used, int(fullest.get("peak_bytes_used", used)), limit or None)
+
+    def utilization_percent(self) -> int | None:
+        return None
+
+    def compilations(self) -> int:
+        return int(met.counter_value("UncachedCompile") or 0)
+
+    def close(self) -> None:
+        self.group.close()
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together."""
+    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().sqrt()
+
+
+def open_xla(options: HardwareOptions) -> XlaBackend:
+    """The backend over all XLA devices. The environment is set already (`prepare_environment`).
+
+    Raises:
+        HardwareError: started by a launcher of many processes, or the devices are not those asked.
+    """
+    if launched_world_size() > 1:
+        raise HardwareError(
+            "--hw tpu under a launcher of several processes: each would train by itself.",
+            "Run the command directly: one process drives all devices of its host.",
+        )
+    precision = choose_precision(options.precision, "tpu", native_bf16=True)
+    mesh = DeviceMesh.open(shard=options.shard)
+    if options.devices is not None and options.devices * xr.process_count() != mesh.devices:
+        raise HardwareError(
+            f"--devices {options.devices}: the runtime has {mesh.devices} devices.",
+            "Leave --devices out to use them all.",
+        )
+    limit = options.memory_limit
+    if limit is not None:
+        limit_host_memory(limit)
+    fused = xr.device_type() == "TPU" and has_kernels(xm.xla_device_kind())
+    return XlaBackend(mesh, _hosts(), precision, fused=fused, one_at_a_time=limit is not None)
+
+
+def _hosts() -> Processes:
+    """The other hosts of a pod, which run the same command. Written as the runtime documents it."""
+    count = xr.process_count()
+    if count == 1:
+        return SingleRank()
+    import torch.distributed as dist
+    import torch_xla.distributed.xla_backend  # noqa: F401 - registers xla://
+
+    os.environ.setdefault("MASTER_PORT", "12355")
+    dist.init_process_group("gloo", init_method="xla://", timeout=COLLECTIVE_TIMEOUT)
+    return GlooCollectives(count)

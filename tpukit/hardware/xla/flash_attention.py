@@ -1,0 +1,215 @@
+"""The TPU's fused attention (`pallas_attention`), forward and backward, in a torch_xla graph.
+
+The kernels are lowered here, for a TPU, whatever device the graph is traced on: a TPU runs it, on
+the CPU it can be exported and compiled. Needs jax.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.distributed.spmd as xs
+from torch import Tensor
+
+TILES = (512, 256, 128)
+"""Tokens of a tile of scores, the largest that divides all of them."""
+MOST_BYTES = 2**20
+"""Of one tensor's head: six such arrays, twice, and a sum share 16 MiB of a core."""
+WIDEST_BYTES = 256
+"""Of one token's head."""
+FIRST_GENERATION = 4
+"""Of TPUs whose cores multiply bfloat16 as a kernel writes it."""
+MOST_PAIRS = 2**18
+"""Queries times keys of a head with a bias: it and its gradient, twice, beside those."""
+SUBLANES = 16
+"""Rows of a register of bfloat16."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function of `pallas_attention`."""
+
+    function: str
+    causal: bool
+
+    def __call__(self, *arrays: Any) -> Any:
+        """The function on JAX's arrays."""
+        from tpukit.hardware.xla import pallas_attention
+
+        function = getattr(pallas_attention, self.function)
+        return function(*arrays, tiles=TILES, causal=self.causal)
+
+
+Call = Callable[[Kernel, Sequence[Tensor]], list[Tensor]]
+"""Runs a kernel, its arguments and results as `pallas_attention` has them."""
+
+
+def has_kernels(device_kind: str) -> bool:
+    """Whether a TPU of this kind ("TPU v5 lite", "v6e") runs the kernels; without jax none does."""
+    number = re.search(r"\d+", device_kind)
+    known = number is not None and int(number[0]) >= FIRST_GENERATION
+    return known and importlib.util.find_spec("jax") is not None
+
+
+def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool) -> bool:
+    """Whether the kernels take these shapes: whole tiles, a head that the core can hold, one bias
+    for all rows."""
+    heads, queries, width = query.shape[1:]
+    keys = key.shape[-2]
+    whole = queries % TILES[-1] == 0 and keys % TILES[-1] == 0 and width % SUBLANES == 0
+    token = width * query.element_size()
+    held = token <= WIDEST_BYTES and token * max(queries, keys) <= MOST_BYTES
+    if bias is not None:
+        held = held and bias.shape == (1, heads, queries, keys) and queries * keys <= MOST_PAIRS
+    return whole and held and (queries == keys or not causal)
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    *,
+    causal: bool = False,
+    mesh: Any = None,
+) -> Tensor:
+    """softmax(query key^T / sqrt(width) + bias) value on a TPU (or in a trace for one).
+
+    query (batch, heads, queries, width); key, value (batch, heads, keys, width); bias (1, heads,
+    queries, keys), finite; see `fits`.
+    mesh: the devices that the batch is split over; None where there is one.
+    """
+    if torch.is_autocast_enabled("xla"):
+        dtype = torch.get_autocast_dtype("xla")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    call: Call = custom_call if mesh is None else functools.partial(split_call, mesh)
+    # The kernels take the tokens last. XLA writes the products before them that way.
+    turned = [tensor.transpose(-1, -2) for tensor in (query, key, value)]
+    if bias is not None:
+        turned.append(bias[0].transpose(-1, -2).float())
+    if torch.is_grad_enabled():
+        output: Tensor = FlashAttention.apply(call, causal, *turned)  # type: ignore[no-untyped-call]
+    else:
+        output = call(Kernel("forward", causal), turned)[0]
+    return output.transpose(-1, -2)
+
+
+class FlashAttention(torch.autograd.Function):
+    """Attention whose backward pass makes the probabilities again, a tile at a time.
+
+    Tensors are query, key, value (batch, heads, width, tokens) and perhaps a bias (heads, keys,
+    queries).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, causal: bool, *tensors: Tensor) -> Tensor:
+        output, log_sums = call(Kernel("forward", causal), tensors)
+        ctx.save_for_backward(*tensors, output, log_sums)
+        ctx.causal, ctx.call = causal, call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *bias, output, log_sums = ctx.saved_tensors
+        inputs = (query, key, value, output, log_sums, gradient.to(query.dtype), *bias)
+        return None, None, *ctx.call(Kernel("backward", ctx.causal), inputs)
+
+
+def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Each device runs the kernel on its rows: XLA cannot split a kernel by itself."""
+    parts = [
+        xs.enable_manual_sharding(tensor.clone(), _by_rows(tensor, mesh), mesh=mesh).global_tensor
+        for tensor in inputs
+    ]
+    found = [
+        # Each device has a gradient of the bias, from its rows.
+        _joined(part if part.ndim == 4 else part.unsqueeze(0), mesh)
+        for part in custom_call(kernel, parts)
+    ]
+    of_bias = [tensor.sum(0) for tensor in found[3:]]
+    return [*found[:3], *of_bias]
+
+
+def _joined(part: Tensor, mesh: Any) -> Tensor:
+    shape = torch.Size((part.shape[0] * int(mesh.size()), *part.shape[1:]))
+    joined: Tensor = xs.disable_manual_sharding(
+        part, _by_rows(part, mesh), shape, mesh=mesh
+    ).global_tensor
+    return joined
+
+
+def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The kernel in the graph that is being traced, on one device."""
+    payload = lower(kernel, tuple((tuple(t.shape), t.dtype) for t in inputs))
+    query, key, value = inputs[:3]
+    if kernel.function == "backward":
+        outputs = [(t.shape, t.dtype) for t in (query, key, value, *inputs[6:])]
+    else:
+        log_sums = torch.Size((*query.shape[:2], 1, query.shape[-1]))
+        outputs = [(query.shape, query.dtype), (log_sums, torch.float32)]
+    return _run(payload, inputs, outputs)
+
+
+@functools.lru_cache(maxsize=256)
+def lower(kernel: Kernel, inputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> str:
+    """What a TPU's custom call is given: the kernel in Mosaic, for these shapes and types."""
+    # JAX only translates here: it must not take hold of the TPU.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+    from jax._src.interpreters.mlir import LoweringParameters
+
+    shapes = [jax.ShapeDtypeStruct(shape, _jax_type(dtype)) for shape, dtype in inputs]
+    lowered = (
+        jax.jit(kernel)
+        .trace(*shapes)
+        # "for_export" writes the older Mosaic version that every supported libtpu reads.
+        .lower(lowering_platforms=("tpu",), _private_parameters=LoweringParameters(for_export=True))
+    )
+    return _payload(lowered.compiler_ir("stablehlo"))
+
+
+def _payload(module: Any) -> str:
+    """The one custom call's body in a lowered module."""
+    from jax._src.lib.mlir import ir
+
+    found: list[str] = []
+
+    def look(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            found.append(operation.attributes["backend_config"].value)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    (payload,) = found
+    return payload
+
+
+def _run(
+    payload: str, inputs: Sequence[Tensor], outputs: Sequence[tuple[Any, torch.dtype]]
+) -> list[Tensor]:
+    shapes = [list(shape) for shape, _ in outputs]
+    dtypes = [dtype for _, dtype in outputs]
+    results: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(
+        list(inputs), payload, shapes, dtypes
+    )
+    return results
+
+
+def _by_rows(tensor: Tensor, mesh: Any) -> tuple[str | None, ...]:
+    """A batch is split, a bias (of three dimensions) is not."""
+    first = mesh.axis_names[0] if tensor.ndim == 4 else None
+    return (first,) + (None,) * (tensor.ndim - 1)
+
+
+def _jax_type(dtype: torch.dtype) -> Any:
+    import jax.numpy as jnp
+
+    return {torch.float32: jnp.float32, torch.bfloat16: jnp.bfloat16}[dtype]

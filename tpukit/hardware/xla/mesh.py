@@ -1,0 +1,124 @@
+"""XLA devices as one mesh, and where tensors lie on it: split by rows, in shards, or everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch import Tensor, nn
+
+from tpukit.hardware.backend import Batch
+from tpukit.hardware.eager.distributed import repeated_blocks
+
+AXIS = "data"
+Spec = tuple[str | None, ...]
+
+
+class DeviceMesh:
+    """XLA devices in a row: batches, and with `shard` parameters, are split along it."""
+
+    def __init__(self, mesh: Any, device: torch.device, *, shard: bool) -> None:
+        self.mesh = mesh
+        self.device = device
+        self.devices = int(mesh.size())
+        self.shard = shard
+
+    @classmethod
+    def open(cls, *, shard: bool) -> DeviceMesh:
+        """Starts the runtime; must come before any tensor is on a device."""
+        xr.use_spmd()
+        count = xr.global_runtime_device_count()
+        # A backward pass on the CPU before this call would break every later one on the device.
+        device = torch_xla.device()
+        return cls(xs.Mesh(np.arange(count), (count,), (AXIS,)), device, shard=shard)
+
+    def local_devices(self) -> list[str]:
+        """The devices of this host, as the runtime names them."""
+        return [f"{xr.device_type()}:{i}" for i in range(xr.addressable_runtime_device_count())]
+
+    # -- sending -----------------------------------------------------------------------------
+    def send(self, value: Tensor, spec: Spec | None = None) -> Tensor:
+        """A copy of a host tensor on the device, with memory of its own."""
+        sharding = None if spec is None else self._sharding(spec)
+        # `.to` would bake 0-d tensors that are 0 or 1 into the graph.
+        sent: Tensor = xm.send_cpu_data_to_device([value], self.device, sharding)[0]
+        return sent
+
+    def send_batch(self, batch: Mapping[str, Tensor]) -> Batch:
+        """A host batch on the devices: each has its rows."""
+        return {name: self._send_rows(tensor) for name, tensor in batch.items()}
+
+    def _send_rows(self, tensor: Tensor) -> Tensor:
+        rows = tensor.shape[0] * xr.process_count() if tensor.ndim else 0
+        if rows == 0 or rows % self.devices:
+            return self.send(tensor)
+        spec = (AXIS,) + (None,) * (tensor.ndim - 1)
+        return self.send(tensor, spec)
+
+    def _sharding(self, spec: Spec) -> Any:
+        return xs.ShardingSpec(self.mesh, spec, minibatch=xr.process_count() > 1)
+
+    # -- models ------------------------------------------------------------------------------
+    def place(self, model: nn.Module) -> None:
+        """Moves a model to the devices in place; ties between its parameters stay."""
+        moved: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) not in moved:
+                    moved[id(parameter)] = self._move(parameter)
+                module._parameters[name] = moved[id(parameter)]
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, self.send(buffer))
+        if self.shard:
+            for block in repeated_blocks(model):
+                block.register_forward_hook(self._split_rows)
+
+    def _move(self, parameter: nn.Parameter) -> nn.Parameter:
+        sent = self.send(parameter.detach(), self.parameter_spec(parameter))
+        return nn.Parameter(sent, requires_grad=parameter.requires_grad)
+
+    def parameter_spec(self, parameter: Tensor) -> Spec | None:
+        """The longest axis that divides is split; None: every device has it all."""
+        if not self.shard:
+            return None
+        fitting = [n if n % self.devices == 0 else 0 for n in parameter.shape]
+        if max(fitting, default=0) == 0:
+            return None
+        axis = fitting.index(max(fitting))
+        return tuple(AXIS if i == axis else None for i in range(parameter.ndim))
+
+    def _split_rows(self, module: nn.Module, inputs: Sequence[Any], output: Any) -> Any:
+        """Keeps activations split by rows where parameters in shards would have them otherwise."""
+        if not isinstance(output, Tensor) or output.shape[0] % self.devices:
+            return output
+        spec = (AXIS,) + (None,) * (output.ndim - 1)
+        return xs.mark_sharding_with_gradients(output, self.mesh, spec)
+
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Zeros with memory of their own: a lazy zero would make the first step another graph."""
+        return self.send(torch.zeros(tensor.shape, dtype=tensor.dtype), self.parameter_spec(tensor))
+
+    # -- reading and filling -------------------------------------------------------------------
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A whole copy on the CPU."""
+        return tensor.detach().to("cpu", copy=True)
+
+    def fill(self, target: Tensor, value: Tensor) -> None:
+        """Puts a host tensor's values into a tensor of the device, which keeps its placement."""
+        if target.device.type != "xla":
+            target.copy_(value)
+            return
+        spec = self.parameter_spec(target) if is_sharded(target) else None
+        target.data = self.send(value.to(target.dtype), spec)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether devices hold different parts of this tensor."""
+    spec = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+    return bool(spec) and "replicated" not in spec

@@ -1,0 +1,133 @@
+"""What models ask of XLA hardware: recomputation with barriers, and attention in lean forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_xla.utils.checkpoint import checkpoint
+
+from tpukit.hardware.xla.flash_attention import fits, flash_attention
+
+LARGEST_SCORES_BYTES = 2**28
+"""Score matrices (float32, a device) beyond this are made in blocks of queries."""
+MOST_BLOCKS = 16
+"""Each block is a part of the graph: more of them compile for longer."""
+
+
+class XlaOps:
+    """`ModelOps` for XLA devices.
+
+    devices: how many devices a batch is split over.
+    fused: whether the TPU's fused attention kernel can be used (a TPU, or a trace for one).
+    mesh: torch_xla's mesh of those devices, where there are several.
+    """
+
+    def __init__(self, devices: int, *, fused: bool, mesh: Any = None) -> None:
+        self.devices = devices
+        self.fused = fused
+        self.spmd_mesh = mesh
+
+    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """`function(*tensors)`; barriers keep XLA from merging the two computations of it."""
+        if not torch.is_grad_enabled():
+            return function(*tensors)
+        if any(tensor.requires_grad for tensor in tensors):
+            result: Tensor = checkpoint(function, *tensors, use_reentrant=True)
+            return result
+        # Without an input that needs a gradient, those of the function's weights would be lost.
+        anchor = torch.zeros(1, device=tensors[0].device, requires_grad=True)
+        anchored: Tensor = checkpoint(
+            lambda _, *inputs: function(*inputs), anchor, *tensors, use_reentrant=True
+        )
+        return anchored
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        """See `ModelOps.attention`."""
+        if self._can_fuse(query, key, bias, causal=causal):
+            return flash_attention(query, key, value, bias, causal=causal, mesh=self.spmd_mesh)
+        blocks = self._blocks(query, key)
+        if blocks == 1:
+            return plain_attention(query, key, value, bias, causal=causal)
+        return self._blocked_attention(query, key, value, bias, blocks, causal=causal)
+
+    def _can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
+        whole = query.shape[0] % self.devices == 0
+        return self.fused and whole and fits(query, key, bias, causal=causal)
+
+    def _blocks(self, query: Tensor, key: Tensor) -> int:
+        batch, heads, queries, _ = query.shape
+        scores_bytes = 4 * batch * heads * queries * key.shape[-2] // self.devices
+        return max(1, min(MOST_BLOCKS, queries, math.ceil(scores_bytes / LARGEST_SCORES_BYTES)))
+
+    def _blocked_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        blocks: int,
+        *,
+        causal: bool,
+    ) -> Tensor:
+        """Attention a block of queries at a time, each computed again in the backward pass."""
+        queries, keys = query.shape[-2], key.shape[-2]
+        size = math.ceil(queries / blocks)
+        parts = []
+        for start in range(0, queries, size):
+            stop = min(start + size, queries)
+            seen = min(stop, keys) if causal else keys
+            inputs = [query[..., start:stop, :], key[..., :seen, :], value[..., :seen, :]]
+            if bias is not None:
+                inputs.append(_part_of(bias, start, stop, seen))
+            parts.append(self.recompute(_Block(start, causal=causal), *inputs))
+        return torch.cat(parts, dim=-2)
+
+
+class _Block:
+    """Attention of queries `start`, `start` + 1, ... to the keys given."""
+
+    def __init__(self, start: int, *, causal: bool) -> None:
+        self.start = start
+        self.causal = causal
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        return plain_attention(query, key, value, bias, causal=self.causal, start=self.start)
+
+
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    *,
+    causal: bool = False,
+    start: int = 0,
+) -> Tensor:
+    """Attention written out, its softmax in float32. The first query is number `start`."""
+    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1)).float()
+    if bias is not None:
+        scores = scores + bias.float()
+    if causal:
+        rows = torch.arange(start, start + query.shape[-2], device=query.device)
+        columns = torch.arange(key.shape[-2], device=query.device)
+        scores = scores.masked_fill(columns > rows[:, None], float("-inf"))
+    return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
+
+
+def _part_of(bias: Tensor, start: int, stop: int, seen: int) -> Tensor:
+    rows = bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
+    return rows if rows.shape[-1] == 1 else rows[..., :seen]

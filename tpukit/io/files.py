@@ -1,0 +1,76 @@
+"""Atomic writes: a reader sees the old content or the new, never a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """A path beside `path` to write a file to; renamed to `path` when the block succeeds.
+
+    With `sync` the file survives a power cut too. On any error `path` stays as it was.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        if sync:
+            sync_file(partial)
+        partial.replace(path)
+        if sync:
+            sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Writes a whole file atomically; see `replacing`."""
+    with replacing(path, sync=sync) as partial:
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` to fill; renamed to `path` when the block succeeds.
+
+    The files in it are not synced. `path` must not exist by then.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        sync_folder(partial)
+        partial.rename(path)
+        sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Forces a file's content to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces a folder's entries (renames) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

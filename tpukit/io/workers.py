@@ -1,0 +1,96 @@
+"""Work over several CPU cores: a process pool whose workers end with their parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tpukit.errors import JobError
+from tpukit.io.process import end_with
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AHEAD = 2
+"""Items that each worker has in hand, so that it never waits for the next one."""
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of spawned processes with one thread of linear algebra each.
+
+    They ignore SIGINT (the parent ends them) and die when the parent dies, however it dies.
+    """
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(os.getpid(),),
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(parent: int) -> None:
+    # numpy reads these when it is imported, with the first item of work.
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent)
+
+
+def map_ordered(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """`function` of each item, in the order of the items; a few are in flight at a time.
+
+    Raises what the function raised; `JobError` where a worker was killed.
+    """
+    with worker_pool(workers) as pool, _naming_dead_workers():
+        pending: deque[Future[Result]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= AHEAD * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def map_completed(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[tuple[Item, Result]]:
+    """(item, result) in the order of completion; otherwise as `map_ordered`."""
+    with worker_pool(workers) as pool, _naming_dead_workers():
+        pending: dict[Future[Any], Item] = {}
+        for item in items:
+            pending[pool.submit(function, item)] = item
+            if len(pending) >= AHEAD * workers:
+                yield from _completed(pending)
+        while pending:
+            yield from _completed(pending)
+
+
+def _completed(pending: dict[Future[Any], Item]) -> Iterator[tuple[Item, Any]]:
+    for future in wait(pending, return_when=FIRST_COMPLETED).done:
+        yield pending.pop(future), future.result()
+
+
+@contextmanager
+def _naming_dead_workers() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise JobError(
+            "a worker process was killed before its work was done.",
+            "The host may have run out of memory: use fewer workers, or run the command again.",
+            id="worker-died",
+        ) from error

@@ -1,0 +1,163 @@
+"""Inside the child: the engine's own step on a made-up batch, timed, its memory read."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.prefetch import BATCHES_AHEAD
+from tpukit.probe.batch.gauges import watched_memory
+from tpukit.probe.batch.trial import MemoryByKind, Trial
+from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.config import TrainConfig
+from tpukit.train.restore import load_learner
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_log import RunLog
+from tpukit.train.step import Learner
+from tpukit.train.task import Task
+
+WARM_STEPS = 2
+"""Steps that are not timed: they compile, and show what the optimizer's state adds."""
+TIMED_STEPS = 3
+LONGEST_TIMING_SECONDS = 20.0
+RUN_BYTES = 40 * 2**20
+"""A run's reading of its data, its progress and their threads: up to 38 MB were seen."""
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """One batch to try on the hardware that is here."""
+
+    rows: int
+    """Samples a device and micro-step."""
+    accumulate: int
+
+
+def measure(
+    task: Task, config: TrainConfig, backend: Backend, request: MeasureRequest
+) -> tuple[Trial, int]:
+    """Trains, evaluates and copies a checkpoint as a run would; the trial, and the parameters.
+
+    Whatever the hardware raises when memory runs out passes through.
+    """
+    with watched_memory(backend) as gauge, run_companions():
+        learner = load_learner(task, config, backend)
+        costliest, *others = _host_batches(task, backend, request)
+        # As in a run, the next batches are sent while a step works, and wait on the device.
+        source = backend.batches(itertools.repeat(costliest))
+        for _ in range(WARM_STEPS):
+            _step(learner, config, _next(source, request.accumulate))
+        seconds = _seconds_per_step(learner, config, source, request.accumulate)
+        taken = gauge.taken()
+        # Where lengths vary: every other shape once, their programs are held at the same time.
+        for host in others:
+            _step(learner, config, list(backend.batches([host] * request.accumulate)))
+        _evaluate(learner, next(source))
+        fixed = _copy_checkpoint(learner, backend)
+        # What could not be sent is said when it is asked for.
+        _next(source, BATCHES_AHEAD)
+    used, limit = gauge.reading(config.memory_limit)
+    samples = request.rows * backend.devices * request.accumulate
+    trial = Trial(
+        batch=request.rows,
+        fits=True,
+        used_bytes=used,
+        limit_bytes=limit,
+        # Between steps a batch leaves nothing behind; the most may have been taken elsewhere.
+        fixed_bytes=used - (taken[1] - taken[0]) if used and taken else None,
+        samples_per_second=samples / seconds,
+        accumulate=request.accumulate,
+        memory=fixed
+        if used is None
+        else MemoryByKind(
+            fixed.parameters,
+            fixed.optimizer,
+            fixed.ema,
+            temporaries=max(0, used - fixed.parameters - fixed.optimizer - fixed.ema),
+        ),
+    )
+    parameters = sum(p.numel() for p in backend.parameters(learner.model).values())
+    return trial, parameters
+
+
+@contextmanager
+def run_companions() -> Iterator[None]:
+    """What a run keeps beside the training: its logs, event files and checkpoint writer.
+
+    Libraries and threads take memory of the process, which a limit on it counts.
+    """
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(Path(path))
+        folder.create()
+        log, writer = RunLog(folder, lambda line: None), BackgroundWriter(folder.checkpoints)
+        try:
+            log.metric_line({"step": 0, "loss": 0.0})
+            state = TrainState(0, "", {})
+            writer.write(Snapshot(state, {"model": {"one": torch.ones(1)}}, {}), is_best=False)
+            writer.wait()
+            held = torch.empty(RUN_BYTES, dtype=torch.uint8)
+            yield
+            del held
+        finally:
+            writer.close()
+            log.close()
+
+
+def _host_batches(task: Task, backend: Backend, request: MeasureRequest) -> list[Batch]:
+    """This process' part of a batch in each shape, the costliest first."""
+    return task.example_batches(request.rows * backend.devices // backend.world_size)
+
+
+def _next(source: Iterator[Batch], count: int) -> list[Batch]:
+    return list(itertools.islice(source, count))
+
+
+def _step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> None:
+    learner.train_step(batches, config.lr)
+    # XLA raises only when a value is read.
+    learner.read_figures()
+
+
+def _seconds_per_step(
+    learner: Learner, config: TrainConfig, source: Iterator[Batch], accumulate: int
+) -> float:
+    started = time.monotonic()
+    steps = 0
+    while steps < TIMED_STEPS and time.monotonic() - started < LONGEST_TIMING_SECONDS:
+        learner.train_step(_next(source, accumulate), config.lr)
+        steps += 1
+        if steps == 1:
+            learner.read_figures()
+    learner.read_figures()
+    return (time.monotonic() - started) / steps
+
+
+def _evaluate(learner: Learner, batch: Batch) -> None:
+    """An evaluation batch by the averaged weights, as a run validates."""
+    average = learner.average
+    with average.in_place_of_weights(learner.backend) if average else nullcontext():
+        learner.model.eval()
+        learner.evaluation_step(batch)
+        learner.read_evaluation()
+        learner.model.train()
+
+
+def _copy_checkpoint(learner: Learner, backend: Backend) -> MemoryByKind:
+    """What a checkpoint copies to the host, held at once; its bytes by kind."""
+    copies = {
+        "parameters": backend.to_host(learner.model_tensors()),
+        "optimizer": backend.to_host(learner.optimizer_tensors()),
+        "ema": backend.to_host(learner.average.averages) if learner.average else {},
+    }
+    return MemoryByKind(
+        **{kind: sum(t.numel() * t.element_size() for t in tensors.values())
+           for kind, tensors in copies.items()}
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The TPU compiler without a TPU: tracing, compiling, and what the program needs."""

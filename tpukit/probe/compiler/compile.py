@@ -1,0 +1,256 @@
+"""The TPU compiler without a TPU: JAX's compile-only client over libtpu.
+
+It is reached through `jax._src`, which has no promise of stability: only this module does so, and
+`check_versions` says plainly when what is installed is not what it was written against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tpukit.errors import HardwareError
+
+Effort = Literal["fast", "full"]
+
+WRITTEN_AGAINST = {"torch": "2.9", "torch_xla": "2.9", "jax": "0.7.1", "jaxlib": "0.7.1",
+                   "libtpu": "0.0.21"}  # fmt: skip
+"""Version prefixes of the parts that have to fit each other."""
+
+FAST_EFFORT = -1.0
+"""Compiles 3 to 5 times faster; its memory reads 0.04 to 0.2 GiB low."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced step, ready to be compiled."""
+
+    bytecode: bytes
+    """StableHLO as a portable artifact."""
+    aliases: Mapping[int, int]
+    """Argument -> the output that takes its place (a donated buffer)."""
+    argument_shardings: tuple[str | None, ...]
+    """Each argument's layout over the devices, as mhlo.sharding writes it; None: replicated."""
+    outputs: int
+    kernel_share: float
+    """The part of their score blocks that fused attention kernels compute (causal ones: fewer)."""
+    resident: Mapping[str, int]
+    """Bytes of a device that outlive the step, by kind: parameters, optimizer, ema, ..."""
+    resident_elsewhere: int
+    """The part of them that is no argument of this program, but is held all the same."""
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What the compiler says of one program on one device. All sizes in bytes."""
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+    flops: float
+    """Operations of one step on one device; a custom kernel's own are not in it."""
+    bytes_accessed: float
+    hlo: str
+    """The scheduled program."""
+
+    @property
+    def total(self) -> int:
+        """Everything at once: what has to fit."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+
+class CompilerRefusedError(Exception):
+    """The compiler would not compile it; its own words."""
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Versions of the parts, None where one is missing; nothing is imported."""
+    found: dict[str, str | None] = {}
+    for name in WRITTEN_AGAINST:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def check_versions() -> dict[str, str]:
+    """The installed versions, which fit.
+
+    Raises:
+        HardwareError: the `plan` extra is missing or does not fit, or this is not Linux on x86.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise HardwareError(
+            f"The TPU compiler (libtpu) exists for Linux on x86-64 only; this is "
+            f"{platform.system()} on {platform.machine()}.",
+            "Run it in a Linux container, in Colab or on Kaggle; without --target the batch is "
+            "measured here.",
+            id="no-compiler",
+        )
+    found = installed_versions()
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        raise HardwareError(
+            f"Asking the TPU compiler needs {', '.join(missing)}, which this environment lacks.",
+            "pip install 'tpukit[plan]'",
+            id="no-plan-extra",
+        )
+    versions = {name: version for name, version in found.items() if version is not None}
+    wrong = [
+        f"{name} {versions[name]} (not {wanted})"
+        for name, wanted in WRITTEN_AGAINST.items()
+        if not fits_version(versions[name], wanted)
+    ]
+    if wrong:
+        raise HardwareError(
+            f"The TPU compiler was found with versions that do not fit: {', '.join(wrong)}.",
+            "pip install 'tpukit[plan]' into an environment of its own.",
+            id="plan-versions",
+        )
+    return versions
+
+
+def fits_version(version: str, wanted: str) -> bool:
+    """Whether a version is `wanted` or a patch or build of it (0.0.21.1 of 0.0.21)."""
+    return re.match(re.escape(wanted) + r"(?![0-9])", version) is not None
+
+
+class TpuCompiler:
+    """Compiles programs for one topology."""
+
+    def __init__(self, topology: str, devices: int) -> None:
+        from jax.experimental import topologies
+
+        described = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        self.devices: list[Any] = list(described.devices)[:devices]
+        if len(self.devices) != devices:
+            raise HardwareError(f"libtpu gives {topology} {len(self.devices)} devices.")
+
+    def compile(self, program: Program, effort: Effort) -> CompiledProgram:
+        """Asks the compiler.
+
+        Raises:
+            CompilerRefusedError: it says no; the text is its own (out of memory, say).
+        """
+        from jax._src.lib import xla_client
+
+        bytecode = _with_arguments(program, len(self.devices))
+        devices = xla_client.DeviceList(tuple(self.devices))
+        try:
+            executable = self.devices[0].client.compile(bytecode, devices, self._options(effort))
+        except Exception as error:  # XlaRuntimeError or ValueError: the class varies
+            raise CompilerRefusedError(str(error)) from error
+        return _describe(executable)
+
+    def _options(self, effort: Effort) -> Any:
+        import numpy as np
+        from jax._src import compiler
+
+        options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=len(self.devices),
+            device_assignment=np.array([[device.id for device in self.devices]]),
+        )
+        build = options.executable_build_options
+        build.use_shardy_partitioner = False
+        if effort == "fast":
+            build.exec_time_optimization_effort = FAST_EFFORT
+        return options
+
+
+def program_key(program: Program) -> str:
+    """A fingerprint of what is compiled: the same for the same program wherever it was traced."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir.dialects import hlo
+
+    with mlir.make_ir_context() as context:
+        module = hlo.deserialize_portable_artifact(context, program.bytecode)
+        text = module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
+    layout = repr((sorted(program.aliases.items()), program.argument_shardings))
+    return hashlib.sha256((text + layout).encode()).hexdigest()
+
+
+def _with_arguments(program: Program, devices: int) -> bytes:
+    """The module with donated and sharded arguments marked, and each operation's place resolved."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo
+
+    from tpukit.probe.compiler.source_map import resolve_places
+
+    with mlir.make_ir_context() as context:
+        traced = hlo.deserialize_portable_artifact(context, program.bytecode)
+        text = traced.operation.get_asm(enable_debug_info=True, large_elements_limit=None)
+        module = ir.Module.parse(resolve_places(text))
+        main = next(
+            op for op in module.body.operations if op.attributes["sym_name"].value == "main"
+        )
+        arguments, outputs = _attributes(program, devices)
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(
+            [_merged(main, "arg_attrs", index, given) for index, given in enumerate(arguments)]
+        )
+        main.attributes["res_attrs"] = ir.ArrayAttr.get(
+            [_merged(main, "res_attrs", index, given) for index, given in enumerate(outputs)]
+        )
+        bytecode: bytes = mlir.module_to_bytecode(module)
+        return bytecode
+
+
+def _attributes(
+    program: Program, devices: int
+) -> tuple[list[dict[str, int | str]], list[dict[str, int | str]]]:
+    """What is said of each argument and each output."""
+    arguments: list[dict[str, int | str]] = [{} for _ in program.argument_shardings]
+    outputs: list[dict[str, int | str]] = [{} for _ in range(program.outputs)]
+    if devices > 1:
+        for argument, sharding in zip(arguments, program.argument_shardings, strict=True):
+            argument["mhlo.sharding"] = sharding or "{replicated}"
+        for output in outputs:
+            output["mhlo.sharding"] = "{replicated}"
+    for argument_index, output_index in program.aliases.items():
+        arguments[argument_index]["tf.aliasing_output"] = output_index
+        if devices > 1:
+            outputs[output_index]["mhlo.sharding"] = arguments[argument_index]["mhlo.sharding"]
+    return arguments, outputs
+
+
+def _merged(main: Any, name: str, index: int, given: Mapping[str, int | str]) -> Any:
+    """An argument's (or output's) attributes with those given put over them."""
+    from jax._src.lib.mlir import ir
+
+    attributes = {}
+    if name in main.attributes:
+        attributes = {item.name: item.attr for item in main.attributes[name][index]}
+    for key, value in given.items():
+        attributes[key] = (
+            ir.StringAttr.get(value)
+            if isinstance(value, str)
+            else ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
+        )
+    return ir.DictAttr.get(attributes)
+
+
+def _describe(executable: Any) -> CompiledProgram:
+    memory = executable.get_compiled_memory_stats()
+    costs = executable.cost_analysis()
+    costs = costs[0] if isinstance(costs, Sequence) else costs
+    return CompiledProgram(
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        flops=float(costs.get("flops", 0.0)),
+        bytes_accessed=float(costs.get("bytes accessed", 0.0)),
+        hlo="\n".join(module.to_string() for module in executable.hlo_modules()),
+    )

@@ -1,0 +1,240 @@
+"""What a scheduled TPU program and a refusal say: collectives, kernels, the largest buffers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tpukit.probe.compiler.source_map import Place
+
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
+ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?")
+METADATA = re.compile(
+    r'metadata=\{(?:[^}]*?op_name="([^"]*)")?(?:[^}]*?source_file="([^"]*)" source_line=(\d+))?'
+)
+CHANNEL = re.compile(r"channel_id=(\d+)")
+OPERAND = re.compile(r"%([\w.\-]+)")
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while",
+                   "copy-done", "all-gather-done", "all-reduce-done", "async-done",
+                   "async-update", "collective-permute-done"})  # fmt: skip
+"""Instructions whose result is (part of) an operand's buffer."""
+NO_BUFFER = frozenset({"parameter", "constant", "iota", "partition-id", "replica-id"})
+TYPE_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16,
+             "f16": 16, "s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64,
+             "token": 0}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One buffer of a program."""
+
+    size_bytes: int
+    shape: str
+    operator: str
+    place: Place | None
+    """The line it comes from, where that is known."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its result in HBM, padding counted."""
+        return shape_bytes(self.shape)
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of what it reads (and of computations it calls)."""
+        return OPERAND.findall(self.rest.partition(", metadata=")[0])
+
+    def allocation(self) -> Allocation:
+        """Its result as a buffer to show."""
+        match = METADATA.search(self.rest)
+        operator, path, line = match.groups() if match else (None, None, None)
+        place = Place(path, int(line)) if path and line else None
+        shape = re.sub(r"\{[^}]*\}|/\*.*?\*/", "", self.shape)
+        return Allocation(self.size_bytes, shape, operator or self.opcode, place)
+
+
+def parse(lines: Iterable[str]) -> Iterator[Instruction]:
+    """The instructions among these lines."""
+    for line in lines:
+        if match := INSTRUCTION.match(line):
+            yield Instruction(*match.groups())
+
+
+def collectives(program: str) -> dict[str, int]:
+    """How many of each collective a program has."""
+    return dict(sorted(Counter(opcode for opcode, _ in _by_channel(program)).items()))
+
+
+def collective_bytes(program: str) -> int:
+    """Bytes that the collectives of one step deliver to one device."""
+    return sum(_by_channel(program).values())
+
+
+def _by_channel(program: str) -> dict[tuple[str, str], int]:
+    """Each collective's bytes, by its kind and channel.
+
+    The compiler may cut one into pieces that overlap with computation: they share its channel.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for instruction in parse(program.splitlines()):
+        opcode = instruction.opcode.removesuffix("-start")
+        if opcode in COLLECTIVES:
+            channel = CHANNEL.search(instruction.rest)
+            key = opcode, channel[1] if channel else instruction.name
+            found[key] = max(found.get(key, 0), instruction.size_bytes)
+    return found
+
+
+def kernel_flops(program: str) -> float:
+    """Operations of the fused attention kernels in a program, every tile of scores counted.
+
+    Of 2 batch heads queries keys width each: the forward kernel (3 inputs, 4 with a bias) makes 2
+    products, the backward kernel (6 or 7) 5. Other kernels cannot be counted.
+    """
+    shapes: dict[str, str] = {}
+    total = 0.0
+    for instruction in parse(program.splitlines()):
+        shapes[instruction.name] = instruction.shape
+        if 'custom_call_target="tpu_custom_call"' in instruction.rest:
+            total += _attention_flops(instruction, shapes)
+    return total
+
+
+def _attention_flops(call: Instruction, shapes: dict[str, str]) -> float:
+    names = [name for name in call.operands if name in shapes]
+    products = {3: 2, 4: 2, 6: 5, 7: 5}.get(len(names))
+    if products is None:
+        return 0.0
+    query, key = (_dims(shapes[name]) for name in names[:2])
+    if len(query) < 4 or len(key) < 4:
+        return 0.0
+    return 2.0 * products * math.prod(query) * key[-1]
+
+
+def _dims(shape: str) -> list[int]:
+    match = ARRAY.search(shape)
+    return [int(n) for n in match[2].split(",") if n] if match else []
+
+
+def largest_buffers(program: str, count: int = 8) -> list[Allocation]:
+    """The largest temporaries alive at the moment when most memory is in use.
+
+    Reckoned from the schedule: each buffer lives from its instruction to its last reader. The
+    compiler's own assignment also shares and splits buffers, so this says where the memory goes,
+    not how much there is.
+    """
+    body = list(parse(_entry(program)))
+    buffers, last_use = _lifetimes(body)
+    live: dict[str, int] = {}
+    used = most = 0
+    at_peak: list[str] = []
+    ends: dict[int, list[str]] = {}
+    for name, index in last_use.items():
+        ends.setdefault(index, []).append(name)
+    for index, instruction in enumerate(body):
+        if instruction.name in buffers:
+            live[instruction.name] = instruction.size_bytes
+            used += instruction.size_bytes
+        if used > most:
+            most, at_peak = used, list(live)
+        for name in ends.get(index, []):
+            used -= live.pop(name, 0)
+    by_name = {instruction.name: instruction for instruction in body}
+    found = [by_name[name].allocation() for name in at_peak]
+    return sorted(found, key=lambda a: a.size_bytes, reverse=True)[:count]
+
+
+def _lifetimes(body: list[Instruction]) -> tuple[set[str], dict[str, int]]:
+    """Names that have a buffer of their own, and the index of each one's last reader."""
+    owners: dict[str, tuple[str, ...]] = {}
+    last_use: dict[str, int] = {}
+    buffers: set[str] = set()
+    for index, instruction in enumerate(body):
+        read = [owner for name in instruction.operands for owner in owners.get(name, ())]
+        for owner in read:
+            last_use[owner] = index
+        if instruction.opcode in VIEWS:
+            owners[instruction.name] = tuple(dict.fromkeys(read))
+        elif instruction.opcode in NO_BUFFER:
+            owners[instruction.name] = ()
+        else:
+            owners[instruction.name] = (instruction.name,)
+            buffers.add(instruction.name)
+            last_use[instruction.name] = index
+    return buffers, last_use
+
+
+def _entry(program: str) -> list[str]:
+    """The lines of the entry computation."""
+    lines = program.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("ENTRY")), len(lines))
+    end = next((i for i in range(start, len(lines)) if lines[i] == "}"), len(lines))
+    return lines[start + 1 : end]
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes in HBM of an array or tuple shape as HLO text has it, tiles filled up.
+
+    A buffer in another memory space (`S(1)`: on-chip) takes none.
+    """
+    total = 0
+    for dtype, dims, order, tiling in ARRAY.findall(shape):
+        if dtype not in TYPE_BITS or "S(" in tiling:
+            continue
+        sizes = [int(n) for n in dims.split(",") if n]
+        minor = [int(n) for n in order.split(",") if n]
+        total += math.ceil(_padded_elements(sizes, minor, tiling) * TYPE_BITS[dtype] / 8)
+    return total
+
+
+def _padded_elements(sizes: list[int], minor_to_major: list[int], tiling: str) -> int:
+    tile = re.match(r"T\(([0-9,]+)\)", tiling)
+    if tile and minor_to_major:
+        extents = [int(n) for n in tile[1].split(",")][::-1]
+        for axis, extent in zip(minor_to_major, extents, strict=False):
+            sizes[axis] = math.ceil(sizes[axis] / extent) * extent
+    return math.prod(sizes)
+
+
+# -- what a refusal says ------------------------------------------------------------------------
+
+REFUSED_ALLOCATION = re.compile(
+    r"Size: (?P<size>[0-9.]+[KMGT]?)\s*\n"
+    r"(?:\s*Operator: (?:op_name=\"(?P<operator>[^\"]*)\")?"
+    r"(?:\s*source_file=\"(?P<path>[^\"]*)\" source_line=(?P<line>\d+))?[^\n]*\n)?"
+    r"\s*Shape: (?P<shape>[^\n]*)"
+)
+
+
+def refused_allocations(text: str) -> list[Allocation]:
+    """The largest allocations that an out-of-memory message lists."""
+    found = []
+    for match in REFUSED_ALLOCATION.finditer(text):
+        place = Place(match["path"], int(match["line"])) if match["path"] else None
+        shape = re.sub(r"\{[^}]*\}", "", match["shape"]).strip()
+        operator = match["operator"] or "?"
+        found.append(Allocation(parse_size(match["size"]), shape, operator, place))
+    return found
+
+
+def parse_size(text: str) -> int:
+    """Bytes in libtpu's `16.42G`, `692.56M`, `180.59M`, `0B`."""
+    match = re.match(r"([0-9.]+)\s*([KMGT]?)i?B?$", text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is no amount of memory")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))

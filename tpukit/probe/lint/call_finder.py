@@ -1,0 +1,320 @@
+"""Finds the table's calls in a module: names resolved, conditions looked at, guards respected."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from tpukit.knowledge.calls import CallTable, OldCall
+from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.names import Names, Scope, children
+from tpukit.probe.lint.source import MASK, Module
+
+_FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
+_VERSION = re.compile(r"version|GREATER|LESS_|(?<=\d)_\d", re.IGNORECASE)
+_WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.environ.__setitem__")
+_SHELL = re.compile(r"(?:^|[\s;!%])(?:export\s+|env\s+|set_env\s+)?([A-Z][A-Z0-9_]+)\s?=\s?\S")
+
+
+def find_calls(module: Module, names: Names, table: CallTable) -> list[Place]:
+    """Every use of a row of the table in a parsed module."""
+    assert module.tree is not None
+    finder = _Finder(module, names, table)
+    finder.visit_body(module.tree, names.module)
+    finder.unused_imports()
+    finder.shell_lines()
+    return finder.places
+
+
+class _Finder:
+    """Walks a module once with its scopes. `guard` counts enclosing version checks."""
+
+    def __init__(self, module: Module, names: Names, table: CallTable) -> None:
+        self.module = module
+        self.names = names
+        self.table = table
+        self.places: list[Place] = []
+        self.guard = 0
+        self.has_alternative = 0
+        self._loaded: set[str] = set()
+        self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
+        self._lines = module.text.split("\n")
+        self._constants: Mapping[str, set[str]] | None = None
+        self._methods = table.lasts | {name.rpartition(".")[2] for name in _WRITERS}
+
+    # -- walking ----------------------------------------------------------------------------------
+    def visit_body(self, node: ast.AST, scope: Scope) -> None:
+        for child in children(node):
+            self.visit(child, scope)
+
+    def visit(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            self._use(node, scope)
+        elif isinstance(node, ast.Call):
+            self._call(node, scope)
+            self._getattr(node, scope)
+        elif isinstance(node, ast.Import):
+            self._import(node)
+        elif isinstance(node, ast.ImportFrom):
+            self._import_from(node)
+        elif isinstance(node, ast.Subscript):
+            self._environment_item(node, scope)
+        if isinstance(node, ast.Try):
+            self._try(node, scope)
+        elif isinstance(node, ast.If | ast.IfExp) and _is_version_check(node.test):
+            self.guard += 1
+            self.visit_body(node, scope)
+            self.guard -= 1
+        else:
+            self.visit_body(node, self.names.scopes.get(node, scope))
+
+    def _try(self, node: ast.Try, scope: Scope) -> None:
+        """A handler for a missing name is the way for old releases; it is left alone."""
+        fallbacks = [h for h in node.handlers if _catches(h, _FALLBACKS)]
+        alternative = any(
+            isinstance(inner, ast.Import | ast.ImportFrom) for h in fallbacks for inner in h.body
+        )
+        self.has_alternative += alternative
+        for statement in node.body:
+            self.visit(statement, scope)
+        self.has_alternative -= alternative
+        for handler in node.handlers:
+            self.guard += handler in fallbacks
+            self.visit_body(handler, scope)
+            self.guard -= handler in fallbacks
+        for statement in (*node.orelse, *node.finalbody):
+            self.visit(statement, scope)
+
+    # -- names -----------------------------------------------------------------
+    def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
+        if isinstance(node, ast.Name):
+            self._loaded.add(node.id)
+            if node.id not in self.names.followed and not self.names.has_stars:
+                # What an assignment made of an old name was reported there.
+                return
+        elif node.attr not in self.table.lasts:
+            return
+        meanings = self.names.resolve(node, scope)
+        for row, name in self._rows(meanings):
+            if row.kind in ("name", "attribute"):
+                self._found(node, row, name)
+        if isinstance(node, ast.Attribute):
+            modules = [m for m in meanings if m in self.table.modules]
+            if modules and len(modules) == len(meanings):
+                self._found(node, self.table.modules[modules[0]], modules[0])
+
+    def _rows(self, meanings: Sequence[str]) -> Iterator[tuple[OldCall, str]]:
+        """Rows for a name, unless it may also mean something that is not old."""
+        if meanings and all(meaning in self.table.by_name for meaning in meanings):
+            for row in self.table.by_name[meanings[0]]:
+                yield row, meanings[0]
+
+    def _getattr(self, node: ast.Call, scope: Scope) -> None:
+        """`getattr(xm, "xla_device")` is a use; with a default it is a check of its own."""
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
+            for row, name in self._rows(self.names.resolve(node, scope)):
+                if row.kind == "name":
+                    self._found(node, row, name, fixable=False)
+
+    def _call(self, node: ast.Call, scope: Scope) -> None:
+        if isinstance(node.func, ast.Attribute) and node.func.attr not in self._methods:
+            return
+        meanings = self.names.resolve(node.func, scope)
+        for row, name in self._rows(meanings):
+            if row.kind == "call" and applies(row, node, self._known_constants()):
+                self._found(node.func, row, name)
+        if any(meaning in _WRITERS for meaning in meanings):
+            self._environment_call(node)
+
+    def _known_constants(self) -> Mapping[str, set[str]]:
+        if self._constants is None:
+            assert self.module.tree is not None
+            self._constants = _constants(self.module.tree)
+        return self._constants
+
+    # -- imports ---------------------------------------------------------------
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            row, name = self._module_row(alias.name)
+            if row is not None:
+                self._found(alias, row, name)
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        if node.level or node.module is None:
+            return
+        row, name = self._module_row(node.module)
+        if row is not None:
+            self._found(node, row, name)
+            return
+        for alias in node.names:
+            full = f"{node.module}.{alias.name}"
+            row, name = self._module_row(full)
+            if row is not None:
+                self._found(alias, row, name)
+            for known in self.table.by_name.get(full, ()):
+                if known.kind == "name" and known.status == "removed":
+                    self._found(alias, known, full)
+                elif known.kind == "name":
+                    self._imported.append((alias.asname or alias.name, alias, known, full))
+
+    def _module_row(self, name: str) -> tuple[OldCall | None, str]:
+        parts = name.split(".")
+        for count in range(len(parts), 0, -1):
+            prefix = ".".join(parts[:count])
+            if prefix in self.table.modules:
+                return self.table.modules[prefix], prefix
+        return None, ""
+
+    def unused_imports(self) -> None:
+        """A deprecated name that is imported to be passed on, and not used here."""
+        for local, alias, row, full in self._imported:
+            if local not in self._loaded:
+                self._found(alias, row, full)
+
+    # -- environment variables -------------------------------------------------
+    def _environment_item(self, node: ast.Subscript, scope: Scope) -> None:
+        key = node.slice
+        row = self._environment_row(key)
+        if row is None or self.names.resolve(node.value, scope) != ["os.environ"]:
+            return
+        if isinstance(node.ctx, ast.Store) or row.status == "removed":
+            self._found(node, row, str(key.value))  # type: ignore[attr-defined]
+
+    def _environment_call(self, node: ast.Call) -> None:
+        keys: list[ast.expr | None] = list(node.args[:1])
+        if node.args and isinstance(node.args[0], ast.Dict):
+            keys = list(node.args[0].keys)
+        for key in keys:
+            row = self._environment_row(key)
+            if row is not None and isinstance(key, ast.Constant):
+                self._found(key, row, str(key.value))
+        for keyword in node.keywords:
+            row = self.table.environment.get(keyword.arg or "")
+            if row is not None:
+                self._found(keyword.value, row, keyword.arg or "")
+
+    def _environment_row(self, key: ast.expr | None) -> OldCall | None:
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            return self.table.environment.get(key.value)
+        return None
+
+    def shell_lines(self) -> None:
+        """`%env XLA_USE_BF16=1` and `!XLA_USE_BF16=1 python train.py` in a notebook."""
+        for number, line in enumerate(self._lines, start=1):
+            if MASK not in line:
+                continue
+            mask_width = len(line[: line.index(MASK)].lstrip()) + len(MASK)
+            for match in _SHELL.finditer(line):
+                row = self.table.environment.get(match.group(1))
+                if row is not None:
+                    start = max(match.start(1) - mask_width, 0)
+                    end = start + len(match.group(1))
+                    self._add(Place(number, start, number, end, row.id, row.old, row.new,
+                                    row.since, row.status, None, match.group(1)))  # fmt: skip
+
+    # -- places ----------------------------------------------------------------
+    def _found(
+        self,
+        node: ast.expr | ast.alias | ast.stmt,
+        row: OldCall,
+        name: str,
+        *,
+        fixable: bool = True,
+    ) -> None:
+        is_import = isinstance(node, ast.alias | ast.ImportFrom)
+        if self.guard or (self.has_alternative and is_import and row.status == "removed"):
+            return
+        line, end_line = node.lineno, node.end_lineno or node.lineno
+        self._add(
+            Place(
+                line,
+                self._characters(line, node.col_offset),
+                end_line,
+                self._characters(end_line, node.end_col_offset or 0),
+                row.id,
+                _as_used(row, name),
+                row.new,
+                row.since,
+                row.status,
+                row.fix if fixable else None,
+                name,
+            )
+        )
+
+    def _characters(self, line: int, byte: int) -> int:
+        """A column in characters; the tree counts bytes of UTF-8."""
+        text = self._lines[line - 1] if line <= len(self._lines) else ""
+        if text.isascii():
+            return byte
+        return len(text.encode("utf-8", errors="replace")[:byte].decode("utf-8", errors="replace"))
+
+    def _add(self, place: Place) -> None:
+        if place not in self.places:
+            self.places.append(place)
+
+
+def _as_used(row: OldCall, name: str) -> str:
+    """The row's own words where it is one name's row; else the name that was used."""
+    if row.kind == "call" and row.keywords and len(row.names) > 3:
+        return f"{name.rpartition('.')[2]}({row.keywords[0]}=...)"
+    if name.startswith("torch_xla.core.xla_model."):
+        return f"xm.{name.rpartition('.')[2]}()"
+    if len(row.names) == 1 or row.keywords or row.lacks or row.kind == "attribute":
+        return row.old
+    return name
+
+
+def applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
+    """Whether a call row's conditions hold for a call. `constants`: what names are assigned."""
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if row.lacks:
+        return None not in given and not set(row.lacks) & set(given)
+    if row.positional:
+        return len(node.args) + len(node.keywords) >= row.positional
+    if not row.keywords:
+        return True
+    values = [(name, given[name]) for name in row.keywords if name in given]
+    if row.position is not None:
+        before = node.args[: row.position + 1]
+        if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
+            values.append((row.keywords[0], before[-1]))
+    return any(not _values(v, constants) <= set(row.unless.get(name, ())) for name, v in values)
+
+
+def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
+    """The texts an expression may stand for."""
+    if isinstance(node, ast.IfExp):
+        return _values(node.body, constants) | _values(node.orelse, constants)
+    if isinstance(node, ast.Name) and constants.get(node.id):
+        return constants[node.id]
+    try:
+        return {ast.unparse(node)}
+    except (RecursionError, ValueError):
+        return {""}
+
+
+def _constants(tree: ast.Module) -> dict[str, set[str]]:
+    """Name -> the texts it is assigned anywhere in a module."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            is_simple = isinstance(node.value, ast.Constant | ast.IfExp)
+            texts = _values(node.value, {}) if is_simple else {"?"}
+            found.setdefault(node.targets[0].id, set()).update(texts)
+    return found
+
+
+def _is_version_check(test: ast.expr) -> bool:
+    """`hasattr(xm, "x")`, `version.parse(...) < ...`, `is_torch_version(...)`."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Name) and (node.id == "hasattr" or _VERSION.search(node.id)):
+            return True
+        if isinstance(node, ast.Attribute) and _VERSION.search(node.attr):
+            return True
+    return False
+
+
+def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in wanted for kind in kinds)

@@ -1,0 +1,169 @@
+"""What a fix needs beyond its place: which local name to write, which import to add or drop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.names import Names, Scope
+
+_SHORT = {"torch_xla.runtime": "xr"}
+
+
+@dataclass
+class Insertion:
+    """An import to write behind the statement that starts at a line."""
+
+    after_line: int
+    """0: at the head of the module."""
+    statement: str
+
+
+@dataclass
+class ImportPlanner:
+    """Decides how the new names are reached from a module's code."""
+
+    tree: ast.Module
+    names: Names
+    insertions: list[Insertion] = field(default_factory=list)
+
+    def spell(self, name: str, module: str) -> str | None:
+        """How to write `name` (of `module`) here, planning an import where none brings it.
+
+        None where the name that would be bound means something else in some scope.
+        """
+        local = self._local_name(module)
+        if local is None:
+            local = self._add_import(module)
+        return None if local is None else local + name[len(module) :]
+
+    def spell_member(self, module: str, member: str) -> str | None:
+        """How to write a class or function of a module: imported itself, or through it."""
+        for name, bindings in self.names.module.bindings.items():
+            if any((b.name or "").endswith(f".{member}") for b in bindings):
+                return name
+        local = self._local_name(module)
+        if local is not None:
+            return f"{local}.{member}"
+        if self._is_taken(member):
+            return None
+        self._insert(module, f"from {module} import {member}")
+        return member
+
+    def _local_name(self, module: str) -> str | None:
+        """What the module is called at module level: bound itself, or through its package."""
+        for name, bindings in self.names.module.bindings.items():
+            if any(b.name == module for b in bindings) and not self._is_shadowed(name):
+                return name
+        parent, _, last = module.rpartition(".")
+        if parent and self._imports(module):
+            local = self._local_name(parent)
+            return f"{local}.{last}" if local else None
+        return None
+
+    def _imports(self, module: str) -> bool:
+        """Whether `import module` (without a new name) stands at module level."""
+        return any(
+            alias.name == module and alias.asname is None
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        )
+
+    def _add_import(self, module: str) -> str | None:
+        short = _SHORT.get(module)
+        if short and not self._is_taken(short):
+            self._insert(module, f"import {module} as {short}")
+            return short
+        root = module.partition(".")[0]
+        taken = [b.name for bs in self._all_bindings(root) for b in bs]
+        if any(name != root for name in taken):
+            return None
+        self._insert(module, f"import {module}")
+        return module
+
+    def _insert(self, module: str, statement: str) -> None:
+        """Plans an import behind those of the same package: beside the module's, or else beside
+        every one that stands in a function."""
+        root = module.partition(".")[0]
+        family = [root, "torch_xla", "torch"]
+        for package in family:
+            lines = self._import_lines(package)
+            if lines:
+                break
+        else:
+            lines = [0]
+        for line in lines:
+            insertion = Insertion(line, statement)
+            if insertion not in self.insertions:
+                self.insertions.append(insertion)
+
+    def _import_lines(self, package: str) -> list[int]:
+        top = list(_imports_in(self.tree, package, functions=False))
+        return top[:1] or list(_imports_in(self.tree, package, functions=True))
+
+    def _is_taken(self, name: str) -> bool:
+        return bool(self._all_bindings(name))
+
+    def _is_shadowed(self, name: str) -> bool:
+        """Whether a scope binds the name to something other than an import."""
+        return any(b.name is None for bindings in self._all_bindings(name) for b in bindings)
+
+    def _all_bindings(self, name: str) -> list[list]:  # type: ignore[type-arg]
+        scopes: list[Scope] = [self.names.module, *self.names.scopes.values()]
+        return [scope.bindings[name] for scope in scopes if name in scope.bindings]
+
+
+def _imports_in(tree: ast.AST, package: str, *, functions: bool) -> Iterator[int]:
+    """Lines where imports of a package start, inside functions or outside of them."""
+    stack: list[tuple[ast.AST, bool]] = [(tree, False)]
+    lines = []
+    while stack:
+        node, inside = stack.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            roots = (
+                [alias.name.partition(".")[0] for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [(node.module or "").partition(".")[0] if not node.level else ""]
+            )
+            if package in roots and inside == functions:
+                lines.append(node.lineno)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        stack.extend((child, inside) for child in ast.iter_child_nodes(node))
+    yield from sorted(lines)
+
+
+def dropped_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, int]]:
+    """(line, column) of imported names whose every use is rewritten: nothing needs them any more.
+
+    Columns are those of the syntax tree.
+    """
+    uses: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            uses[node.id] = uses.get(node.id, 0) + 1
+    exported = {c.value for n in ast.walk(tree) for c in _exports(n)}
+    gone: set[tuple[int, int]] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.level:
+            continue
+        for alias in node.names:
+            full = f"{node.module}.{alias.name}"
+            local = alias.asname or alias.name
+            same = [p for p in rewritten if p.name == full and p.fix and p.fix.to]
+            here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in same)
+            at_import = any(p.line == alias.lineno and p.column == alias.col_offset for p in same)
+            if same and uses.get(local, 0) <= here - at_import and local not in exported:
+                gone.add((alias.lineno, alias.col_offset))
+    return gone
+
+
+def _exports(node: ast.AST) -> list[ast.Constant]:
+    """The texts of `__all__ = [...]`."""
+    if isinstance(node, ast.Assign) and any(
+        isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
+    ):
+        return [c for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
+    return []

@@ -1,0 +1,223 @@
+"""Applies rewrites to files: shows the diff, keeps a backup where no version control does, and
+writes beside before it replaces."""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.errors import DataError
+from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.scan import ignored, may_concern, places_of, source_files
+from tpukit.probe.lint.source import (
+    Chunk,
+    Module,
+    Notebook,
+    cell_source,
+    decode_source,
+    notebook_modules,
+    python_module,
+    read_bytes,
+    read_notebook,
+    unmask,
+)
+
+GIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class FileFix:
+    """What a fix does to one file."""
+
+    path: Path
+    diff: str
+    data: bytes
+    """The file's new contents."""
+    rewritten: int
+    """Places."""
+
+
+def plan_fixes(paths: Iterable[str]) -> list[FileFix]:
+    """The fixes of all files in these paths that have any; nothing is written yet."""
+    files = [file for path in paths for file in source_files(Path(path))]
+    planned = (plan_fix(file) for file in dict.fromkeys(files))
+    return [fix for fix in planned if fix is not None]
+
+
+def plan_fix(path: Path) -> FileFix | None:
+    """One file's fix; None where nothing in it has one right replacement."""
+    try:
+        data = read_bytes(path)
+        if not may_concern(data):
+            return None
+        mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+        text = decode_source(data)
+        encoding = _encoding(data, text)
+        if encoding is None:
+            return None
+        if path.suffix == ".ipynb":
+            new, count = _fixed_notebook(str(path), text)
+        else:
+            new, count = _fixed_module(python_module(str(path), text))
+    except DataError:
+        return None
+    if count == 0 or new == text:
+        return None
+    return FileFix(path, _diff(path, text, new), mark + new.encode(encoding), count)
+
+
+def _encoding(data: bytes, text: str) -> str | None:
+    """The encoding that gives the file's bytes back; None where none does."""
+    body = data.removeprefix(codecs.BOM_UTF8)
+    return next((e for e in ("utf-8", "latin-1") if _encodes(text, e, body)), None)
+
+
+def _encodes(text: str, encoding: str, body: bytes) -> bool:
+    try:
+        return text.encode(encoding) == body
+    except UnicodeEncodeError:
+        return False
+
+
+def _fixed_module(module: Module) -> tuple[str, int]:
+    from tpukit.probe.lint.rewrite import rewrite
+
+    if module.tree is None:
+        return module.text, 0
+    lines = module.text.split("\n")
+    places: Sequence[Place] = [p for p in places_of(module) if not ignored(p, lines)]
+    done = rewrite(module.text, module.tree, places)
+    return unmask(done.text), len(done.fixed)
+
+
+# -- notebooks -----------------------------------------------------------------------------------
+_CELL_MARK = "#~tpukit cell~"
+
+
+def _fixed_notebook(path: str, text: str) -> tuple[str, int]:
+    notebook = read_notebook(path, text)
+    count = 0
+    for module in notebook_modules(path, notebook):
+        marked = _marked(module)
+        new, rewritten = _fixed_module(marked)
+        if rewritten:
+            _store(notebook, module.chunks, new.split(f"{_CELL_MARK}\n"))
+            count += rewritten
+    return (_dumped(notebook, text), count) if count else (text, 0)
+
+
+def _marked(module: Module) -> Module:
+    """The module with a comment line between its cells, to part them again after rewriting."""
+    lines = module.text.split("\n")
+    parts = [
+        "\n".join(lines[chunk.first_line - 1 : chunk.first_line - 1 + chunk.lines])
+        for chunk in module.chunks
+    ]
+    if module.tree is None:
+        return module
+    marked = python_module(module.path, f"\n{_CELL_MARK}\n".join(parts))
+    return marked
+
+
+def _store(notebook: Notebook, chunks: Sequence[Chunk], parts: Sequence[str]) -> None:
+    """Puts the rewritten texts back into their cells."""
+    for index, (chunk, part) in enumerate(zip(chunks, parts, strict=True)):
+        cell = notebook.cells[(chunk.cell or 1) - 1]
+        new = part if index == len(parts) - 1 else part.removesuffix("\n")
+        old = cell_source(cell)
+        if chunk.skipped:
+            new = f"{old.partition(chr(10))[0]}\n{new}"
+        if new != old and cell.get("cell_type") == "code":
+            key = "source" if "source" in cell else "input"
+            cell[key] = new.splitlines(keepends=True) if isinstance(cell[key], list) else new
+
+
+def _dumped(notebook: Notebook, text: str) -> str:
+    """The notebook as JSON in the layout it had."""
+    original = json.loads(text)
+    end = "\n" if text.endswith("\n") else ""
+    layouts = [(indent, ascii) for indent in (1, 2, 4, None, 0) for ascii in (False, True)]
+    for indent, ascii in layouts:
+        if json.dumps(original, indent=indent, ensure_ascii=ascii) + end == text:
+            return json.dumps(notebook.document, indent=indent, ensure_ascii=ascii) + end
+    return json.dumps(notebook.document, indent=1, ensure_ascii=False) + end
+
+
+# -- writing -------------------------------------------------------------------------------------
+def apply_fix(fix: FileFix) -> Path | None:
+    """Replaces the file; the backup that was kept, None where version control has the old one.
+
+    Raises DataError where it cannot be written; the file is then as it was.
+    """
+    backup = None if is_committed(fix.path) else _back_up(fix.path)
+    target = fix.path.resolve()
+    beside = target.with_name(f".{target.name}.tpukit-{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(fix.data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.chmod(target.stat().st_mode)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise DataError(
+            f"{fix.path}: cannot be written ({error.strerror})", "--diff only shows the changes."
+        ) from None
+    return backup
+
+
+def is_committed(path: Path) -> bool:
+    """Whether git has this file as it is now."""
+    folder, name = path.resolve().parent, path.resolve().name
+    tracked = _git(folder, "ls-files", "--error-unmatch", "--", name)
+    return tracked is not None and _git(folder, "status", "--porcelain", "--", name) == ""
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _back_up(path: Path) -> Path:
+    """A copy of the file beside it, under a name that nothing has yet."""
+    for number in range(1000):
+        suffix = ".bak" if number == 0 else f".bak{number}"
+        backup = path.with_name(path.name + suffix)
+        try:
+            with backup.open("xb") as file:
+                file.write(path.read_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DataError(
+                f"{backup}: no backup can be written ({error.strerror}), so nothing is changed",
+                "--diff only shows the changes.",
+            ) from None
+        return backup
+    raise DataError(f"{path}: a thousand backups lie beside it already", "Remove some.")
+
+
+def _diff(path: Path, old: str, new: str) -> str:
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), f"{path}", f"{path} (fixed)", lineterm=""
+    )
+    return "\n".join(lines)

@@ -1,0 +1,330 @@
+"""Habits that hurt on XLA: reads in the step, collectives under `if master`, shapes that change.
+
+Looked for where torch_xla is imported (an fp16 Accelerator everywhere: accelerate finds the TPU
+by itself).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.names import Names, Scope, children
+
+_READS = ("item", "tolist", "numpy", "cpu")
+_STEPS = (
+    "torch_xla.core.xla_model.optimizer_step",
+    "torch_xla.core.xla_model.mark_step",
+    "torch_xla.sync",
+    "torch_xla.step",
+)
+_COLLECTIVES = tuple(
+    f"torch_xla.core.xla_model.{name}"
+    for name in (
+        "save", "rendezvous", "mesh_reduce", "all_reduce", "all_gather", "reduce_gradients",
+        "optimizer_step", "mark_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
+    )
+)  # fmt: skip
+_ACCELERATE_COLLECTIVES = (
+    "save_state", "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
+    "pad_across_processes", "get_state_dict",
+)  # fmt: skip
+_MASTER = re.compile(
+    r"is_master_ordinal|is_main_process|is_master|is_rank_?(?:0|zero)|main_process|"
+    r"(?:ordinal|rank|get_ordinal|process_index)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
+    r"not\s+\w*rank\b|not\s+\w*ordinal\b"
+)
+_SELDOM = re.compile(r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank", re.I)
+_PADS = ("True", "'longest'", "'max_length_in_batch'")
+_Emit = Callable[[ast.expr, str, str, str], None]
+
+
+def find_habits(tree: ast.Module, names: Names) -> Iterator[Place]:
+    """Habits of a parsed module."""
+    found: list[Place] = []
+
+    def emit(node: ast.expr, id: str, old: str, new: str) -> None:
+        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        found.append(
+            Place(node.lineno, node.col_offset, end_line, end, id, old, new, "XLA", "habit")
+        )
+
+    uses_xla = "torch_xla" in _imported_packages(tree)
+    looker = _Looker(names, emit, uses_xla)
+    looker.walk(tree, names.module)
+    if uses_xla:
+        _unsynchronised_steps(tree, names, emit)
+    yield from found
+
+
+def _imported_packages(tree: ast.Module) -> set[str]:
+    packages = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            packages.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            packages.add(node.module.partition(".")[0])
+    return packages
+
+
+class _Looker:
+    """Walks a module with its scopes and the conditions around each node."""
+
+    def __init__(self, names: Names, emit: _Emit, uses_xla: bool) -> None:
+        self.names = names
+        self.emit = emit
+        self.uses_xla = uses_xla
+        self._rendezvous = 0
+
+    def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
+        """`under`: the conditions that must hold for this node to run."""
+        for child in children(node):
+            inner = self.names.scopes.get(child, scope)
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._rendezvous = _count(child, "rendezvous")
+            if isinstance(child, ast.Call):
+                self._call(child, inner, under)
+            if self.uses_xla:
+                self._step(child, inner)
+            if isinstance(child, ast.If):
+                self.walk_if(child, inner, under)
+            else:
+                self.walk(child, inner, under)
+
+    def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
+        test = _text(node.test)
+        self.walk(ast.Expression(node.test), scope, under)
+        self.walk(ast.Module(node.body, []), scope, (*under, test))
+        self.walk(ast.Module(node.orelse, []), scope, (*under, f"not ({test})"))
+
+    def _call(self, node: ast.Call, scope: Scope, under: tuple[str, ...]) -> None:
+        meanings = self.names.resolve(node.func, scope)
+        name = meanings[0] if len(meanings) == 1 else ""
+        self._accelerator(node, name)
+        self._under_master(node, name, under)
+        if self.uses_xla:
+            self._scaler(node, name, under)
+            self._shapes(node, name)
+
+    def _accelerator(self, node: ast.Call, name: str) -> None:
+        if name.rpartition(".")[2] != "Accelerator" or not name.startswith("accelerate"):
+            return
+        value = _keyword(node, "mixed_precision")
+        if isinstance(value, ast.Constant) and value.value == "fp16":
+            self.emit(
+                node.func,
+                "fp16-accelerator",
+                'Accelerator(mixed_precision="fp16")',
+                'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or leave it to the launcher',
+            )
+
+    def _under_master(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
+        tests = [t for t in under if not t.startswith("not (") and _MASTER.search(t)]
+        if not tests:
+            return
+        method = name.rpartition(".")[2]
+        if method == "rendezvous" and self._rendezvous > 1:
+            # One before and one after the master's work: the way to let the master go first.
+            return
+        is_xla = name in _COLLECTIVES and _keyword(node, "master_only") is None
+        is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
+        if is_xla or is_accelerate:
+            self.emit(
+                node.func,
+                "collective-under-master",
+                f"{method}() under `if {tests[-1][:40]}`",
+                "call it on every process: it waits for all of them (each writes or skips itself)",
+            )
+
+    def _scaler(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
+        known = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
+        if name in known and not any(re.search("cuda|gpu|fp16|half", t, re.I) for t in under):
+            enabled = _keyword(node, "enabled")
+            if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value):
+                self.emit(
+                    node.func,
+                    "scaler-on-xla",
+                    "GradScaler on XLA",
+                    "leave it out: bf16 has fp32's range and needs no scaler",
+                )
+
+    def _shapes(self, node: ast.Call, name: str) -> None:
+        if name == "torch.utils.data.DataLoader" or name.endswith("data.dataloader.DataLoader"):
+            self._loader(node)
+        called = _text(node.func)
+        padding = _keyword(node, "padding")
+        if padding is not None and _text(padding) in _PADS and re.search("token|pad", called, re.I):
+            self.emit(
+                node.func,
+                "padding-to-longest",
+                f"{called}(padding={_text(padding)})",
+                'padding="max_length" with a few fixed lengths: every new length compiles again',
+            )
+        if name == "torch.nn.utils.rnn.pad_sequence":
+            self.emit(
+                node.func,
+                "padding-to-longest",
+                "pad_sequence(...)",
+                "pad to a few fixed lengths: every new length compiles again",
+            )
+
+    def _loader(self, node: ast.Call) -> None:
+        given = {keyword.arg for keyword in node.keywords}
+        size = _keyword(node, "batch_size") or (node.args[1] if len(node.args) > 1 else None)
+        whole = size is None or _text(size) in ("1", "None")
+        drop = _keyword(node, "drop_last")
+        kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
+        by_position = len(node.args) > 8
+        if not whole and kept and not by_position and not given & {None, "batch_sampler"}:
+            self.emit(
+                node.func,
+                "no-drop-last",
+                "DataLoader(...) without drop_last",
+                "drop_last=True, or fill the last batch: its shape compiles again",
+            )
+
+    def _step(self, node: ast.AST, scope: Scope) -> None:
+        """Reads in the body of a training loop or of a function that trains one step."""
+        if not isinstance(
+            node, ast.For | ast.AsyncFor | ast.While | ast.FunctionDef | ast.AsyncFunctionDef
+        ):
+            return
+        own = list(_own_nodes(node.body))
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not any(self._is_step(inner, scope, is_function) for inner in own):
+            return
+        for inner in _always_run(node.body):
+            if isinstance(inner, ast.Call) and _is_read(inner):
+                self.emit(
+                    inner,
+                    "read-in-step",
+                    f"{_text(inner)[:40]} in the step",
+                    "read when logging, after the sync (xm.add_step_closure): each read waits for "
+                    "the device",
+                )
+
+    def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
+        """A backward pass; in a loop a sync too (a function may sync for other reasons)."""
+        if not isinstance(node, ast.Call):
+            return False
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            return True
+        return not is_function and any(
+            meaning in _STEPS for meaning in self.names.resolve(node.func, scope)
+        )
+
+
+def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
+    """Several processes, a plain `optimizer.step()` and a sync, and nothing that reduces
+    gradients: `mark_step` is taken for it."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    meanings = {name for call in calls for name in _anywhere(call.func, names)}
+    launches = {
+        "torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn",
+    } & meanings  # fmt: skip
+    syncs = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"} & meanings
+    reduces = re.search(
+        r"optimizer_step|reduce_gradients|all_reduce|DistributedDataParallel|FullyShardedDataParallel"
+        r"|DDP\b|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator\b",
+        _words(tree),
+    )
+    if not launches or not syncs or reduces:
+        return
+    for call in calls:
+        if re.fullmatch(r".*opt\w*\.step", _text(call.func), re.I) and not call.args:
+            emit(
+                call.func,
+                "unsynchronised-gradients",
+                f"{_text(call.func)}() and a sync",
+                "xm.optimizer_step(optimizer): mark_step synchronises no gradients, each "
+                "process trains a model of its own",
+            )
+
+
+def _count(tree: ast.AST, attribute: str) -> int:
+    return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(tree))
+
+
+def _words(tree: ast.Module) -> str:
+    words = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            words.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+        elif isinstance(node, ast.alias):
+            words.add(node.name)
+    return " ".join(words)
+
+
+def _anywhere(node: ast.expr, names: Names) -> list[str]:
+    """What a name means in the scope that binds it first; enough for a whole-file question."""
+    for scope in (names.module, *names.scopes.values()):
+        found = names.resolve(node, scope)
+        if found:
+            return found
+    return []
+
+
+def _own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of a body, without those of functions, classes and loops defined in it."""
+    stack: list[ast.AST] = list(body)
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(
+            node,
+            ast.FunctionDef
+            | ast.AsyncFunctionDef
+            | ast.ClassDef
+            | ast.Lambda
+            | ast.For
+            | ast.While,
+        ):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """As `_own_nodes`, without what runs only now and then (logging, one rank)."""
+    stack: list[ast.AST] = list(body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.If) and _SELDOM.search(_text(node.test)):
+            continue
+        if isinstance(
+            node,
+            ast.FunctionDef
+            | ast.AsyncFunctionDef
+            | ast.ClassDef
+            | ast.Lambda
+            | ast.For
+            | ast.While,
+        ):
+            continue
+        yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def _is_read(node: ast.Call) -> bool:
+    """`loss.item()`, `float(loss)`, `print(loss)`."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr in _READS and not node.args
+    if isinstance(node.func, ast.Name) and node.func.id in ("float", "print"):
+        # `print(loss.item())` is found at its `.item()`.
+        inner = [n for argument in node.args for n in ast.walk(argument)]
+        shows_loss = any(isinstance(n, ast.Name) and "loss" in n.id.lower() for n in inner)
+        return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n) for n in inner)
+    return False
+
+
+def _keyword(node: ast.Call, name: str) -> ast.expr | None:
+    return next((k.value for k in node.keywords if k.arg == name), None)
+
+
+def _text(node: ast.expr) -> str:
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):
+        return ""

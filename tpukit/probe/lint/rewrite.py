@@ -1,0 +1,319 @@
+"""Rewrites what has one right replacement: the syntax tree found it, libcst writes it, and every
+other character of the file stays."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from tpukit.knowledge.calls import Fix
+from tpukit.probe.lint.call_arguments import (
+    code_of,
+    expression,
+    given_keywords,
+    keyword_argument,
+    mixed_precision,
+    new_arguments,
+    with_arguments,
+)
+from tpukit.probe.lint.edits import ImportPlanner, dropped_imports
+from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.names import Names
+
+Position = tuple[int, int]
+_PYTHON_TYPES = {"unicode": "str"}
+_LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
+
+
+@dataclass
+class Rewritten:
+    """A module's new text, and what could not be rewritten."""
+
+    text: str
+    fixed: list[Place] = field(default_factory=list)
+    left: list[Place] = field(default_factory=list)
+
+
+def rewrite(text: str, tree: ast.Module, places: Sequence[Place]) -> Rewritten:
+    """The module with every place that has a fix rewritten, as far as that is possible."""
+    wanted = [place for place in places if place.fix is not None]
+    if not wanted:
+        return Rewritten(text, left=list(places))
+    try:
+        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+    except (cst.ParserSyntaxError, RecursionError, ValueError):
+        return Rewritten(text, left=list(places))
+    planner = ImportPlanner(tree, Names(tree))
+    rewriter = _Rewriter(wanted, planner)
+    # What a call cannot carry over is known only at the call: twice, the second time for good.
+    wrapper.visit(rewriter)
+    if not rewriter.fixed:
+        return Rewritten(text, left=list(places))
+    final = _Rewriter(rewriter.fixed, planner, dropped_imports(tree, rewriter.fixed))
+    changed = wrapper.visit(final)
+    return _checked(text, _with_head(changed, planner).code, list(places), final.fixed)
+
+
+def _with_head(module: cst.Module, planner: ImportPlanner) -> cst.Module:
+    """Imports that found no other to stand beside: after the docstring and `__future__`."""
+    statements = [i.statement for i in planner.insertions if i.after_line == 0]
+    body = list(module.body)
+    index = next((i for i, s in enumerate(body) if not _stays_first(s)), len(body))
+    body[index:index] = [cst.parse_statement(statement) for statement in statements]
+    return module.with_changes(body=body)
+
+
+def _checked(text: str, new: str, places: list[Place], fixed: list[Place]) -> Rewritten:
+    try:
+        ast.parse(new)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Rewritten(text, left=places)
+    return Rewritten(new, fixed, [place for place in places if place not in fixed])
+
+
+class _Rewriter(cst.CSTTransformer):
+    """Replaces the expressions, calls and imports that stand at the wanted places."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        planner: ImportPlanner,
+        dropped: set[Position] | None = None,
+    ) -> None:
+        """`dropped`: imported names that nothing needs any more; None in the trial."""
+        super().__init__()
+        self.planner = planner
+        self.fixed: list[Place] = []
+        self._dropped = dropped
+        self._at: dict[tuple[int, int, int, int], list[Place]] = {}
+        self._starts: dict[Position, list[Place]] = {}
+        for place in places:
+            span = (place.line, place.column, place.end_line, place.end_column)
+            self._at.setdefault(span, []).append(place)
+            self._starts.setdefault((place.line, place.column), []).append(place)
+
+    # -- where a node stands ---------------------------------------------------
+    def _places(self, node: cst.CSTNode) -> list[Place]:
+        where = self.get_metadata(PositionProvider, node)
+        start, end = where.start, where.end
+        return self._at.get((start.line, start.column, end.line, end.column), [])
+
+    def _start(self, node: cst.CSTNode) -> Position:
+        start = self.get_metadata(PositionProvider, node).start
+        return start.line, start.column
+
+    def _done(self, place: Place) -> None:
+        if place not in self.fixed:
+            self.fixed.append(place)
+
+    # -- expressions -----------------------------------------------------------
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:  # noqa: N802
+        return self._expression(original_node, updated_node)
+
+    def leave_Attribute(  # noqa: N802
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.BaseExpression:
+        return self._expression(original_node, updated_node)
+
+    def _expression(
+        self, original: cst.Name | cst.Attribute, updated: cst.Name | cst.Attribute
+    ) -> cst.BaseExpression:
+        for place in self._places(original):
+            fix = place.fix
+            if fix is None or fix.parameters or fix.arguments == "drop":
+                continue
+            new = self._new_expression(place, fix, updated)
+            if new is not None:
+                self._done(place)
+                return new
+        return updated
+
+    def _new_expression(
+        self, place: Place, fix: Fix, node: cst.Name | cst.Attribute
+    ) -> cst.BaseExpression | None:
+        if fix.to and not fix.prepend:
+            return self._spelled(fix)
+        if fix.member:
+            return _renamed_last(node, fix.member)
+        if fix.module and isinstance(node, cst.Attribute):
+            root = place.name.partition(".")[0]
+            return expression(fix.module) if fix.module.startswith(root) else None
+        return _special(place, fix, node)
+
+    def _spelled(self, fix: Fix) -> cst.BaseExpression | None:
+        text = self.planner.spell(fix.to, fix.imports)
+        return None if text is None else expression(text)
+
+    # -- calls -----------------------------------------------------------------
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
+        for place in self._places(original_node.func):
+            fix = place.fix
+            if fix is not None:
+                new = self._new_call(fix, updated_node)
+                if new is not None:
+                    updated_node = new
+                    self._done(place)
+        return updated_node
+
+    def _new_call(self, fix: Fix, call: cst.Call) -> cst.Call | None:
+        if fix.special == "mixed-precision":
+            return mixed_precision(call)
+        if fix.special == "dataloader-configuration":
+            return self._loader_configuration(call)
+        if not fix.parameters and not fix.drop and not fix.prepend and not fix.rename:
+            return self._replaced_function(fix, call) if fix.arguments == "drop" else None
+        arguments = new_arguments(fix, call)
+        if arguments is None:
+            return None
+        function = self._spelled(fix) if fix.to else call.func
+        return None if function is None else with_arguments(call, function, arguments)
+
+    def _replaced_function(self, fix: Fix, call: cst.Call) -> cst.Call | None:
+        function = self._spelled(fix)
+        return None if function is None else with_arguments(call, function, [])
+
+    def _loader_configuration(self, call: cst.Call) -> cst.Call | None:
+        if "dataloader_config" in given_keywords(call):
+            return None
+        name = self.planner.spell_member("accelerate", "DataLoaderConfiguration")
+        if name is None:
+            return None
+        moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
+        inner = ", ".join(code_of(a.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for a in moved)
+        kept = [a for a in call.args if a not in moved]
+        return with_arguments(
+            call, call.func, [*kept, keyword_argument("dataloader_config", f"{name}({inner})")]
+        )
+
+    # -- imports ---------------------------------------------------------------
+    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import:  # noqa: N802
+        aliases = []
+        for before, alias in zip(original_node.names, updated_node.names, strict=True):
+            place = next(iter(self._starts.get(self._start(before), [])), None)
+            if place is not None and place.fix is not None and place.fix.module:
+                dotted = code_of(alias.name)
+                new = expression(place.fix.module + dotted[len(place.name) :])
+                aliases.append(alias.with_changes(name=new))
+                self._done(place)
+            else:
+                aliases.append(alias)
+        return updated_node.with_changes(names=aliases)
+
+    def leave_ImportFrom(  # noqa: N802
+        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
+    ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
+        for place in self._starts.get(self._start(original_node), []):
+            if place.fix is not None and place.fix.module and updated_node.module is not None:
+                dotted = code_of(updated_node.module)
+                new = expression(place.fix.module + dotted[len(place.name) :])
+                self._done(place)
+                return updated_node.with_changes(module=new)
+        if isinstance(original_node.names, cst.ImportStar):
+            return updated_node
+        return self._imported_names(original_node, updated_node)
+
+    def _imported_names(
+        self, original: cst.ImportFrom, updated: cst.ImportFrom
+    ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
+        assert not isinstance(original.names, cst.ImportStar)
+        assert not isinstance(updated.names, cst.ImportStar)
+        kept: list[cst.ImportAlias] = []
+        moved: list[cst.BaseSmallStatement] = []
+        for before, alias in zip(original.names, updated.names, strict=True):
+            position = self._start(before)
+            fixes = [p for p in self._starts.get(position, []) if p.fix is not None]
+            place = fixes[0] if fixes else None
+            if position in (self._dropped or ()):
+                if place is not None:
+                    self._done(place)
+            elif place is not None and place.fix and place.fix.member:
+                kept.append(alias.with_changes(name=cst.Name(place.fix.member)))
+                self._done(place)
+            elif place is not None and place.fix and place.fix.module:
+                moved.append(_from_import(place.fix.module, alias))
+                self._done(place)
+            else:
+                # Whether its uses can be rewritten, and it with them, the trial finds out.
+                if place is not None and place.fix and place.fix.to and self._dropped is None:
+                    self._done(place)
+                kept.append(alias)
+        return _rebuilt(updated, kept, moved)
+
+    def leave_SimpleStatementLine(  # noqa: N802
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
+        first = self._start(original_node)[0]
+        last = self.get_metadata(PositionProvider, original_node).end.line
+        new: list[cst.BaseStatement] = [
+            cst.parse_statement(insertion.statement)
+            for insertion in self.planner.insertions
+            if first <= insertion.after_line <= last and self._dropped is not None
+        ]
+        if not updated_node.body and new:
+            head = new[0].with_changes(leading_lines=updated_node.leading_lines)
+            return cst.FlattenSentinel([head, *new[1:]])
+        if not updated_node.body:
+            return cst.RemoveFromParent()
+        return cst.FlattenSentinel([updated_node, *new]) if new else updated_node
+
+
+def _stays_first(statement: cst.BaseStatement) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    first = statement.body[0]
+    if isinstance(first, cst.Expr):
+        return isinstance(first.value, cst.SimpleString | cst.ConcatenatedString)
+    return isinstance(first, cst.ImportFrom) and code_of(first).startswith("from __future__")
+
+
+def _special(place: Place, fix: Fix, node: cst.Name | cst.Attribute) -> cst.BaseExpression | None:
+    kind, _, last = fix.special.partition(":")
+    if kind == "last":
+        return _renamed_last(node, last)
+    if kind == "python-type":
+        name = place.name.rpartition(".")[2]
+        return cst.Name(_PYTHON_TYPES.get(name, name))
+    if not isinstance(node, cst.Attribute):
+        return None
+    if kind == "use-fp16":
+        return expression(f'({code_of(node.value)}.mixed_precision == "fp16")')
+    if kind == "device-type":
+        return expression(f"{code_of(node.value)}.device.type")
+    return None
+
+
+def _renamed_last(node: cst.Name | cst.Attribute, last: str) -> cst.BaseExpression:
+    if isinstance(node, cst.Attribute):
+        return node.with_changes(attr=cst.Name(last))
+    return node.with_changes(value=last)
+
+
+def _from_import(module: str, alias: cst.ImportAlias) -> cst.ImportFrom:
+    """`from timm.models import layers` becomes `from timm import layers`."""
+    parent, _, last = module.rpartition(".")
+    old = alias.evaluated_alias or alias.evaluated_name
+    renamed = f" as {old}" if old != last else ""
+    line = cst.parse_statement(f"from {parent} import {last}{renamed}")
+    assert isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], cst.ImportFrom)
+    return line.body[0]
+
+
+def _rebuilt(
+    node: cst.ImportFrom, kept: list[cst.ImportAlias], moved: list[cst.BaseSmallStatement]
+) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
+    assert not isinstance(node.names, cst.ImportStar)
+    if not kept and not moved:
+        return cst.RemoveFromParent()
+    if not kept:
+        return cst.FlattenSentinel(moved) if len(moved) > 1 else moved[0]  # type: ignore[return-value]
+    if len(kept) < len(node.names):
+        trailing = node.names[-1].comma if node.lpar else cst.MaybeSentinel.DEFAULT
+        kept[-1] = kept[-1].with_changes(comma=trailing)
+    new = node.with_changes(names=kept)
+    return cst.FlattenSentinel([*moved, new]) if moved else new

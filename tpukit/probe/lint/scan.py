@@ -1,0 +1,186 @@
+"""Scans files and folders: reads, parses, finds, and never stops at a file that it cannot read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpukit.errors import DataError
+from tpukit.knowledge.calls import call_table
+from tpukit.probe.lint.call_finder import find_calls
+from tpukit.probe.lint.finding import Finding, Place
+from tpukit.probe.lint.habits import find_habits
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.source import (
+    Module,
+    decode_source,
+    notebook_modules,
+    python_module,
+    read_bytes,
+    read_notebook,
+)
+
+IGNORE = "tpukit: ignore"
+_SKIPPED_FOLDERS = {
+    ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints",
+    ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
+}  # fmt: skip
+_SUFFIXES = (".py", ".ipynb", ".pyi")
+_WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
+_FILES_FOR_WORKERS = 300
+_NAMED_FILES = 20
+"""So many named files are parsed in any case, to say which is no Python."""
+
+
+@dataclass
+class ScanReport:
+    """What a scan found, and which files it could not read."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: int = 0
+    seconds: float = 0.0
+
+
+def scan_paths(paths: Sequence[str]) -> ScanReport:
+    """Scans files, and the Python files and notebooks in folders.
+
+    Raises DataError where a path is not there, or the one file that is named cannot be read.
+    """
+    start = time.perf_counter()
+    report = ScanReport()
+    named = [Path(path) for path in paths]
+    for path in named:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder", "Check the path.")
+    files = list(dict.fromkeys(file for path in named for file in source_files(path)))
+    asked_for = {str(path) for path in named}
+    for found, notes in _scan_all([str(file) for file in files], asked_for):
+        report.findings += found
+        report.notes += notes
+    # A note on a whole file starts with its path; one on a cell names that too.
+    unread = [note for note in report.notes if note.startswith(f"{named[0]}: ")] if named else []
+    if len(files) == 1 and unread and not named[0].is_dir():
+        raise DataError(unread[0], "Python 3 files and Jupyter notebooks can be scanned.")
+    report.findings.sort(key=lambda f: (f.path, f.cell or 0, f.line, f.column))
+    report.files, report.seconds = len(files), time.perf_counter() - start
+    return report
+
+
+def source_files(path: Path) -> Iterator[Path]:
+    """A file itself; of a folder the Python files and notebooks, in order."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder, inner, names in os.walk(path):
+        inner[:] = sorted(name for name in inner if name not in _SKIPPED_FOLDERS)
+        for name in sorted(names):
+            if name.endswith(_SUFFIXES):
+                yield Path(folder) / name
+
+
+def _scan_all(files: list[str], asked_for: set[str]) -> Iterable[tuple[list[Finding], list[str]]]:
+    workers = min(os.cpu_count() or 1, 8)
+    whole = [file in asked_for and len(asked_for) < _NAMED_FILES for file in files]
+    if len(files) < _FILES_FOR_WORKERS or workers == 1:
+        return map(scan_file, files, whole)
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(scan_file, files, whole, chunksize=32))
+
+
+def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]:
+    """The findings of one file, and notes on what could not be read in it.
+
+    `whole`: it is parsed even where none of the table's words is in it.
+    """
+    try:
+        data = read_bytes(Path(path))
+        if not whole and not may_concern(data):
+            return [], []
+        text = decode_source(data)
+        if path.endswith(".ipynb"):
+            modules = notebook_modules(path, read_notebook(path, text))
+        else:
+            modules = [python_module(path, text)]
+    except DataError as error:
+        return [], [error.message]
+    found = [finding for module in modules for finding in module_findings(module)]
+    return found, [note for module in modules for note in module.notes]
+
+
+def may_concern(data: bytes) -> bool:
+    """Whether a file may hold any of the table's words, or a habit: most need not be parsed."""
+    if may_hold_habits(data):
+        return True
+    table = call_table()
+    return any(
+        any(sign.is_in(data) for sign in signs)
+        for package, signs in table.signs.items()
+        if package in data and (package.decode() in table.environment or imports(data, package))
+    )
+
+
+def may_hold_habits(data: bytes) -> bool:
+    """Whether habits are worth looking for: torch_xla, or an Accelerator of its own."""
+    if imports(data, b"torch_xla"):
+        return True
+    return b"Accelerator(" in data and imports(data, b"accelerate")
+
+
+def imports(data: bytes, package: bytes) -> bool:
+    """Whether a package stands behind an `import` or `from` on any line."""
+    at = data.find(package)
+    while at >= 0:
+        end = at + len(package)
+        if data[end : end + 1] not in _WORD:
+            start = data.rfind(b"\n", 0, at) + 1
+            line = data[start:at]
+            # A line that goes on from the one before may be part of an import.
+            if b"import" in line or b"from" in line or data[start - 2 : start] == b"\\\n":
+                return True
+        at = data.find(package, end)
+    return False
+
+
+def module_findings(module: Module) -> list[Finding]:
+    """One module's findings in terms of files and cells."""
+    lines = module.text.split("\n")
+    return [
+        Finding(
+            module.path,
+            *module.place(place.line),
+            place.column + 1,
+            place.id,
+            place.old,
+            place.new,
+            place.since,
+            place.status,
+            place.fix is not None,
+        )
+        for place in places_of(module)
+        if not ignored(place, lines)
+    ]
+
+
+def places_of(module: Module) -> list[Place]:
+    """Everything found in a module, in order; nothing in one that does not parse."""
+    if module.tree is None:
+        return []
+    try:
+        names = Names(module.tree)
+        places = find_calls(module, names, call_table())
+        if may_hold_habits(module.text.encode("utf-8", errors="replace")):
+            places += find_habits(module.tree, names)
+    except RecursionError:
+        module.notes.append(f"{module.path}: nested too deeply: left out")
+        return []
+    return sorted(places, key=lambda place: (place.line, place.column))
+
+
+def ignored(place: Place, lines: Sequence[str]) -> bool:
+    here = {place.line, place.end_line}
+    return any(IGNORE in lines[line - 1] for line in here if line <= len(lines))

@@ -1,0 +1,8 @@
+"""What an error log says: its known texts, the first cause before what followed from it."""
+
+from __future__ import annotations
+
+from tpukit.probe.logs.explain import ExplainedLog, explain_log
+from tpukit.probe.logs.log_source import LogSource, open_log
+
+__all__ = ["ExplainedLog", "LogSource", "explain_log", "open_log"]

@@ -1,0 +1,147 @@
+"""A whole log, read in pieces and matched against the knowledge."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpukit.probe.logs.log_source import LogSource, decode
+from tpukit.probe.logs.log_text import Line, clean_lines
+from tpukit.probe.logs.matching import Entry, Explanation, Matcher
+
+_WHOLE_BYTES = 4 << 20
+"""Up to here every line is looked at; beyond, only lines unlike those before."""
+_MOST_SHAPES = 400_000
+_LONGEST_LINE = 20_000
+_DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
+_JSON_TEXTS = ("data", "log", "message", "msg", "text", "textPayload", "MESSAGE")
+_ERROR_LINE = re.compile(
+    r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)\b(?::|$)"
+    r"|(?i:\b(?:fatal|error|failed|failure|abort(?:ed)?|segmentation fault|core dumped)\b)"
+)
+
+
+@dataclass(frozen=True)
+class ExplainedLog:
+    """What is known about a log."""
+
+    explanations: list[Explanation]
+    unknown: list[Line]
+    """Lines that look like errors and that nothing is known about (a few, the first ones)."""
+    lines: int
+    notes: list[str]
+
+
+def explain_log(source: LogSource, entries: Sequence[Entry]) -> ExplainedLog:
+    """Reads the log to its end (or its time limit) and explains every known text in it."""
+    matcher, suspects = Matcher(entries), _Suspects()
+    count = 0
+    try:
+        for lines, last in _batches(source):
+            count, cleaned = last, list(clean_lines(lines))
+            matcher.feed(cleaned)
+            suspects.look(cleaned)
+    finally:
+        source.close()
+    explanations = matcher.explanations()
+    known = {explanation.line for explanation in explanations}
+    unknown = [line for line in suspects.lines if line.number not in known]
+    return ExplainedLog(explanations, unknown, count, source.notes)
+
+
+@dataclass
+class _Suspects:
+    """The first lines that look like errors, for when nothing is known about any."""
+
+    lines: list[Line] = field(default_factory=list)
+    most: int = 5
+
+    def look(self, lines: Sequence[Line]) -> None:
+        if len(self.lines) < self.most:
+            hits = (line for line in lines if _ERROR_LINE.search(line.text[:500]))
+            self.lines += [line for _, line in zip(range(self.most), hits, strict=False)]
+            del self.lines[self.most :]
+
+
+def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:
+    """Numbered lines of each piece, unpacked from JSON where the log is kept in that, and the
+    number of the piece's last line."""
+    shapes: set[str] | None = None
+    for number, text, offset in _lines_of_pieces(source):
+        if offset > _WHOLE_BYTES and shapes is None:
+            shapes = set()
+        lines = text.split("\n")
+        numbered = list(enumerate(lines, start=number))
+        last = number + len(lines) - 1
+        if shapes is not None and len(shapes) < _MOST_SHAPES:
+            numbered = _unlike_before(numbered, text, shapes)
+        yield unpack(numbered), last
+
+
+def _unlike_before(
+    numbered: list[tuple[int, str]], text: str, shapes: set[str]
+) -> list[tuple[int, str]]:
+    """Lines that differ by more than numbers from every line seen so far."""
+    fresh = []
+    for (number, line), shape in zip(numbered, text.translate(_DIGITS).split("\n"), strict=True):
+        if shape not in shapes:
+            shapes.add(shape)
+            fresh.append((number, line))
+    return fresh
+
+
+def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
+    """(number of the first line, whole lines, offset) of each piece."""
+    decoder: codecs.IncrementalDecoder | None = None
+    number, rest, expected = 1, "", 0
+    for piece, offset in source.pieces():
+        if decoder is None:
+            encoding, _ = decode(piece, source.name)
+            decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        if offset != expected:
+            number, rest = number + 1, ""
+            decoder.reset()
+        expected = offset + len(piece)
+        text = rest + decoder.decode(piece)
+        text, newline, rest = text.rpartition("\n")
+        if not newline and len(rest) > _LONGEST_LINE:
+            text, newline, rest = rest, "\n", ""
+        if newline:
+            yield number, text, offset
+            number += text.count("\n") + 1
+    if rest:
+        yield number, rest, expected
+
+
+def unpack(numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Lines kept in JSON (a notebook's outputs, Kaggle's and docker's logs) as once printed."""
+    if not any(line.lstrip()[:1] in ('"', "{", "[", ",") for _, line in numbered):
+        return [(number, line[:_LONGEST_LINE]) for number, line in numbered]
+    return [
+        (number, part[:_LONGEST_LINE])
+        for number, line in numbered
+        for part in _unpack_line(line).split("\n")
+    ]
+
+
+def _unpack_line(line: str) -> str:
+    stripped = line.strip().strip(",").lstrip("[,") if len(line) < 200_000 else ""
+    if stripped[:1] == '"' and stripped[-1:] == '"':
+        value = _load(stripped)
+        return value.rstrip("\n") if isinstance(value, str) else line
+    if stripped[:1] == "{":
+        value = _load(stripped.rstrip("]"))
+        texts = [value.get(key) for key in _JSON_TEXTS] if isinstance(value, dict) else []
+        return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)
+    return line
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,126 @@
+"""GPUs, number formats, the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpukit.knowledge.accelerators import Support, cpu_bf16, cpu_fp16, gpu_bf16, gpu_fp16
+from tpukit.knowledge.versions import architectures_of, driver_for, parse_version, runs_on
+from tpukit.probe.machine import Facts
+from tpukit.probe.machine.accelerators import GpuFacts
+from tpukit.probe.machine.checks.verdict import (
+    Asked,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+    warned,
+    worst,
+)
+
+
+def gpu_architecture(facts: Facts, asked: Asked) -> Verdict:
+    """This build of torch has code for every GPU here."""
+    if not facts.gpus:
+        return skipped("no GPU here")
+    torch = facts.version("torch")
+    if torch and facts.torch_cuda is None:
+        return failed(
+            f"torch {torch} is a build for the CPU", "pip install --force-reinstall torch"
+        )
+    known = built_for(facts)
+    if known is None:
+        return skipped(f"the table does not know torch {torch} for CUDA {facts.torch_cuda}")
+    left_out = [gpu for gpu in facts.gpus if gpu.capability and not runs_on(gpu.capability, known)]
+    if left_out:
+        return _left_out(left_out[0], facts)
+    return passed(f"torch {torch} for CUDA {facts.torch_cuda}")
+
+
+def _left_out(gpu: GpuFacts, facts: Facts) -> Verdict:
+    way_on = (
+        "Choose a T4 or L4 in the notebook's settings."
+        if facts.place.notebook
+        else "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+        + ("cu126" if (gpu.capability or 0) < 9 else "cu128")
+    )
+    return failed(
+        f"{gpu.name} (sm_{(gpu.capability or 0) * 10:.0f}) is not in this build of torch "
+        f'({facts.version("torch")} for CUDA {facts.torch_cuda}): "no kernel image is available"',
+        way_on,
+    )
+
+
+def built_for(facts: Facts) -> list[float] | None:
+    """Compute capabilities this torch was compiled for; None where that is not known."""
+    torch = facts.version("torch")
+    if torch is None or facts.torch_cuda is None:
+        return None
+    return architectures_of(torch, facts.torch_cuda)
+
+
+def driver(facts: Facts, asked: Asked) -> Verdict:
+    """The driver is new enough for torch's CUDA."""
+    if not facts.gpus:
+        return skipped("no GPU here")
+    wanted = driver_for(facts.torch_cuda) if facts.torch_cuda else None
+    if wanted is None or facts.driver is None:
+        return skipped("the driver's version or torch's CUDA is not known")
+    if parse_version(facts.driver) >= parse_version(wanted):
+        return passed(f"driver {facts.driver}, CUDA {facts.torch_cuda}")
+    return failed(
+        f"driver {facts.driver} is too old for CUDA {facts.torch_cuda} (from {wanted} on)",
+        "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
+    )
+
+
+def number_formats(facts: Facts, asked: Asked) -> Verdict:
+    """bf16 and fp16 on every device: native, emulated or none."""
+    devices = device_list(facts)
+    said = [
+        f"{device['name']}: bf16 {device['bf16']}, fp16 {device['fp16']}"
+        for device in {device["name"]: device for device in devices}.values()
+    ]
+    slow = [d for d in devices if d["bf16"] != "native"] if facts.kind == "gpu" else []
+    if slow:
+        return worst(
+            [warned("; ".join(said), "tpukit train --precision fp16    # `auto` chooses it too")],
+            passed(""),
+        )
+    return passed("; ".join(said))
+
+
+def device_list(facts: Facts) -> list[dict[str, Any]]:
+    """Name, memory and number formats of every device training would use."""
+    if facts.tpu:
+        memory = facts.tpu.kind.memory_gib * 2**30 if facts.tpu.kind else None
+        return [_device(facts.tpu.name, memory, "native", "none")] * facts.tpu.devices
+    if facts.gpus:
+        return [_gpu(gpu, built_for(facts)) for gpu in facts.gpus]
+    flags = facts.cpu.flags
+    return [_device(facts.cpu.name, facts.memory_bytes, cpu_bf16(flags), cpu_fp16(flags))]
+
+
+def _gpu(gpu: GpuFacts, architectures: list[float] | None) -> dict[str, Any]:
+    capability = gpu.capability or 0.0
+    usable = architectures is None or not gpu.capability or runs_on(capability, architectures)
+    bf16: Support = gpu_bf16(capability) if usable else "none"
+    fp16: Support = gpu_fp16(capability) if usable else "none"
+    return _device(gpu.name, gpu.memory_bytes, bf16, fp16)
+
+
+def _device(name: str, memory: int | None, bf16: Support, fp16: Support) -> dict[str, Any]:
+    return {"name": name, "memory_bytes": memory, "bf16": bf16, "fp16": fp16}
+
+
+def gpus_alike(facts: Facts, asked: Asked) -> Verdict:
+    """All GPUs are of one kind."""
+    if len(facts.gpus) < 2:
+        return skipped("fewer than two GPUs here")
+    names = dict.fromkeys(gpu.name for gpu in facts.gpus)
+    if len(names) == 1:
+        return passed(f"{len(facts.gpus)} x {next(iter(names))}")
+    return warned(
+        f"{', '.join(names)}: the slowest and the smallest decide every step",
+        "export CUDA_VISIBLE_DEVICES=0",
+    )

@@ -1,0 +1,58 @@
+"""One step of the engine on a network that is made up: the same step that training repeats."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps
+from tpukit.train.step import Learner
+from tpukit.train.task import Datasets, Task
+
+WIDTH = 64
+ROWS_PER_DEVICE = 4
+
+
+class ProbeTask(Task):
+    """Learns the sum of each row's numbers."""
+
+    name = "probe"
+
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+
+    def datasets(self) -> Datasets:
+        raise NotImplementedError("the probe's batch is made up")
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": (model(batch["x"]).float()[:, 0] - batch["y"]).square()}
+
+
+def train_one_step(backend: Backend) -> str:
+    """Two steps of the engine (the second shows whether the first left things sound).
+
+    Raises RuntimeError where the loss is not finite or the weights stay as they were.
+    """
+    torch.manual_seed(0)
+    task = ProbeTask()
+    model = backend.prepare(task.build_model(backend))
+    optimizer = backend.optimizer(task.parameter_groups(model, 0.0), AdamSettings())
+    learner = Learner(task, backend, model, optimizer, None, clip_norm=1.0)
+    rows = ROWS_PER_DEVICE * backend.devices // backend.world_size
+    x = torch.randn(rows, WIDTH)
+    host = {"x": x, "y": x.sum(1), "mask": torch.ones(rows)}
+    first = _weights(backend, model)
+    for batch in backend.batches([host, host]):
+        learner.train_step([batch], lr=1e-2)
+    figures = learner.read_figures()
+    if not math.isfinite(figures.values["loss"]):
+        raise RuntimeError(f"the loss of the first step is {figures.values['loss']}")
+    if all(torch.equal(first[name], after) for name, after in _weights(backend, model).items()):
+        raise RuntimeError("a training step left every weight as it was")
+    return f"loss {figures.values['loss']:.3g} in {backend.precision}"
+
+
+def _weights(backend: Backend, model: nn.Module) -> dict[str, Tensor]:
+    return backend.to_host({n: p.detach() for n, p in backend.parameters(model).items()})

@@ -1,0 +1,186 @@
+"""Releases that belong together, and packages that do not."""
+
+from __future__ import annotations
+
+from tpukit.knowledge.versions import (
+    Pair,
+    old_packages,
+    pair_of,
+    parse_version,
+    same_release,
+    table,
+    torchvision_of,
+)
+from tpukit.probe.machine import Facts
+from tpukit.probe.machine.checks.verdict import (
+    Asked,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+    warned,
+    worst,
+)
+
+
+def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
+    """torch and torch_xla are of one release."""
+    torch, torch_xla = facts.version("torch"), facts.version("torch-xla")
+    if torch is None:
+        return failed("torch is not installed", "pip install torch==2.9.0")
+    if torch_xla is None:
+        return _without_torch_xla(facts, asked)
+    pair = pair_of(torch_xla)
+    wanted = pair.torch if pair else ".".join(map(str, parse_version(torch_xla)[:2]))
+    if not same_release(torch, wanted):
+        return failed(
+            f"torch {torch} with torch_xla {torch_xla}: the two must be of one release "
+            '("_XLAC: undefined symbol")',
+            _install(torch_xla),
+        )
+    return _python(facts) or passed(f"torch {torch}, torch_xla {torch_xla}")
+
+
+def _without_torch_xla(facts: Facts, asked: Asked) -> Verdict:
+    if facts.version("torch-tpu"):
+        return passed("torch_tpu takes torch_xla's place")
+    if facts.tpu or asked.hw == "tpu":
+        problem = failed if asked.hw == "tpu" or facts.kind == "tpu" else warned
+        return problem("a TPU needs torch_xla, which is not installed", _install("2.9.0"))
+    return passed(f"torch {facts.version('torch')}, no torch_xla (GPUs and CPUs need none)")
+
+
+def _install(torch_xla: str) -> str:
+    release = ".".join(map(str, (*parse_version(torch_xla), 0, 0)[:3]))
+    return f"pip install 'torch=={release}' 'torch_xla[tpu]=={release}'"
+
+
+def _python(facts: Facts) -> Verdict | None:
+    oldest, newest = (parse_version(text) for text in table()["torch_xla"]["python"])
+    here = parse_version(facts.python)[:2]
+    if oldest <= here <= newest:
+        return None
+    return warned(
+        f"torch_xla has no wheels for Python {facts.python}", "uv venv --python 3.12 .venv"
+    )
+
+
+def libtpu(facts: Facts, asked: Asked) -> Verdict:
+    """libtpu is the one that torch_xla was built for."""
+    torch_xla, here = facts.version("torch-xla"), facts.version("libtpu")
+    if facts.version("torch-tpu") and torch_xla is None:
+        return _libtpu_of_torch_tpu(here)
+    if torch_xla is None:
+        return skipped("no torch_xla here")
+    pair = pair_of(torch_xla)
+    if pair is None:
+        return skipped(f"the table does not know torch_xla {torch_xla}")
+    problem = failed if facts.tpu or asked.hw == "tpu" else warned
+    if here is None:
+        if not facts.tpu:
+            return skipped("libtpu is not installed, and no TPU is here")
+        return problem("libtpu is not installed", _install(torch_xla))
+    return _compared(here, pair, problem, torch_xla)
+
+
+def _compared(here: str, pair: Pair, problem: object, torch_xla: str) -> Verdict:
+    if same_release(here, pair.libtpu):
+        return passed(f"libtpu {here}")
+    newer = parse_version(here) > parse_version(pair.libtpu)
+    message = (
+        f"libtpu {here} is {'newer' if newer else 'older'} than torch_xla {torch_xla} was built "
+        f"for ({pair.libtpu})" + (': "Mismatched PJRT plugin PJRT API version"' if newer else "")
+    )
+    return Verdict(
+        "fail" if problem is failed else "warn", message, f"pip install 'libtpu=={pair.libtpu}.*'"
+    )
+
+
+def _libtpu_of_torch_tpu(here: str | None) -> Verdict:
+    oldest = str(table()["torch_tpu"]["libtpu"])
+    if here and parse_version(here) >= parse_version(oldest):
+        return passed(f"libtpu {here}")
+    return failed(
+        f"torch_tpu wants libtpu {oldest} or newer, here is {here or 'none'}",
+        f"pip install 'libtpu>={oldest}'",
+    )
+
+
+def jax(facts: Facts, asked: Asked) -> Verdict:
+    """jax is the one that torch_xla's kernels and the compiler want."""
+    torch_xla, here = facts.version("torch-xla"), facts.version("jax")
+    pair = pair_of(torch_xla) if torch_xla else None
+    if pair is None or here is None:
+        return skipped("no jax beside torch_xla")
+    jaxlib = facts.version("jaxlib")
+    if same_release(here, pair.jax) and jaxlib and same_release(jaxlib, pair.jax):
+        return passed(f"jax {here}")
+    return warned(
+        f"jax {here} with jaxlib {jaxlib}: torch_xla {torch_xla} names {pair.jax} for its kernels",
+        f"pip install 'jax=={pair.jax}' 'jaxlib=={pair.jax}'",
+    )
+
+
+def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
+    """torch_tpu is not in torch_xla's way, nor in the CPU's."""
+    here = facts.version("torch-tpu")
+    if here is None:
+        return skipped("no torch_tpu here")
+    problems = []
+    if facts.version("torch-xla"):
+        problems.append(
+            failed(
+                f"torch_tpu {here} and torch_xla {facts.version('torch-xla')} in one environment: "
+                "they want different libtpu and torch",
+                "pip uninstall -y torch_tpu    # or torch_xla: one environment each",
+            )
+        )
+    first, before = (parse_version(text) for text in table()["torch_tpu"]["torch"])
+    torch = facts.version("torch") or ""
+    if not first <= parse_version(torch)[:2] < before:
+        problems.append(
+            failed(f"torch_tpu {here} wants torch 2.11 to 2.15, here is {torch or 'none'}",
+                   "pip install 'torch>=2.11,<2.16'")
+        )  # fmt: skip
+    if not facts.tpu and facts.host.environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+        problems.append(
+            failed(
+                "torch_tpu without a TPU: plain CPU training hangs in its first backward pass "
+                "(it asks the cloud's metadata server)",
+                "export TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+            )
+        )
+    return worst(problems, passed(f"torch_tpu {here}"))
+
+
+def torchvision(facts: Facts, asked: Asked) -> Verdict:
+    """torchvision belongs to this torch."""
+    here, torch = facts.version("torchvision"), facts.version("torch")
+    wanted = torchvision_of(torch) if torch else None
+    if here is None or wanted is None:
+        return skipped("no torchvision here" if here is None else f"torch {torch} is not known")
+    if same_release(here, wanted):
+        return passed(f"torchvision {here}")
+    return failed(
+        f'torchvision {here} with torch {torch}: "operator torchvision::nms does not exist"',
+        f"pip install 'torchvision=={wanted}.*'",
+    )
+
+
+def tensorflow(facts: Facts, asked: Asked) -> Verdict:
+    """tensorflow does not take the TPU away from torch_xla."""
+    here = facts.version("tensorflow")
+    if here is None or facts.version("torch-xla") is None:
+        return skipped("no tensorflow beside torch_xla")
+    message = f"tensorflow {here} beside torch_xla: both want the TPU"
+    return warned(message, "pip uninstall -y tensorflow && pip install tensorflow-cpu")
+
+
+def old_releases(facts: Facts, asked: Asked) -> Verdict:
+    """No package here was renamed, replaced or given up."""
+    found = [
+        warned(f"{old.says} (here: {facts.version(old.name)})", old.fix)
+        for old in old_packages()
+        if (version := facts.version(old.name)) is not None and old.concerns(version)
+    ]
+    return worst(found, passed("none"))

@@ -1,0 +1,137 @@
+"""Variables, memory, disks, ports, the network."""
+
+from __future__ import annotations
+
+from tpukit.knowledge.environment import biting
+from tpukit.probe.machine import Facts
+from tpukit.probe.machine.checks.verdict import (
+    Asked,
+    Status,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+    warned,
+    worst,
+)
+
+_LEAST_SHM = 1 << 30
+_LEAST_DISK_FAIL = 1 << 30
+_LEAST_DISK_WARN = 10 << 30
+_LEAST_MEMORY = 4 << 30
+_NETWORK_SECONDS = 3.0
+
+
+def variables(facts: Facts, asked: Asked) -> Verdict:
+    """No environment variable bites."""
+    environment = facts.host.environment
+    found: list[Verdict] = []
+    for variable in biting(environment):
+        status: Status = "fail" if variable.status == "fail" else "warn"
+        value = environment[variable.name]
+        found.append(
+            Verdict(status, f"{variable.name}={value[:60]}: {variable.says}", variable.fix)
+        )
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if facts.gpus and visible is not None and visible.strip() in ("", "-1"):
+        found.append(
+            warned(
+                f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES"
+            )
+        )
+    return worst(found, passed("none that bites is set"))
+
+
+def memory(facts: Facts, asked: Asked) -> Verdict:
+    """The host has memory for data and checkpoints."""
+    if facts.memory_bytes is None:
+        return skipped("the host does not tell its memory")
+    said = f"{_gib(facts.memory_bytes)}" + (
+        " (a container's limit)" if facts.memory_limited else ""
+    )
+    if facts.memory_bytes < _LEAST_MEMORY:
+        return warned(said, "tpukit train --num-workers 0 --preset safe")
+    return passed(f"{said}, {facts.cpu.cores:g} cores")
+
+
+def shared_memory(facts: Facts, asked: Asked) -> Verdict:
+    """/dev/shm has room for the data workers' batches."""
+    if facts.shm is None:
+        return skipped("no /dev/shm here")
+    if facts.shm.free < _LEAST_SHM:
+        return warned(
+            f"/dev/shm has {_gib(facts.shm.free)} free of {_gib(facts.shm.total)}: data workers "
+            'die of "Bus error"',
+            "mount -o remount,size=8G /dev/shm    # docker: --shm-size=8g; else --num-workers 0",
+        )
+    return passed(f"{_gib(facts.shm.free)} free")
+
+
+def free_disk(facts: Facts, asked: Asked) -> Verdict:
+    """The disk has room for checkpoints."""
+    if facts.disk is None:
+        return skipped("the disk does not tell its size")
+    said = f"{_gib(facts.disk.free)} free"
+    if facts.disk.free < _LEAST_DISK_FAIL:
+        return failed(f"{said}: a GPT-2 checkpoint takes 1.5 GiB", "du -sh ./* | sort -h | tail")
+    if facts.disk.free < _LEAST_DISK_WARN:
+        return warned(
+            f"{said}: two checkpoints and the best are kept", "du -sh ./* | sort -h | tail"
+        )
+    return passed(said)
+
+
+def port(facts: Facts, asked: Asked) -> Verdict:
+    """The port where the ranks meet is free."""
+    if facts.host.port_is_free(asked.port):
+        return passed(f"{asked.port}")
+    return warned(f"port {asked.port} is taken", f"tpukit train --master-port {asked.port + 11}")
+
+
+def weights(facts: Facts, asked: Asked) -> Verdict:
+    """GPT-2's tokenizer and weights are cached."""
+    cached = _cached(facts)
+    missing = [name for name, here in cached.items() if not here]
+    if not missing:
+        return passed("both are in the cache")
+    return skipped(f"not cached: {', '.join(missing)} (asked of the network without --quick)")
+
+
+def weights_reachable(facts: Facts, asked: Asked) -> Verdict:
+    """GPT-2's tokenizer and weights are cached or can be fetched."""
+    servers = {
+        "weights": "huggingface.co",
+        "tokenizer": "openaipublic.blob.core.windows.net",
+    }
+    missing = [
+        servers[name]
+        for name, here in _cached(facts).items()
+        if not here and not facts.host.reaches(servers[name], 443, _NETWORK_SECONDS)
+    ]
+    if not missing:
+        return passed("cached, or their servers answer")
+    return warned(
+        f"not cached, and {' and '.join(missing)} cannot be reached",
+        "tpukit summarize-train --init DIR --tokenizer FILE    # attached files; in a notebook "
+        "switch the internet on",
+    )
+
+
+def _cached(facts: Facts) -> dict[str, bool]:
+    """Whether GPT-2's tokenizer and weights lie in the caches of tiktoken and huggingface_hub."""
+    environment = facts.host.environment
+    home = environment.get("HOME", "/root")
+    cache = environment.get("XDG_CACHE_HOME", f"{home}/.cache")
+    hugging_face = environment.get("HF_HOME", f"{cache}/huggingface")
+    hub = environment.get("HF_HUB_CACHE", f"{hugging_face}/hub")
+    models = ("models--gpt2", "models--openai-community--gpt2")
+    has_weights = any(facts.host.names(f"{hub}/{model}/snapshots") for model in models)
+    tiktoken = environment.get("TIKTOKEN_CACHE_DIR") or environment.get("DATA_GYM_CACHE_DIR")
+    return {
+        "weights": has_weights,
+        "tokenizer": has_weights or bool(tiktoken and facts.host.names(tiktoken)),
+    }
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

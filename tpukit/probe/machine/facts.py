@@ -1,0 +1,133 @@
+"""All facts of a machine in one frozen object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tpukit.hardware.host import Disk, Host, cuda_build
+from tpukit.probe.machine.accelerators import (
+    GpuFacts,
+    TpuFacts,
+    driver_version,
+    gpu_facts,
+    tpu_facts,
+)
+from tpukit.probe.machine.provider import Place, place_of
+
+REPORTED = (
+    "torch", "torch-xla", "torch-tpu", "libtpu", "libtpu-nightly", "jax", "jaxlib", "torchvision",
+    "torchaudio", "tensorflow", "tensorflow-cpu", "accelerate", "timm", "transformers",
+    "lightning", "pytorch-lightning", "tokenizers", "tiktoken", "safetensors", "numpy", "triton",
+    "tpu-info", "tpukit",
+)  # fmt: skip
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """The processor."""
+
+    name: str
+    cores: float
+    """Those that this process may use, and that its container is granted."""
+    flags: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is on a machine."""
+
+    kind: Literal["tpu", "gpu", "cpu"]
+    """What training would use."""
+    tpu: TpuFacts | None
+    gpus: tuple[GpuFacts, ...]
+    driver: str | None
+    """NVIDIA's."""
+    cpu: CpuFacts
+    memory_bytes: int | None
+    """The host's, or its container's where that is less."""
+    memory_limited: bool
+    """Whether a container limits it."""
+    shm: Disk | None
+    disk: Disk | None
+    place: Place
+    packages: Mapping[str, str]
+    torch_cuda: str | None
+    """The CUDA version torch was built for."""
+    python: str
+    system: str
+    host: Host
+
+    def version(self, package: str) -> str | None:
+        """An installed distribution's version, by its normalised name."""
+        return self.packages.get(package)
+
+    def versions(self) -> dict[str, str]:
+        """The versions that matter here."""
+        found = {name: self.packages[name] for name in REPORTED if name in self.packages}
+        return {"python": self.python, **found}
+
+
+def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
+    """Asks a host for everything. `folder` is where checkpoints will lie."""
+    tpu, gpus = tpu_facts(host), tuple(gpu_facts(host, quick=quick))
+    memory, limited = _memory(host)
+    return Facts(
+        kind="tpu" if tpu else "gpu" if gpus else "cpu",
+        tpu=tpu,
+        gpus=gpus,
+        driver=next((gpu.driver for gpu in gpus if gpu.driver), None) or driver_version(host),
+        cpu=_cpu(host),
+        memory_bytes=memory,
+        memory_limited=limited,
+        shm=host.disk("/dev/shm") if host.exists("/dev/shm") else None,
+        disk=host.disk(folder),
+        place=place_of(host),
+        packages=host.packages(),
+        torch_cuda=cuda_build(host.package_text("torch/version.py")),
+        python=host.python,
+        system=host.system,
+        host=host,
+    )
+
+
+def _cpu(host: Host) -> CpuFacts:
+    text = host.read("/proc/cpuinfo") or ""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    name = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
+    granted = _granted_cores(host)
+    return CpuFacts(
+        name.group(1).strip() if name else host.system,
+        min(host.cores, granted) if granted else host.cores,
+        frozenset(flags.group(1).split()) if flags else frozenset(),
+    )
+
+
+def _granted_cores(host: Host) -> float | None:
+    """The container's share of the processor (control groups, version 2 then 1)."""
+    quota, _, period = (host.read("/sys/fs/cgroup/cpu.max") or "").strip().partition(" ")
+    if not quota:
+        quota = (host.read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") or "").strip()
+        period = (host.read("/sys/fs/cgroup/cpu/cpu.cfs_period_us") or "").strip()
+    if not quota.isdigit() or not period.isdigit() or period == "0":
+        return None
+    return int(quota) / int(period)
+
+
+def _memory(host: Host) -> tuple[int | None, bool]:
+    match = re.search(r"^MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "", re.MULTILINE)
+    total = int(match.group(1)) * 1024 if match else None
+    limits = (
+        (host.read(path) or "").strip()
+        for path in (
+            "/sys/fs/cgroup/memory.max",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        )
+    )
+    limit = next((int(text) for text in limits if text.isdigit()), _NO_LIMIT)
+    if total is None:
+        return (limit, True) if limit < _NO_LIMIT else (None, False)
+    return min(total, limit), limit < total

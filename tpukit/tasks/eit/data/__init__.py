@@ -1,0 +1,1 @@
+"""EIT samples: files, normalisation, data sets."""

@@ -1,0 +1,1 @@
+"""Evaluation and prediction of EIT runs: metrics, baselines, pictures."""

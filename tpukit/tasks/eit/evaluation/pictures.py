@@ -1,0 +1,80 @@
+"""Results to look at: a grid of images, and the predictions as `.npz` and `.mat`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpukit.tasks.eit.npz import encode_npz, write_whole
+
+Images = NDArray[np.floating[Any]]
+INCHES = 1.5
+
+
+def draw_grid(
+    path: Path,
+    columns: Mapping[str, Images],
+    names: Sequence[str],
+    notes: Mapping[str, Sequence[str]],
+    caption: str,
+) -> None:
+    """A PNG: a row a sample, a column for each entry of `columns` (n, 128, 128).
+
+    `notes` gives a column's text under each image. Colours run from -1 (blue) to 1 (red).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = len(names)
+    figure = Figure(figsize=(INCHES * len(columns) + 0.6, (INCHES + 0.2) * rows + 0.7))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, len(columns), squeeze=False)
+    for column, (title, images) in enumerate(columns.items()):
+        axes[0, column].set_title(title, fontsize=9)
+        for row in range(rows):
+            cell = axes[row, column]
+            cell.imshow(_masked(images[row]), vmin=-1, vmax=1, cmap="RdBu_r")
+            cell.set_xticks([])
+            cell.set_yticks([])
+            cell.set_frame_on(False)
+            if title in notes:
+                cell.set_xlabel(notes[title][row], fontsize=7)
+    for row, name in enumerate(names):
+        axes[row, 0].set_ylabel(name, fontsize=7)
+    figure.text(0.5, 0.005, caption, ha="center", fontsize=6, wrap=True)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    stream = io.BytesIO()
+    figure.savefig(stream, dpi=110, format="png")
+    write_whole(path, stream.getvalue())
+
+
+def _masked(image: Images) -> Images:
+    """The image with everything outside the disk left white."""
+    from tpukit.tasks.eit.evaluation.metrics import disk_mask
+
+    return np.where(disk_mask(image.shape[-1]), image, np.nan)
+
+
+def save_predictions(folder: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:
+    """Writes `predictions.npz` and `predictions.mat`: the arrays and the samples' names."""
+    write_whole(folder / "predictions.npz", encode_predictions(arrays, names))
+    write_whole(folder / "predictions.mat", encode_matlab(arrays, names))
+
+
+def encode_predictions(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:
+    """An `.npz` with the arrays and `names`."""
+    return encode_npz({**arrays, "names": np.array(names)})
+
+
+def encode_matlab(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:
+    """A `.mat` with the arrays and `names`, a cell array."""
+    from scipy.io import savemat
+
+    stream = io.BytesIO()
+    savemat(stream, {**arrays, "names": np.array(names, dtype=object)}, do_compression=True)
+    return stream.getvalue()

@@ -1,0 +1,1 @@
+"""The conditional diffusion network."""

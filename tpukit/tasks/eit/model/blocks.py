@@ -1,0 +1,222 @@
+"""The published network's parts: their parameters by their published names, and their arithmetic.
+
+Tokens are (batch, positions, width), rows of the grid first; the condition, the embedded diffusion
+time, is (batch, width). `tpukit.tasks.eit.model.lean` holds the same parts with leaner arithmetic.
+
+Source: Shi, Kang and Liatsis, IEEE TIM 2025, doi 10.1109/TIM.2025.3550245; adaLN-Zero: Peebles and
+Xie, DiT, 2023; windows: Liu et al., Swin Transformer, 2021.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tpukit.tasks.eit.model.positions import relative_positions, time_frequencies
+
+TIME_CODE_WIDTH = 256
+MLP_RATIO = 4
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Scales and shifts each sample's tokens; shift and scale are (batch, width)."""
+    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+class RMSNorm(nn.Module):
+    """Divides each token by its root mean square, then scales by `g`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.ones(1, 1, width))
+        self.root_width = math.sqrt(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=2) * self.g * self.root_width
+
+
+class TimeEmbedder(nn.Module):
+    """Embeds diffusion times, (batch,) to (batch, width)."""
+
+    frequencies: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(TIME_CODE_WIDTH, width), nn.SiLU(), nn.Linear(width, width)
+        )
+        self.register_buffer(
+            "frequencies", time_frequencies(TIME_CODE_WIDTH // 2), persistent=False
+        )
+
+    def forward(self, t: Tensor) -> Tensor:
+        angles = t.float()[:, None] * self.frequencies[None]
+        embedded: Tensor = self.mlp(torch.cat([torch.cos(angles), torch.sin(angles)], dim=1))
+        return embedded
+
+
+class PatchEmbed(nn.Module):
+    """Cuts images (batch, channels, side, side) into patches and embeds each as a token."""
+
+    def __init__(self, channels: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
+
+
+class Mlp(nn.Module):
+    """Two linear maps with SiLU between, on each token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, MLP_RATIO * width)
+        self.fc2 = nn.Linear(MLP_RATIO * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(F.silu(self.fc1(x)))
+        return out
+
+
+class Attention(nn.Module):
+    """Self-attention over all tokens, as timm's `Attention` with fused attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (batch, heads, tokens, width / heads)."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return query, key, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = F.scaled_dot_product_attention(*self.heads_of(x))
+        out: Tensor = self.proj(attended.transpose(1, 2).reshape(x.shape))
+        return out
+
+
+class BiasedAttention(Attention):
+    """Self-attention within one window, with a bias for each offset of query and key."""
+
+    relative_position_index: Tensor
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__(width, heads)
+        offsets = (2 * window - 1) ** 2
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, heads))
+        self.register_buffer("relative_position_index", relative_positions(window))
+
+    def bias(self, index: Tensor) -> Tensor:
+        """The bias (1, heads, tokens, tokens) of the pairs whose offsets `index` numbers."""
+        table = self.relative_position_bias_table.index_select(0, index.reshape(-1))
+        return table.view(*index.shape, self.heads).permute(2, 0, 1).unsqueeze(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.heads_of(x)
+        logits = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)
+        weights = (logits + self.bias(self.relative_position_index)).softmax(dim=-1)
+        out: Tensor = self.proj((weights @ value).transpose(1, 2).reshape(x.shape))
+        return out
+
+
+class WindowAttention(nn.Module):
+    """Self-attention within windows of window x window tokens of a square grid."""
+
+    def __init__(self, width: int, heads: int, grid: int, window: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.window = window
+        self.attn = BiasedAttention(width, heads, window)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, width = x.shape
+        across = self.grid // self.window
+        cells = x.view(batch, across, self.window, across, self.window, width)
+        windows = cells.permute(0, 1, 3, 2, 4, 5).reshape(-1, self.window**2, width)
+        attended: Tensor = self.attn(windows)
+        cells = attended.view(batch, across, across, self.window, self.window, width)
+        return cells.permute(0, 1, 3, 2, 4, 5).reshape(x.shape)
+
+
+class Block(nn.Module):
+    """A transformer block whose norms and branches the condition modulates (adaLN-Zero)."""
+
+    def __init__(self, width: int, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(width)
+        self.attn = attention
+        self.norm2 = RMSNorm(width)
+        self.mlp = Mlp(width)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        modulation: Tensor = self.adaLN_modulation(c)
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.chunk(6, dim=1)
+        branch: Tensor = self.attn(modulate(self.norm1(x), shift1, scale1))
+        x = x + gate1.unsqueeze(1) * branch
+        branch = self.mlp(modulate(self.norm2(x), shift2, scale2))
+        return x + gate2.unsqueeze(1) * branch
+
+
+class PatchMerging(nn.Module):
+    """Merges 2x2 tokens into one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.reduction = nn.Linear(4 * width, width, bias=False)
+        self.norm = nn.LayerNorm(4 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        half = math.isqrt(tokens) // 2
+        cells = x.view(batch, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
+        merged: Tensor = self.reduction(self.norm(cells.reshape(batch, half * half, 4 * width)))
+        return merged
+
+
+class Upsample(nn.Module):
+    """Repeats each token 2x2 times, then maps it; published as an nn.Sequential's third entry."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.add_module("2", nn.Conv2d(width, width, 1))
+
+    @property
+    def conv(self) -> nn.Conv2d:
+        """The 1x1 convolution."""
+        conv = self.get_submodule("2")
+        assert isinstance(conv, nn.Conv2d)
+        return conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        side = math.isqrt(tokens)
+        image = x.transpose(1, 2).reshape(batch, width, side, 1, side, 1)
+        image = image.expand(-1, -1, -1, 2, -1, 2).reshape(batch, width, 2 * side, 2 * side)
+        out: Tensor = self.conv(image).flatten(2).transpose(1, 2)
+        return out
+
+
+class FinalLayer(nn.Module):
+    """Turns tokens into the pixels of their patches, (batch, positions, patch^2)."""
+
+    def __init__(self, width: int, patch: int) -> None:
+        super().__init__()
+        self.norm_final = RMSNorm(width)
+        self.linear = nn.Linear(width, patch * patch)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(c).chunk(2, dim=1)
+        pixels: Tensor = self.linear(modulate(self.norm_final(x), shift, scale))
+        return pixels

@@ -1,0 +1,249 @@
+"""The conditional diffusion network: a U of transformer blocks, in published form.
+
+`build_network` gives it in either form; parameters, their names and their values are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.tasks.eit.data.linear_start import LinearMap
+from tpukit.tasks.eit.model.blocks import (
+    Attention,
+    Block,
+    FinalLayer,
+    PatchEmbed,
+    PatchMerging,
+    TimeEmbedder,
+    Upsample,
+    WindowAttention,
+)
+from tpukit.tasks.eit.model.positions import sine_cosine_grid
+
+Form = Literal["lean", "reference"]
+WINDOWS_ACROSS = 4
+"""Windows along each side of the grid."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The network's shape. Sides are powers of two."""
+
+    width: int = 512
+    """Channels of a token."""
+    heads: int = 16
+    levels: int = 4
+    """Times the grid is halved."""
+    patch: int = 2
+    """Side of the square of pixels that makes a token."""
+    image_side: int = 128
+    map_side: int = 16
+    """Side of the voltage map."""
+    learned_channels: int = 0
+    """Images of `learned_side` that a small perceptron makes from the voltages: further channels of
+    the input, and the first of them is what the U's output is added to. 0 as published."""
+    learned_side: int = 64
+    learned_hidden: int = 512
+
+    @property
+    def grid(self) -> int:
+        """Tokens along each side of the image."""
+        return self.image_side // self.patch
+
+    @property
+    def window(self) -> int:
+        """Tokens along each side of a window."""
+        return self.grid // WINDOWS_ACROSS
+
+
+SIZES: dict[str, NetworkConfig] = {
+    "tiny": NetworkConfig(width=96, heads=3, levels=1, patch=16, learned_channels=1),
+    "small": NetworkConfig(
+        width=128, heads=4, levels=2, patch=8, learned_channels=2, learned_hidden=1024
+    ),
+    "published": NetworkConfig(),
+}
+
+BlockMaker = Callable[[nn.Module], nn.Module]
+
+
+class UNet(nn.Module):
+    """The U: windowed blocks at full resolution around `levels` halvings and doublings."""
+
+    def __init__(
+        self,
+        config: NetworkConfig,
+        global_block: Callable[[], nn.Module],
+        window_block: Callable[[], nn.Module],
+    ) -> None:
+        super().__init__()
+        width = config.width
+        self.swinIn1, self.swinIn2 = window_block(), window_block()
+        self.swinOut1, self.swinOut2 = window_block(), window_block()
+        self.downs = nn.ModuleList(
+            nn.ModuleList([PatchMerging(width), global_block(), global_block()])
+            for _ in range(config.levels)
+        )
+        self.ups = nn.ModuleList(
+            nn.ModuleList(
+                [Upsample(width), nn.Linear(2 * width, width), global_block(), global_block()]
+            )
+            for _ in range(config.levels)
+        )
+        self.mid = global_block()
+
+    def merge(self, merging: nn.Module, x: Tensor) -> Tensor:
+        """Halves the grid's side."""
+        merged: Tensor = merging(x)
+        return merged
+
+    def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
+        """Doubles the grid's side and takes in what was there on the way down."""
+        joined: Tensor = linear(torch.cat((upsample(x), skip), dim=2))
+        return joined
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        x = self.swinIn2(self.swinIn1(x, c), c)
+        skips: list[Tensor] = []
+        for stage in self.downs:
+            merging, first, second = parts_of(stage)
+            skips.append(x)
+            x = second(first(self.merge(merging, x), c), c)
+        x = self.mid(x, c)
+        for stage in self.ups:
+            upsample, linear, first, second = parts_of(stage)
+            x = second(first(self.join(upsample, linear, x, skips.pop()), c), c)
+        out: Tensor = self.swinOut2(self.swinOut1(x, c), c)
+        return out
+
+
+def parts_of(stage: nn.Module) -> list[nn.Module]:
+    """A level's modules, in order."""
+    assert isinstance(stage, nn.ModuleList)
+    return list(stage)
+
+
+class VoltageImages(nn.Module):
+    """Images made from the voltages: (batch, 1, side, side) map to (batch, channels, image).
+
+    The first is a fixed linear map's, which a perceptron corrects; further ones are the
+    perceptron's own.
+    """
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.map_side**2, config.learned_side**2).requires_grad_(False)
+        self.side = config.learned_side
+        self.channels = config.learned_channels
+        self.factor = config.image_side // self.side
+        self.mlp = nn.Sequential(
+            nn.Linear(config.map_side**2, config.learned_hidden),
+            nn.SiLU(),
+            nn.Linear(config.learned_hidden, self.channels * self.side**2),
+        )
+
+    def forward(self, voltage_map: Tensor) -> Tensor:
+        voltages = voltage_map.flatten(1)
+        images = self.mlp(voltages).view(-1, self.channels, self.side, self.side)
+        first = images[:, :1] + self.linear(voltages).view(-1, 1, self.side, self.side)
+        return enlarge(torch.cat([first, images[:, 1:]], dim=1), self.factor)
+
+    @torch.no_grad()
+    def start_from(self, linear: LinearMap) -> None:
+        """Takes a linear map in place of zeros."""
+        self.linear.weight.copy_(torch.from_numpy(linear.weight))
+        self.linear.bias.copy_(torch.from_numpy(linear.bias))
+
+
+class Network(nn.Module):
+    """Predicts the clean image from a noisy one, the diffusion time and the voltages.
+
+    `forward(images, t, voltage_map)`: (batch, 1, side, side), (batch,), (batch, 1, 16, 16) to
+    (batch, 1, side, side).
+    """
+
+    def __init__(self, config: NetworkConfig, unet: UNet) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.x_embedder = PatchEmbed(2 + config.learned_channels, config.patch, width)
+        self.t_embedder = TimeEmbedder(width)
+        self.pos_embed = nn.Parameter(
+            sine_cosine_grid(width, config.grid).unsqueeze(0), requires_grad=False
+        )
+        self.blocks = unet
+        self.final_layer = FinalLayer(width, config.patch)
+        self.voltage_images = VoltageImages(config) if config.learned_channels else None
+        initialise(self)
+
+    def forward(self, images: Tensor, t: Tensor, voltage_map: Tensor) -> Tensor:
+        enlarged = enlarge(voltage_map, self.config.image_side // self.config.map_side)
+        if self.voltage_images is None:
+            return self.predict(torch.cat([images, enlarged], dim=1), t)
+        learned: Tensor = self.voltage_images(voltage_map).to(images.dtype)
+        predicted = self.predict(torch.cat([images, enlarged, learned], dim=1), t)
+        return learned[:, :1] + predicted
+
+    def predict(self, channels: Tensor, t: Tensor) -> Tensor:
+        """The U's image from image and condition, stacked (batch, 2 or more, side, side)."""
+        x = self.x_embedder(channels) + self.pos_embed
+        c = self.t_embedder(t)
+        return self.pixels(self.final_layer(self.blocks(x, c), c))
+
+    def pixels(self, tokens: Tensor) -> Tensor:
+        """Tokens' patches (batch, positions, patch^2) as images (batch, 1, side, side)."""
+        side, grid, patch = self.config.image_side, self.config.grid, self.config.patch
+        cells = tokens.view(-1, grid, grid, patch, patch).permute(0, 1, 3, 2, 4)
+        return cells.reshape(-1, 1, side, side)
+
+
+def enlarge(images: Tensor, factor: int) -> Tensor:
+    """Each pixel repeated factor x factor times (nearest neighbour), by plain operations.
+
+    `F.interpolate` leaves the graph on XLA.
+    """
+    batch, channels, height, width = images.shape
+    cells = images.view(batch, channels, height, 1, width, 1)
+    cells = cells.expand(-1, -1, -1, factor, -1, factor)
+    return cells.reshape(batch, channels, height * factor, width * factor)
+
+
+ZERO_AT_THE_START = ("final_layer.linear", "voltage_images.linear", "voltage_images.mlp.2")
+
+
+def initialise(network: Network) -> None:
+    """Initial values as published: modulation and output are zero, so each block is identity."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_uniform_(module.weight)
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    patches = network.x_embedder.proj.weight
+    nn.init.xavier_uniform_(patches.data.view(patches.shape[0], -1))
+    for name, parameter in network.named_parameters():
+        if name.startswith("t_embedder.mlp") and name.endswith("weight"):
+            nn.init.normal_(parameter, std=0.02)
+        elif name.endswith("relative_position_bias_table"):
+            nn.init.trunc_normal_(parameter, std=0.02)
+        elif ".adaLN_modulation." in name or name.startswith(ZERO_AT_THE_START):
+            nn.init.zeros_(parameter)
+
+
+def reference_network(config: NetworkConfig) -> Network:
+    """The network with the published arithmetic."""
+    width, heads = config.width, config.heads
+
+    def global_block() -> nn.Module:
+        return Block(width, Attention(width, heads))
+
+    def window_block() -> nn.Module:
+        return Block(width, WindowAttention(width, heads, config.grid, config.window))
+
+    return Network(config, UNet(config, global_block, window_block))

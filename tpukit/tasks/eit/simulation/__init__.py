@@ -1,0 +1,1 @@
+"""Simulated EIT samples: mesh, forward solver, data set writer."""

@@ -1,0 +1,169 @@
+"""The complete electrode model on the unit disk, solved by changes to one inverse.
+
+Somersalo, Cheney, Isaacson (1992), doi 10.1137/0152060; linear triangles. The background's inverse
+is computed once. A change of conductivity inside a region leaves the equations of the nodes in the
+region's interior as they are, up to a factor; so it acts as sources on the region's outline alone,
+and a sample costs a dense system of the outline's size.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lapack
+
+from tpukit.tasks.eit.data.conditioning import ELECTRODES, VOLTAGES, measured_pairs
+from tpukit.tasks.eit.simulation.mesh import DiskMesh, disk_mesh
+
+CONTACT_IMPEDANCE = 0.01
+CURRENT_AMPERE = 1e-3
+
+Array = NDArray[np.float64]
+
+
+@cache
+def forward_model(electrode_degrees: float) -> ForwardModel:
+    """The model of the standard mesh; built once a process (0.3 s)."""
+    return ForwardModel(disk_mesh(electrode_degrees))
+
+
+class ForwardModel:
+    """Voltages of a conductivity given by triangle, background 1 S/m."""
+
+    def __init__(self, mesh: DiskMesh) -> None:
+        self.mesh = mesh
+        self.stiffness = mesh.areas[:, None, None] * (
+            mesh.gradients @ mesh.gradients.transpose(0, 2, 1)
+        )
+        self._node_order = np.argsort(mesh.triangles.ravel(), kind="stable") // 3
+        self._node_start = np.searchsorted(
+            np.sort(mesh.triangles.ravel()), np.arange(len(mesh.nodes))
+        )
+        self._under_electrode = np.zeros(len(mesh.nodes), bool)
+        self._under_electrode[mesh.electrode_edges.ravel()] = True
+
+    @cached_property
+    def inverse(self) -> Array:
+        """(n + 16, n + 16): from currents to potentials of nodes, then electrodes."""
+        return _symmetric_inverse(self.system(np.ones(len(self.mesh.triangles))))
+
+    @cached_property
+    def drive_potentials(self) -> Array:
+        """(n, 16): the background's potential at the nodes for each drive."""
+        n = len(self.mesh.nodes)
+        potentials: Array = self.inverse[:n, n:] @ drive_currents()
+        return potentials
+
+    @cached_property
+    def background(self) -> Array:
+        """(208,) volts."""
+        n = len(self.mesh.nodes)
+        return measure(self.inverse[n:, n:] @ drive_currents())
+
+    @cached_property
+    def _to_electrodes(self) -> Array:
+        n = len(self.mesh.nodes)
+        return np.ascontiguousarray(self.inverse[:n, n:])
+
+    def system(self, sigma: Array) -> Array:
+        """The dense matrix of the model, (n + 16, n + 16); electrode potentials sum to zero."""
+        mesh, n = self.mesh, len(self.mesh.nodes)
+        matrix = np.zeros((n + ELECTRODES, n + ELECTRODES))
+        rows, columns = mesh.triangles[:, :, None], mesh.triangles[:, None, :]
+        np.add.at(matrix, (rows, columns), sigma[:, None, None] * self.stiffness)
+        self._add_electrodes(matrix)
+        matrix[n:, n:] += 1 / ELECTRODES
+        return matrix
+
+    def _add_electrodes(self, matrix: Array) -> None:
+        mesh, n = self.mesh, len(self.mesh.nodes)
+        lengths = np.linalg.norm(np.diff(mesh.nodes[mesh.electrode_edges], axis=2)[:, :, 0], axis=2)
+        admittance = lengths / CONTACT_IMPEDANCE
+        for k in range(ELECTRODES):
+            for (a, b), value in zip(mesh.electrode_edges[k], admittance[k], strict=True):
+                matrix[[a, b], [a, b]] += value / 3
+                matrix[[a, b], [b, a]] += value / 6
+                matrix[[a, b], n + k] -= value / 2
+                matrix[n + k, [a, b]] -= value / 2
+                matrix[n + k, n + k] += value
+
+    def change(self, sigma: Array) -> Array:
+        """(208,) volts: `v(sigma) - v(1)` for `sigma` (triangles,)."""
+        outline = self._outline(sigma)
+        if not len(outline):
+            return np.zeros(VOLTAGES)
+        touched, delta = self._rows(sigma, outline)
+        system = delta @ self.inverse[np.ix_(touched, outline)]
+        system.flat[:: len(outline) + 1] += 1.0
+        _, _, sources, failed = lapack.dgesv(system, delta @ self.drive_potentials[touched])
+        if failed:
+            raise np.linalg.LinAlgError("the conductivity leaves a part without contact")
+        return -measure(self._to_electrodes[outline].T @ sources)
+
+    def _outline(self, sigma: Array) -> NDArray[np.int64]:
+        """Nodes whose equation is not the background's times a factor."""
+        by_node = sigma[self._node_order]
+        lowest = np.minimum.reduceat(by_node, self._node_start)
+        highest = np.maximum.reduceat(by_node, self._node_start)
+        return np.flatnonzero((lowest != highest) | (self._under_electrode & (highest != 1.0)))
+
+    def _rows(self, sigma: Array, outline: NDArray[np.int64]) -> tuple[NDArray[np.int64], Array]:
+        """The outline's rows of the change of the matrix, and the nodes of their columns."""
+        mesh = self.mesh
+        on_outline = np.zeros(len(mesh.nodes), bool)
+        on_outline[outline] = True
+        changed = np.flatnonzero(sigma != 1.0)
+        near = changed[on_outline[mesh.corners[:, changed]].any(0)]
+        row_of = np.full(len(mesh.nodes), -1)
+        row_of[outline] = np.arange(len(outline))
+        corners = mesh.triangles[near]
+        rows = row_of[corners]
+        column_of = np.zeros(len(mesh.nodes), np.int64)
+        column_of[corners] = 1
+        touched = np.flatnonzero(column_of)
+        column_of[touched] = np.arange(len(touched))
+        flat = rows[:, :, None] * len(touched) + column_of[corners][:, None, :]
+        values = (sigma[near] - 1.0)[:, None, None] * self.stiffness[near]
+        kept = np.broadcast_to((rows >= 0)[:, :, None], flat.shape)
+        size = len(outline) * len(touched)
+        delta = np.bincount(flat[kept], values[kept], size).astype(np.float64, copy=False)
+        return touched.astype(np.int64, copy=False), delta.reshape(len(outline), -1)
+
+    def jacobian(self) -> Array:
+        """(208, triangles): d voltage / d sigma at the background (the adjoint field method)."""
+        corners = self.drive_potentials[self.mesh.triangles]
+        fields = np.einsum("tkd,tkp->tdp", self.mesh.gradients, corners)
+        products = -np.einsum("tdi,tdj,t->ijt", fields, fields, self.mesh.areas)
+        # A drive of current I measures -I times the potential difference of its own pair.
+        scaled = products / -CURRENT_AMPERE
+        pairs = measured_pairs()
+        picked: Array = np.take_along_axis(scaled, pairs[:, :, None], axis=1)
+        return picked.reshape(VOLTAGES, -1)
+
+
+def drive_currents() -> Array:
+    """(16 electrodes, 16 drives) amperes: in at i, out at i + 1."""
+    into = np.eye(ELECTRODES)
+    return CURRENT_AMPERE * (into - np.roll(into, 1, axis=0))
+
+
+def measure(potentials: Array) -> Array:
+    """(16 electrodes, 16 drives) -> (208,): u(j+1) - u(j), so that the background is positive."""
+    flat = potentials.ravel()
+    differences: Array = flat[_UPPER] - flat[_LOWER]
+    return differences
+
+
+_LOWER = (measured_pairs() * ELECTRODES + np.arange(ELECTRODES)[:, None]).ravel()
+_UPPER = (_LOWER + ELECTRODES) % ELECTRODES**2
+
+
+def _symmetric_inverse(matrix: Array) -> Array:
+    factor, failed = lapack.dpotrf(matrix)
+    inverse, failed_too = lapack.dpotri(factor)
+    if failed or failed_too:
+        raise np.linalg.LinAlgError("the background's matrix is not positive definite")
+    upper = np.triu(inverse)
+    return np.ascontiguousarray(upper + np.triu(inverse, 1).T)

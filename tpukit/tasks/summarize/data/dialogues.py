@@ -1,0 +1,197 @@
+"""Generated dialogues with summaries that follow from them: a set to try with, of any size.
+
+Row `i` of a part is a function of (seed, part, i) alone. The test part's people, towns, topics and
+ways of putting things do not occur in the training part; how a summary is worded does, since that
+is what there is to learn.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import random
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from tpukit.errors import ConfigError, DataError
+
+Part = Literal["train", "test"]
+
+TEST_SHARE = 10
+"""One invented name in so many belongs to the test part."""
+OPENER_SHARE = 0.4
+ASIDE_SHARE = 0.5
+OTHER = "other_"
+"""Slots with this prefix are beside the point: talked about, and not in the summary."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One generated sample."""
+
+    dialogue: str
+    """Lines `Name: text`, separated by CR LF as in SAMSum."""
+    summary: str
+    names: tuple[str, ...] = field(default=())
+    """The invented names (people, towns) that the summary mentions."""
+
+
+@cache
+def dialogue_parts() -> dict[str, Any]:
+    """The words, phrases and scenarios of `dialogue_parts.toml`."""
+    source = files("tpukit.tasks.summarize.data") / "dialogue_parts.toml"
+    return tomllib.loads(source.read_text(encoding="utf-8"))
+
+
+def make_dialogue(seed: int, part: Part, index: int) -> Dialogue:
+    """Sample `index` of a part, the same on every machine."""
+    rng = random.Random(f"{seed}/{part}/{index}")
+    scenario = rng.choice(dialogue_parts()["scenario"])
+    ending = rng.choice(scenario["ending"])
+    slots = _fill_slots(rng, part)
+    say = _Speaker(rng, part, slots)
+    lines = _chat(say, scenario["turn"], ending["turn"])
+    summary = f"{scenario['summary']} {ending['summary']}"
+    names = tuple(slots[s] for s in ("a", "b", "c", "d", "town") if f"{{{s}}}" in summary)
+    return Dialogue("\r\n".join(lines), _with_articles(summary.format(**slots)), names)
+
+
+class _Speaker:
+    """Turns phrases of the parts into lines of a chat."""
+
+    def __init__(self, rng: random.Random, part: Part, slots: dict[str, str]) -> None:
+        self.rng = rng
+        self.part = part
+        self.slots = slots
+
+    def turn(self, who: str, phrases: dict[str, list[str]], *, opener: bool = False) -> str:
+        """`Name: text`, one phrase of this part with its alternatives chosen."""
+        phrase = self.rng.choice(phrases[self.part])
+        if opener and self.rng.random() < OPENER_SHARE:
+            phrase = self.rng.choice(dialogue_parts()["openers"][self.part]) + phrase
+        chosen = re.sub(r"\[([^]]*)\]", lambda m: self.rng.choice(m[1].split("|")), phrase)
+        return f"{self.slots[who]}: {_with_articles(chosen.format(**self.slots))}"
+
+    def chatter(self, who: str, kind: str) -> str:
+        return self.turn(who, dialogue_parts()["chatter"][kind])
+
+
+def _chat(say: _Speaker, opening: list[Any], ending: list[Any]) -> list[str]:
+    lines = []
+    if say.rng.random() < 0.7:
+        lines.append(say.chatter("a", "greeting"))
+        if say.rng.random() < 0.6:
+            lines.append(say.chatter("b", "answer"))
+    for turn in [*opening, *ending]:
+        if say.rng.random() < ASIDE_SHARE:
+            lines.append(say.chatter(say.rng.choice("ab"), "aside"))
+        lines.append(say.turn(turn["who"], turn, opener=True))
+    if say.rng.random() < 0.6:
+        lines.append(say.chatter("a", "closing"))
+    return lines
+
+
+def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
+    words = dialogue_parts()["words"]
+    slots = {
+        f"{prefix}{name}": " ".join(rng.choice(words) for words in lists.get("all") or lists[part])
+        for prefix in ("", OTHER)
+        for name, lists in words.items()
+    }
+    slots["day2"] = rng.choice([day for day in words["day"]["all"][0] if day != slots["day"]])
+    slots["time"] = f"{rng.randint(7, 11)} {rng.choice(['am', 'pm'])}"
+    slots["price"] = str(rng.choice(range(5, 95, 5)))
+    people: list[str] = []
+    while len(people) < 4:
+        name = invent_name(rng, part)
+        if name not in people:
+            people.append(name)
+    return {**slots, **dict(zip("abcd", people, strict=True)), "town": invent_town(rng, part)}
+
+
+def invent_name(rng: random.Random, part: Part) -> str:
+    """A person's name put together; a name belongs to one part only."""
+    return _put_together(rng, part, dialogue_parts()["names"]["parts"])
+
+
+def invent_town(rng: random.Random, part: Part) -> str:
+    """A town's name; it belongs to one part only."""
+    return _put_together(rng, part, dialogue_parts()["towns"]["parts"])
+
+
+def _put_together(rng: random.Random, part: Part, parts: list[list[str]]) -> str:
+    while True:
+        word = "".join(rng.choice(syllables) for syllables in parts)
+        in_test = hashlib.sha256(word.encode()).digest()[0] % TEST_SHARE == 0
+        if in_test == (part == "test"):
+            return word
+
+
+def _with_articles(text: str) -> str:
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
+
+
+@dataclass(frozen=True)
+class DialogueFiles:
+    """What `write_dialogues` wrote."""
+
+    train: Path
+    test: Path
+    references: Path
+    train_rows: int
+    test_rows: int
+
+
+def write_dialogues(out: Path, n: int, seed: int) -> DialogueFiles:
+    """Writes `train.csv`, `test.csv` and `test_references.csv` into `out`; memory is constant.
+
+    n: rows in all; a tenth of them, at most 5000, are the test part. Raises `ConfigError` for an
+    n under 2 and `DataError` where `out` cannot be written.
+    """
+    if n < 2:
+        raise ConfigError(
+            f"--n is {n}.", "Ask for at least 2 dialogues: one to train, one to test."
+        )
+    test_rows = min(max(n // 10, 1), 5000)
+    train_rows = n - test_rows
+    paths = [out / name for name in ("train.csv", "test.csv", "test_references.csv")]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _write_csv(paths[0], ("id", "dialogue", "summary"), _rows(seed, "train", train_rows))
+        _write_csv(paths[1], ("id", "dialogue"), _rows(seed, "test", test_rows))
+        _write_csv(paths[2], ("id", "summary"), _rows(seed, "test", test_rows))
+    except OSError as error:
+        raise DataError(
+            f"Cannot write the dialogues to {out}: {error.strerror or error}.",
+            "Name a folder you can write to with --out.",
+        ) from error
+    return DialogueFiles(paths[0], paths[1], paths[2], train_rows, test_rows)
+
+
+def _rows(seed: int, part: Part, count: int) -> Iterator[dict[str, str]]:
+    for index in range(count):
+        sample = make_dialogue(seed, part, index)
+        row_id = f"{part}-{seed}-{index:07d}"
+        yield {"id": row_id, "dialogue": sample.dialogue, "summary": sample.summary}
+
+
+def _write_csv(path: Path, columns: tuple[str, ...], rows: Iterator[dict[str, str]]) -> None:
+    """Written beside and renamed: the file appears whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

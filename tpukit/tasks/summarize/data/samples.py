@@ -1,0 +1,102 @@
+"""Samples out of the token cache, and the batches they are put into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from tpukit.hardware.backend import Batch
+from tpukit.tasks.summarize.data.buckets import Bucket, SampleSizes
+from tpukit.tasks.summarize.data.token_cache import TokenCache
+from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
+
+Array = np.ndarray[Any, Any]
+IGNORED = -100
+
+
+@runtime_checkable
+class HasSizes(Protocol):
+    """Samples whose lengths are known without reading them."""
+
+    sizes: SampleSizes
+
+
+class TokenSamples:
+    """Some samples of a token cache (a SampleSource): `tokens` (length,) and `targets`."""
+
+    def __init__(self, cache: TokenCache, indices: Array) -> None:
+        self.cache = cache
+        self.indices = indices
+        self.sizes = SampleSizes(cache.lengths[indices], np.asarray(cache.targets[indices]))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        tokens, targets = self.cache.example(int(self.indices[index]))
+        return {"tokens": tokens, "targets": targets}
+
+    def prompt_and_targets(self, index: int) -> tuple[Array, Array]:
+        """The prompt's tokens and the summary's with its end token."""
+        tokens, targets = self.cache.example(int(self.indices[index]))
+        return tokens[:-targets].astype(np.int64), tokens[-targets:].astype(np.int64)
+
+    def row(self, index: int) -> int:
+        """The sample's row in its CSV file."""
+        return int(self.cache.rows[self.indices[index]])
+
+
+def split_samples(
+    cache: TokenCache, valid_fraction: float, seed: int
+) -> tuple[TokenSamples, TokenSamples | None]:
+    """Training and validation samples, shuffled with a seed; each part keeps the file's order."""
+    count = len(cache)
+    kept = round(count * valid_fraction)
+    if valid_fraction > 0 and count > 1:
+        kept = min(max(kept, 1), count - 1)
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(count)
+    valid, train = np.sort(order[:kept]), np.sort(order[kept:])
+    return TokenSamples(cache, train), TokenSamples(cache, valid) if kept else None
+
+
+def collate(samples: Sequence[Sample], micro: MicroBatch, bucket: Bucket) -> Batch:
+    """A bucket's fixed shapes, for the rows of one process.
+
+    tokens: (rows, length); mask: (rows,), 0 for rows without a sample. wanted, labels:
+    (devices, targets): where in the rows of a device the next token is a target, counted over
+    their flattened positions, and which token it is; `IGNORED` where a place is not used.
+    """
+    devices = micro.rows // bucket.rows
+    tokens = np.zeros((micro.rows, bucket.length), np.int64)
+    wanted = np.zeros((devices, bucket.targets), np.int64)
+    labels = np.full((devices, bucket.targets), IGNORED, np.int64)
+    mask = np.zeros(micro.rows, np.float32)
+    used = [0] * devices
+    # A process without samples of its own is given one that must not count.
+    for row, sample in enumerate(samples[: len(micro.keys)]):
+        device, row_of_device = divmod(row, bucket.rows)
+        length, count = len(sample["tokens"]), int(sample["targets"])
+        tokens[row, :length] = sample["tokens"]
+        start = row_of_device * bucket.length + length - count - 1
+        places = slice(used[device], used[device] + count)
+        wanted[device, places] = np.arange(start, start + count)
+        labels[device, places] = sample["tokens"][length - count :]
+        used[device] += count
+        mask[row] = 1.0
+    arrays = {"tokens": tokens, "wanted": wanted, "labels": labels, "mask": mask}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def example_batch(bucket: Bucket, devices: int, vocabulary: int) -> Batch:
+    """A made-up full batch of a bucket."""
+    targets = max(1, bucket.targets // bucket.rows)
+    sample = {
+        "tokens": np.arange(bucket.length) % vocabulary,
+        "targets": min(targets, bucket.length - 1),
+    }
+    rows = bucket.rows * devices
+    keys = (SampleKey(VALIDATION_EPOCH, 0),) * rows
+    return collate([sample] * rows, MicroBatch(keys, rows), bucket)

@@ -1,0 +1,35 @@
+"""Which tokenizer a run gets, and one trained on the training file."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+from tpukit.tasks.summarize.data.csv_file import read_rows
+from tpukit.tasks.summarize.data.token_cache import cache_folder, file_digest, locked
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer, train_tokenizer
+
+ROWS_FOR_TOKENIZER = 50_000
+"""A tokenizer is trained on so many rows at most: more change it little."""
+
+
+def usual_tokenizer(init: str | None) -> str:
+    """The tokenizer that lies beside the weights, else GPT-2's."""
+    beside = Path(init or "") / "tokenizer.json"
+    return str(beside) if init and beside.is_file() else "gpt2"
+
+
+def trained_tokenizer(csv_path: Path, vocabulary_size: int) -> Tokenizer:
+    """A tokenizer trained on the file, kept in the cache by content and size."""
+    folder = cache_folder() / "tokenizers"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.tiktoken"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            rows = islice(read_rows(csv_path, summaries=True), ROWS_FOR_TOKENIZER)
+            texts = (text for row in rows for text in (row.dialogue, row.summary))
+            tokenizer = train_tokenizer(texts, vocabulary_size)
+            beside = path.with_suffix(".part")
+            beside.write_bytes(tokenizer.to_bytes())
+            beside.replace(path)
+        return Tokenizer.from_bytes(path.read_bytes(), str(path))

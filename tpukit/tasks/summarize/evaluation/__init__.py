@@ -1,0 +1,1 @@
+"""Evaluation and prediction of summarisation runs: ROUGE, baselines, submissions."""

@@ -1,0 +1,296 @@
+"""`test` on a run of summaries: loss, ROUGE with intervals, baselines, the best and the worst."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpukit.errors import CheckpointError, DataError
+from tpukit.hardware.backend import Backend
+from tpukit.tasks.summarize.data.buckets import SampleSizes, choose_lengths, make_buckets
+from tpukit.tasks.summarize.data.csv_file import Row, read_rows
+from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
+from tpukit.tasks.summarize.evaluation.nearest import (
+    MOST_TRAINING_ROWS,
+    first_line,
+    nearest_summaries,
+)
+from tpukit.tasks.summarize.evaluation.rouge import KINDS, confidence_interval, rouge_scores
+from tpukit.tasks.summarize.evaluation.submission import write_rows
+from tpukit.tasks.summarize.evaluation.trained import TrainedSummarizer, summarizer_of
+from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
+from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
+from tpukit.tasks.summarize.task import SummarizeTask
+from tpukit.train.requests import EvaluationRequest
+from tpukit.train.task import Sample
+
+Array = np.ndarray[Any, Any]
+Tell = Callable[[str], None]
+CAPITALISED = re.compile(r"\b[A-Z]\w+")
+SHOWN = 3
+"""Samples shown from either end."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What `test` reports."""
+
+    data: str
+    samples: int
+    skipped: int
+    """Samples whose summary is too long for the context."""
+    metrics: dict[str, float]
+    """`loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
+    better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`."""
+    scored: list[dict[str, Any]]
+    """Every sample with what was written, the worst first."""
+
+
+class ListedSamples:
+    """Samples in memory (a SampleSource)."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+        self.sizes = SampleSizes(
+            np.array([len(example.tokens) for example in examples]),
+            np.array([example.targets for example in examples]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int, /) -> Sample:
+        example = self.examples[index]
+        return {"tokens": np.array(example.tokens, np.int64), "targets": example.targets}
+
+
+def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[str, Any]:
+    """What `tpukit test` reports of a run of summaries; every process gets the same.
+
+    The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
+    folder it was trained from, if none is named.
+    """
+    if request.run is None:
+        raise CheckpointError(
+            "--checkpoint takes files of the published EIT code.", "Give a run folder with --run."
+        )
+    trained = summarizer_of(request.run)
+    named = request.data_path or (Path(request.data) if request.data else None)
+    source = named or Path(trained.task.config.data_path)
+    result = evaluate_summaries(trained, backend, source, request.limit, tell)
+    folder = request.out or request.run.path / "test"
+    if backend.is_main:
+        _write_predictions(folder, result.scored)
+        for line in result_lines(result):
+            tell(line)
+        tell(f"All summaries, the worst first: {folder / 'predictions.csv'}")
+    shown = {"best": result.scored[::-1][:SHOWN], "worst": result.scored[:SHOWN]}
+    return {
+        "task": "summarize",
+        "data": result.data,
+        "samples": result.samples,
+        "skipped": result.skipped,
+        "metrics": result.metrics,
+        "compilations": backend.compilations(),
+        **shown,
+    }
+
+
+def evaluate_summaries(
+    trained: TrainedSummarizer, backend: Backend, source: Path, limit: int | None, tell: Tell
+) -> EvaluationResult:
+    """Loss, greedy summaries and their scores, and the baselines' beside them."""
+    task = trained.task
+    rows = read_references(source)[:limit]
+    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
+    examples = [formats.example(row.dialogue, row.summary) for row in rows]
+    kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
+    if not kept:
+        raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
+    model = trained.model(backend)
+    loss = mean_loss(task, model, backend, ListedSamples([example for _, example in kept]))
+    rows = [row for row, _ in kept]
+    decoding = Decoding(max_new_tokens=task.config.max_new_tokens)
+    made = write_summaries(task, model, backend, [row.dialogue for row in rows], decoding)
+    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, tell)}
+    scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
+    scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
+    return EvaluationResult(str(source), len(rows), len(examples) - len(kept), metrics, scored)
+
+
+def read_references(path: Path) -> list[Row]:
+    """Rows with their summaries from one file, or from a folder's test.csv and its references."""
+    if path.suffix == ".csv":
+        return list(read_rows(path, summaries=True))
+    tests, references = path / "test.csv", path / "test_references.csv"
+    if not tests.is_file():
+        raise DataError(
+            f"There is no {tests}.",
+            "Give a folder with test.csv and test_references.csv, or one CSV file with summaries.",
+        )
+    if not references.is_file():
+        return list(read_rows(tests, summaries=True))
+    summaries = read_columns(references)
+    rows = list(read_rows(tests, summaries=False))
+    missing = [row.id for row in rows if row.id not in summaries]
+    if missing:
+        raise DataError(
+            f"{references} has no summary for id {missing[0]!r} ({len(missing)} in all).",
+            "The ids must be those of test.csv.",
+        )
+    return [Row(row.number, row.id, row.dialogue, summaries[row.id]) for row in rows]
+
+
+def read_columns(path: Path) -> dict[str, str]:
+    """`summary` by `id` of a file with these two columns."""
+    return {row.id: row.summary for row in read_rows(path, summaries=True, dialogues=False)}
+
+
+@torch.no_grad()
+def mean_loss(
+    task: SummarizeTask, model: nn.Module, backend: Backend, data: ListedSamples
+) -> float:
+    """Mean cross entropy of all targets."""
+    rows = task.defaults.rows_per_device
+    longest, most = int(data.sizes.lengths.max()), int(data.sizes.targets.max())
+    lengths = choose_lengths(data.sizes.lengths, task.config.buckets, longest)
+    task.buckets = make_buckets(lengths, data.sizes, rows, most)
+    shares = [
+        micro.share(backend.rank, backend.world_size)
+        for micro in task.evaluation_batches(data, rows)
+    ]
+    batches = (task.collate([data[key.sample] for key in share.keys], share) for share in shares)
+    totals = torch.zeros(2, device=backend.device)
+    for batch in backend.batches(batches):
+        with backend.autocast():
+            part = task.loss(model, batch)
+        totals = totals + torch.stack([part["loss"] * part["weight"], part["weight"]])
+        backend.finish()
+    total, weight = backend.to_host({"t": backend.all_reduce_sum(totals)})["t"].tolist()
+    return float(total / weight)
+
+
+def write_summaries(
+    task: SummarizeTask,
+    model: nn.Module,
+    backend: Backend,
+    dialogues: Sequence[str],
+    decoding: Decoding,
+) -> list[str]:
+    """The summary of each dialogue, the work shared between processes."""
+    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
+    room = min(decoding.max_new_tokens, task.model_config.block_size // 2)
+    prompts = [
+        Prompt(number, np.array(formats.prompt(dialogue, room), np.int64))
+        for number, dialogue in enumerate(dialogues)
+    ]
+    plan = plan_prompts(prompts, backend, task.generation_slots, backend.world_size)
+    generator = make_generator(model, backend, plan, decoding, task.tokenizer)
+    own: dict[int, str] = {}
+    for chunk in plan.chunks[backend.rank :: backend.world_size]:
+        for row, tokens in generator.run(chunk).items():
+            own[row] = clean_summary(task.tokenizer.decode(tokens))
+    made = {row: text for part in backend.all_gather_objects(own) for row, text in part.items()}
+    return [made[number] for number in range(len(dialogues))]
+
+
+# -- scores -------------------------------------------------------------------------------------
+def score_rows(
+    rows: Sequence[Row], made: Sequence[str], train_csv: Path, tell: Tell
+) -> dict[str, float]:
+    """ROUGE of the summaries with intervals, and of the baselines beside them."""
+    references = [row.summary for row in rows]
+    dialogues = [row.dialogue for row in rows]
+    scores = rouge_scores(references, made)
+    baselines = {"lead": rouge_scores(references, [first_line(d) for d in dialogues])}
+    if train_csv.is_file():
+        baselines["nearest"] = rouge_scores(references, nearest_summaries(train_csv, dialogues))
+    else:
+        tell(f"No nearest-summary baseline: {train_csv} is not here.")
+    metrics: dict[str, float] = {}
+    for kind in KINDS:
+        metrics[kind] = float(scores[kind].mean())
+        low, high = confidence_interval(scores[kind])
+        metrics |= {f"{kind}_low": low, f"{kind}_high": high}
+        means = {name: float(values[kind].mean()) for name, values in baselines.items()}
+        metrics[f"{kind}_baseline"] = max(means.values())
+        metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}
+    known = capitalised_words(train_csv) if train_csv.is_file() else set()
+    copied = {
+        "names_copied": names_copied(dialogues, references, made),
+        "unseen_names_copied": names_copied(dialogues, references, made, known) if known else None,
+    }
+    return metrics | {name: share for name, share in copied.items() if share is not None}
+
+
+def capitalised_words(train_csv: Path) -> set[str]:
+    """The capitalised words of the training rows that baselines are searched in."""
+    rows = islice(read_rows(train_csv, summaries=True), MOST_TRAINING_ROWS)
+    return {word for row in rows for word in CAPITALISED.findall(f"{row.dialogue} {row.summary}")}
+
+
+def names_copied(
+    dialogues: Sequence[str],
+    references: Sequence[str],
+    made: Sequence[str],
+    known: AbstractSet[str] = frozenset(),
+) -> float | None:
+    """Of the capitalised words that a reference shares with its dialogue, `known` ones left out,
+    the part that the summary has too; None where there are none."""
+    found = wanted = 0
+    for dialogue, reference, summary in zip(dialogues, references, made, strict=True):
+        names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue)) - known
+        wanted += len(names)
+        found += len(names & set(CAPITALISED.findall(summary)))
+    return found / wanted if wanted else None
+
+
+def _shown(row: Row, summary: str, score: float) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "rougeL": float(score),
+        "summary": summary,
+        "reference": row.summary,
+        "dialogue": row.dialogue,
+    }
+
+
+def _write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    columns = ("id", "rougeL", "summary", "reference", "dialogue")
+    rows = [[str(sample[column]) for column in columns] for sample in shown]
+    write_rows(out / "predictions.csv", columns, rows)
+
+
+def result_lines(result: EvaluationResult) -> list[str]:
+    """The result for people."""
+    metrics = result.metrics
+    lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]
+    if result.skipped:
+        lines.append(f"{result.skipped} left out: their summaries are too long for the context")
+    for kind in KINDS:
+        nearest = metrics.get(f"{kind}_nearest")
+        beside = f"first line {metrics[f'{kind}_lead']:.3f}"
+        beside += "" if nearest is None else f", nearest training summary {nearest:.3f}"
+        interval = f"[{metrics[f'{kind}_low']:.3f}, {metrics[f'{kind}_high']:.3f}]"
+        lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
+    if "names_copied" in metrics:
+        unseen = metrics.get("unseen_names_copied")
+        beside = "" if unseen is None else f"; {unseen:.1%} of those not in the training set"
+        lines.append(f"names copied: {metrics['names_copied']:.1%}{beside}")
+    shown = {"Best": result.scored[::-1][:SHOWN], "Worst": result.scored[:SHOWN]}
+    for title, samples in shown.items():
+        for sample in samples:
+            lines.append(f"{title} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
+            lines.append(f"  written:   {sample['summary']}")
+            lines.append(f"  reference: {sample['reference']}")
+    return lines

@@ -1,0 +1,198 @@
+"""`predict`: the summaries of a test file, in its order, the same bytes after any number of kills.
+
+Finished chunks are kept in a journal beside the output; the plan of chunks is a function of the
+file and a row's draws of (seed, row), so what is computed again comes out the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tpukit.errors import UsageError
+from tpukit.hardware.backend import Backend
+from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
+from tpukit.tasks.summarize.data.prompt import PromptFormat
+from tpukit.tasks.summarize.data.token_cache import file_digest
+from tpukit.tasks.summarize.evaluation.submission import (
+    COLUMNS,
+    check_against_sample,
+    require_writable,
+    write_rows,
+)
+from tpukit.tasks.summarize.evaluation.trained import TrainedSummarizer
+from tpukit.tasks.summarize.generation.generate import Decoding, GenerationPlan, Prompt
+from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
+from tpukit.tasks.summarize.progress import RowProgress
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What is to be predicted, and where to."""
+
+    test_csv: Path
+    out: Path
+    decoding: Decoding
+    sample_submission: Path | None = None
+
+
+def check_request(request: PredictionRequest) -> None:
+    """Raises what can be told before a device is opened."""
+    request.decoding.check()
+    require_writable(request.out)
+
+
+def predict_summaries(
+    trained: TrainedSummarizer, request: PredictionRequest, backend: Backend, tell: Tell
+) -> int:
+    """Writes the summaries; returns the number of rows. Every process must call it."""
+    check_request(request)
+    for name in extra_columns(request.test_csv) if backend.is_main else ():
+        tell(f"{request.test_csv}: column {name} is not used.")
+    ids, prompts = _read_prompts(trained, request)
+    if request.sample_submission is not None:
+        check_against_sample(ids, request.sample_submission)
+    plan = plan_prompts(prompts, backend, trained.task.generation_slots, backend.world_size)
+    key = _key(trained, request, backend, plan)
+    with _open_journal(request.out, backend) as file:
+        journal = Journal(file, key)
+        _generate_missing(trained, request, backend, plan, journal)
+        parts = backend.all_gather_objects(journal.rows)
+        if backend.is_main:
+            made = {row: text for part in parts for row, text in part.items()}
+            empty = sum(not text for text in made.values())
+            if empty:
+                tell(f"Warning: {empty} of {len(ids)} summaries are empty.")
+            write_rows(request.out, COLUMNS, [(id_, made[n]) for n, id_ in enumerate(ids)])
+        backend.barrier()
+        _journal_path(request.out, backend).unlink(missing_ok=True)
+    return len(ids)
+
+
+def _read_prompts(
+    trained: TrainedSummarizer, request: PredictionRequest
+) -> tuple[list[str], list[Prompt]]:
+    task = trained.task
+    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
+    room = min(request.decoding.max_new_tokens, task.model_config.block_size // 2)
+    ids, prompts = [], []
+    for number, row in enumerate(read_rows(request.test_csv, summaries=False)):
+        ids.append(row.id)
+        prompts.append(Prompt(number, np.array(formats.prompt(row.dialogue, room), np.int64)))
+    return ids, prompts
+
+
+def _generate_missing(
+    trained: TrainedSummarizer,
+    request: PredictionRequest,
+    backend: Backend,
+    plan: GenerationPlan,
+    journal: Journal,
+) -> None:
+    own = range(backend.rank, len(plan.chunks), backend.world_size)
+    missing = [number for number in own if number not in journal.chunks]
+    if not backend.any_rank(bool(missing)):
+        return
+    task = trained.task
+    generator = make_generator(
+        trained.model(backend), backend, plan, request.decoding, task.tokenizer
+    )
+    total = sum(len(plan.chunks[number]) for number in own)
+    with RowProgress(f"Writing summaries ({backend.rank})", total) as progress:
+        for number in missing:
+            tokens = generator.run(plan.chunks[number])
+            texts = {row: clean_summary(task.tokenizer.decode(t)) for row, t in tokens.items()}
+            journal.add(number, texts)
+            progress.update(len(journal.rows))
+
+
+# -- the journal ----------------------------------------------------------------------------------
+class Journal:
+    """Finished chunks, one JSON line each, under a key that says what they belong to."""
+
+    def __init__(self, file: IO[bytes], key: str) -> None:
+        self.file = file
+        self.chunks: set[int] = set()
+        self.rows: dict[int, str] = {}
+        file.seek(0)
+        good = 0
+        for number, line in enumerate(file):
+            entry = _parse(line)
+            if entry is None or (number == 0 and entry != {"key": key}):
+                break
+            if number:
+                self.chunks.add(entry["chunk"])
+                self.rows |= {int(row): text for row, text in entry["rows"].items()}
+            good += len(line)
+        # Whatever follows the last whole line was being written when the process died.
+        file.truncate(good)
+        file.seek(good)
+        if good == 0:
+            self._write({"key": key})
+
+    def add(self, chunk: int, rows: dict[int, str]) -> None:
+        """Keeps a finished chunk; it is on the disk when this returns."""
+        self._write({"chunk": chunk, "rows": rows})
+        self.chunks.add(chunk)
+        self.rows |= rows
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self.file.write(json.dumps(entry).encode() + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        entry: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return entry
+
+
+def _journal_path(out: Path, backend: Backend) -> Path:
+    return out.with_name(f".{out.name}.journal-{backend.rank}")
+
+
+@contextmanager
+def _open_journal(out: Path, backend: Backend) -> Iterator[IO[bytes]]:
+    """The journal, locked: two predictions into one file would mix."""
+    path = _journal_path(out, backend)
+    with path.open("ab+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                f"Another prediction is writing {out}.", "Wait for it, or name another --out."
+            ) from error
+        yield file
+
+
+def _key(
+    trained: TrainedSummarizer, request: PredictionRequest, backend: Backend, plan: GenerationPlan
+) -> str:
+    """Everything that the summaries depend on."""
+    parts = {
+        "test": file_digest(request.test_csv),
+        "weights": [
+            file_digest(path) for path in sorted(trained.run.checkpoint.path.glob("*.safetensors"))
+        ],
+        "decoding": asdict(request.decoding),
+        "slots": plan.slots,
+        "chunks": len(plan.chunks),
+        "hardware": [backend.kind, backend.devices, backend.world_size, backend.precision],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Text generation with a static KV cache: greedy, sampling, beam search."""

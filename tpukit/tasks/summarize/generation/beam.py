@@ -1,0 +1,170 @@
+"""Beam search over slots, step for step what transformers' `generate` does with one end token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpukit.tasks.summarize.generation.generate import ChunkDecoding, Decoder, Decoding, Prompt
+
+Array = np.ndarray[Any, Any]
+IMPOSSIBLE = np.float32(-1.0e9)
+
+
+@dataclass
+class Group:
+    """The beams of one prompt."""
+
+    prompt: Prompt
+    beams: int
+    scores: Array = field(init=False)
+    """float32 (beams,): accumulated log-probabilities of the running beams."""
+    sequences: list[list[int]] = field(init=False)
+    finished: list[tuple[np.float32, list[int]]] = field(default_factory=list)
+    """At most `beams` ended sequences with their scores, the best first."""
+
+    def __post_init__(self) -> None:
+        self.scores = np.full(self.beams, IMPOSSIBLE, np.float32)
+        self.scores[0] = 0.0
+        self.sequences = [[] for _ in range(self.beams)]
+
+    def advance(
+        self, scores: Array, beams: Array, tokens: Array, end: int, limit: int, how: Decoding
+    ) -> tuple[list[int], list[int]] | None:
+        """Takes the 2 x beams best continuations, the best first.
+
+        Returns each running beam's origin and next token; None when the search is over.
+        """
+        length = len(self.sequences[0]) + 1
+        at_limit = length >= limit
+        ends = [at_limit or int(token) == end for token in tokens]
+        candidates = [[*self.sequences[b], int(t)] for b, t in zip(beams, tokens, strict=True)]
+        for place in range(self.beams):
+            if ends[place]:
+                score = np.float32(scores[place] / np.float32(length**how.length_penalty))
+                self.finished.append((score, candidates[place]))
+        self.finished.sort(key=lambda pair: -pair[0])
+        del self.finished[self.beams :]
+        running = [place for place in range(len(ends)) if not ends[place]][: self.beams]
+        if len(running) < self.beams or self._is_over(scores[running[0]], length, how):
+            return None
+        self.scores = scores[running].astype(np.float32)
+        self.sequences = [candidates[place] for place in running]
+        return [int(beams[place]) for place in running], [int(tokens[place]) for place in running]
+
+    def _is_over(self, best_running: np.float32, length: int, how: Decoding) -> bool:
+        """Whether no running beam can beat the worst ended one any more."""
+        if len(self.finished) < self.beams:
+            return False
+        if how.early_stopping:
+            return True
+        return not best_running / np.float32(length**how.length_penalty) > self.finished[-1][0]
+
+    def best(self) -> list[int]:
+        return self.finished[0][1] if self.finished else self.sequences[0]
+
+
+class BeamGenerator(Decoder):
+    """Beam search for one chunk after the other; a finished prompt's beams take the next one."""
+
+    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
+        decoding = _BeamDecoding(self, prompts)
+        decoding.run()
+        return decoding.done
+
+
+class _BeamDecoding(ChunkDecoding):
+    """A group of slots a prompt."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt]) -> None:
+        self.beams = decoder.decoding.num_beams
+        # Each device holds whole groups of beams.
+        per_device = max(1, decoder.plan.slots // (self.beams * decoder.devices))
+        self.groups: list[Group | None] = [None] * (per_device * decoder.devices)
+        super().__init__(decoder, prompts, len(self.groups) * self.beams)
+
+    def run(self) -> None:
+        while self.waiting or any(self.groups):
+            while self.waiting and not all(self.groups):
+                self._fill()
+            if any(self.groups):
+                self._decode()
+
+    def _fill(self) -> None:
+        """One prompt for each device that has a free group."""
+        free = self._free_groups()
+        taken, logits = self.take_in([self._slots_of(g) if g is not None else () for g in free])
+        fresh = []
+        for device, (prompt, number) in enumerate(zip(taken, free, strict=True)):
+            if prompt and number is not None:
+                self.groups[number] = Group(prompt, self.beams)
+                fresh.append((device, number))
+        # All beams of a new group hold the same: each device's logits are repeated for them.
+        best = self._best(logits.repeat_interleave(self.beams, 0), self._scores_of(fresh))
+        order = np.arange(self.slots.shape.slots)
+        for device, number in fresh:
+            self._advance(number, [part[device] for part in best], order)
+        self.slots.reorder(order)
+
+    def _free_groups(self) -> list[int | None]:
+        """The first free group of each device."""
+        per_device = len(self.groups) // self.slots.shape.devices
+        starts = range(0, len(self.groups), per_device)
+        return [
+            next((g for g in range(start, start + per_device) if self.groups[g] is None), None)
+            for start in starts
+        ]
+
+    def _scores_of(self, fresh: list[tuple[int, int]]) -> Array:
+        scores = np.full((self.slots.shape.devices, self.beams), IMPOSSIBLE, np.float32)
+        for device, number in fresh:
+            group = self.groups[number]
+            assert group is not None
+            scores[device] = group.scores
+        return scores
+
+    def _slots_of(self, number: int) -> range:
+        return range(number * self.beams, (number + 1) * self.beams)
+
+    def _decode(self) -> None:
+        backend = self.decoder.backend
+        tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
+        scores = np.full((len(self.groups), self.beams), IMPOSSIBLE, np.float32)
+        for number, group in enumerate(self.groups):
+            if group:
+                scores[number] = group.scores
+        best = self._best(self.slots.decode(tokens), scores)
+        order = np.arange(self.slots.shape.slots)
+        for number, group in enumerate(self.groups):
+            if group:
+                self._advance(number, [part[number] for part in best], order)
+        self.slots.reorder(order)
+
+    def _best(self, logits: Tensor, scores: Array) -> list[Array]:
+        """Scores, origins and tokens of each group's 2 x beams best continuations."""
+        groups, vocabulary = len(scores), self.decoder.vocabulary
+        running = torch.from_numpy(scores).to(logits.device).reshape(-1, 1)
+        total = logits[:, :vocabulary].log_softmax(-1) + running
+        values, places = total.reshape(groups, -1).topk(2 * self.beams)
+        self.decoder.backend.finish()
+        flat = places.cpu().numpy()
+        return [values.cpu().numpy(), flat // vocabulary, flat % vocabulary]
+
+    def _advance(self, number: int, best: list[Array], order: Array) -> None:
+        group = self.groups[number]
+        assert group is not None
+        limit = self.decoder.most_new_tokens(group.prompt)
+        scores, origins, tokens = best
+        going_on = group.advance(scores, origins, tokens, self.decoder.end, limit, self.decoding)
+        if going_on is None:
+            self.done[group.prompt.row] = group.best()
+            self.groups[number] = None
+            return
+        slots = self._slots_of(number)
+        order[slots.start : slots.stop] = [slots.start + origin for origin in going_on[0]]
+        self.tokens[slots.start : slots.stop] = going_on[1]

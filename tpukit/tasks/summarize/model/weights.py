@@ -1,0 +1,305 @@
+"""GPT-2's weights from and to elsewhere: Hugging Face directories, nanoGPT checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_export import tokenizer_json
+from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+
+SIZES = {
+    "gpt2": GPT2Config(12, 12, 768),
+    "gpt2-medium": GPT2Config(24, 16, 1024),
+    "gpt2-large": GPT2Config(36, 20, 1280),
+    "gpt2-xl": GPT2Config(48, 25, 1600),
+}
+LARGEST_PADDING = 128
+"""Rows a vocabulary may have beyond its tokens: nanoGPT rounds 50257 up to 50304."""
+
+# Ours, Hugging Face's. Hugging Face's matrices in attn and mlp are stored transposed (Conv1D).
+BLOCK_NAMES = {
+    "norm_1": "ln_1",
+    "qkv": "attn.c_attn",
+    "attention_out": "attn.c_proj",
+    "norm_2": "ln_2",
+    "mlp_in": "mlp.c_fc",
+    "mlp_out": "mlp.c_proj",
+}
+TOP_NAMES = {
+    "token_embedding.weight": "wte.weight",
+    "position_embedding.weight": "wpe.weight",
+    "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+}
+WHAT_INIT_TAKES = (
+    "--init takes a Hugging Face directory (config.json, model.safetensors), a name on the hub, or"
+    " a nanoGPT checkpoint (.pt)."
+)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights under tpukit's names, with the shape they belong to."""
+
+    config: GPT2Config
+    tensors: dict[str, Tensor]
+    source: str
+
+
+def parse_size(text: str) -> GPT2Config:
+    """`gpt2`, `gpt2-medium`, ... or LAYERSxHEADSxWIDTH."""
+    if text in SIZES:
+        return SIZES[text]
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
+    if not match:
+        raise ConfigError(
+            f"--model {text!r} is no size.",
+            f"Choose {', '.join(SIZES)}, or LAYERSxHEADSxWIDTH such as 6x6x384.",
+        )
+    layers, heads, width = (int(part) for part in match.groups())
+    if min(layers, heads, width) < 1 or width % heads:
+        raise ConfigError(
+            f"--model {text}: the width must be a multiple of the heads, and nothing zero.",
+            f"For {heads or 1} heads try {layers or 1}x{heads or 1}x{64 * (heads or 1)}.",
+        )
+    return GPT2Config(layers, heads, width)
+
+
+def read_pretrained(source: str) -> Pretrained:
+    """Weights of a local directory or file, else of the hub. Raises `DataError`."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_directory(path)
+    if path.is_file():
+        return _from_nanogpt(path)
+    if path.suffix or source.startswith((".", "/", "~")):
+        raise DataError(f"--init {source}: there is nothing there.", WHAT_INIT_TAKES)
+    return _from_directory(_download(source))
+
+
+def cropped(pretrained: Pretrained, block_size: int) -> Pretrained:
+    """The same weights for a shorter context. Raises `ConfigError` for a longer one."""
+    known = pretrained.config.block_size
+    if block_size > known:
+        raise ConfigError(
+            f"--block-size {block_size} is more than the {known} positions of {pretrained.source}.",
+            f"Choose at most {known}.",
+        )
+    tensors = dict(pretrained.tensors)
+    tensors["position_embedding.weight"] = tensors["position_embedding.weight"][:block_size].clone()
+    return replace(
+        pretrained, config=replace(pretrained.config, block_size=block_size), tensors=tensors
+    )
+
+
+def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
+    """Raises `ConfigError` where the tokenizer's tokens are not those of the weights."""
+    have, want = pretrained.config.vocabulary_size, tokenizer.vocabulary_size
+    if not want <= have < want + LARGEST_PADDING:
+        raise ConfigError(
+            f"The tokenizer has {want} tokens, the weights of {pretrained.source} have {have}.",
+            "Give the tokenizer the weights were trained with (--tokenizer gpt2, or its file).",
+        )
+
+
+# -- reading ------------------------------------------------------------------------------------
+def _download(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        config = hf_hub_download(name, "config.json")
+        hf_hub_download(name, "model.safetensors")
+    except Exception as error:
+        raise DataError(
+            f"--init {name}: not a local directory, and the hub did not give it"
+            f" ({type(error).__name__}).",
+            "Without a network, bring the directory along (config.json and model.safetensors) and"
+            " give its path.",
+        ) from error
+    return Path(config).parent
+
+
+def _from_directory(path: Path) -> Pretrained:
+    shape = _read_json(path / "config.json")
+    tensors = _read_safetensors(path)
+    # Some files have `transformer.` before every name.
+    plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    config = _hugging_face_config(shape, path)
+    return Pretrained(config, _rename(plain, path, config.layers, transposed=True), str(path))
+
+
+def _hugging_face_config(shape: Mapping[str, Any], path: Path) -> GPT2Config:
+    activation = shape.get("activation_function", "gelu_new")
+    try:
+        exact = {"gelu": True, "gelu_new": False, "gelu_pytorch_tanh": False}[activation]
+        return GPT2Config(
+            layers=shape["n_layer"],
+            heads=shape["n_head"],
+            width=shape["n_embd"],
+            vocabulary_size=shape["vocab_size"],
+            block_size=shape.get("n_positions") or shape["n_ctx"],
+            exact_gelu=exact,
+            norm_eps=shape.get("layer_norm_epsilon", 1e-5),
+        )
+    except KeyError as error:
+        raise DataError(
+            f"{path / 'config.json'} is not GPT-2's: {error.args[0]!r}"
+            + (" is no activation of it." if error.args[0] == activation else " is missing."),
+            WHAT_INIT_TAKES,
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+    except (OSError, ValueError) as error:
+        raise DataError(f"Cannot read {path}: {error}.", WHAT_INIT_TAKES) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    index = path / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        names = sorted(set(_read_json(index)["weight_map"].values()))
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            tensors |= load_file(path / name)
+        except Exception as error:
+            raise DataError(
+                f"Cannot read {path / name}: {error}.",
+                "Only safetensors are read: save the model with safe_serialization=True.",
+            ) from error
+    return tensors
+
+
+def _from_nanogpt(path: Path) -> Pretrained:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        shape, model = checkpoint["model_args"], checkpoint["model"]
+        config = GPT2Config(
+            layers=shape["n_layer"],
+            heads=shape["n_head"],
+            width=shape["n_embd"],
+            vocabulary_size=shape["vocab_size"],
+            block_size=shape["block_size"],
+            exact_gelu=True,
+        )
+    except Exception as error:
+        raise DataError(
+            f"{path} is not a nanoGPT checkpoint: {type(error).__name__}: {error}.", WHAT_INIT_TAKES
+        ) from error
+    plain = {
+        name.removeprefix("_orig_mod.").removeprefix("transformer."): tensor.float()
+        for name, tensor in model.items()
+    }
+    return Pretrained(config, _rename(plain, path, config.layers, transposed=False), str(path))
+
+
+def _rename(
+    plain: Mapping[str, Tensor], path: Path, layers: int, *, transposed: bool
+) -> dict[str, Tensor]:
+    """Hugging Face's names to ours; biases that a model does without become zero."""
+    tensors = {ours: _take(plain, theirs, path) for ours, theirs in TOP_NAMES.items()}
+    for layer in range(layers):
+        for ours, theirs in BLOCK_NAMES.items():
+            weight = _take(plain, f"h.{layer}.{theirs}.weight", path)
+            if transposed and weight.ndim == 2:
+                weight = weight.t()
+            tensors[f"blocks.{layer}.{ours}.weight"] = weight.contiguous().float()
+            bias = plain.get(f"h.{layer}.{theirs}.bias")
+            tensors[f"blocks.{layer}.{ours}.bias"] = (
+                torch.zeros(weight.shape[0]) if bias is None else bias.float()
+            )
+    head = plain.get("lm_head.weight")
+    if head is not None and not torch.equal(head, plain["wte.weight"]):
+        raise DataError(
+            f"{path}: its output projection is not its token embedding.",
+            "tpukit's GPT-2 ties the two, as OpenAI's does.",
+        )
+    return tensors
+
+
+def _take(plain: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
+    if name in plain:
+        return plain[name].float()
+    if name.endswith("ln_f.bias"):
+        return torch.zeros_like(plain["ln_f.weight"], dtype=torch.float32)
+    raise DataError(f"{path} has no tensor {name!r}.", WHAT_INIT_TAKES)
+
+
+# -- writing ------------------------------------------------------------------------------------
+def export_hugging_face(
+    folder: Path, config: GPT2Config, tensors: Mapping[str, Tensor], tokenizer: Tokenizer
+) -> None:
+    """Writes a directory that transformers loads: the model and, with it, the tokenizer.
+
+    Each file is written beside and renamed. Raises `DataError` where the folder cannot be written.
+    """
+    contents = {
+        "config.json": json.dumps(_export_config(config, tokenizer), indent=2).encode(),
+        "tokenizer.json": tokenizer_json(tokenizer).encode(),
+        "tokenizer_config.json": json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": config.block_size,
+                "eos_token": "<|endoftext|>",
+                "pad_token": "<|endoftext|>",
+            }
+        ).encode(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".model.safetensors.{os.getpid()}"
+        save_file(_hugging_face_names(tensors, config), beside, {"format": "pt"})
+        beside.replace(folder / "model.safetensors")
+        for name, content in contents.items():
+            beside = folder / f".{name}.{os.getpid()}"
+            beside.write_bytes(content)
+            beside.replace(folder / name)
+    except OSError as error:
+        raise DataError(
+            f"Cannot export to {folder}: {error.strerror or error}.", "Name another folder."
+        ) from error
+
+
+def _hugging_face_names(tensors: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
+    renamed = {f"transformer.{theirs}": tensors[ours] for ours, theirs in TOP_NAMES.items()}
+    for layer in range(config.layers):
+        for ours, theirs in BLOCK_NAMES.items():
+            weight = tensors[f"blocks.{layer}.{ours}.weight"]
+            name = f"transformer.h.{layer}.{theirs}"
+            renamed[f"{name}.weight"] = weight.t() if weight.ndim == 2 else weight
+            renamed[f"{name}.bias"] = tensors[f"blocks.{layer}.{ours}.bias"]
+    return {name: tensor.detach().contiguous().clone() for name, tensor in renamed.items()}
+
+
+def _export_config(config: GPT2Config, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_embd": config.width,
+        "vocab_size": config.vocabulary_size,
+        "n_positions": config.block_size,
+        "n_ctx": config.block_size,
+        "activation_function": "gelu" if config.exact_gelu else "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.end,
+        "eos_token_id": tokenizer.end,
+    }

@@ -1,0 +1,53 @@
+"""What `tpukit test` and `tpukit predict` ask of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpukit.train.run_folder import TrainedRun
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """The options of `tpukit test`; None was not given."""
+
+    run: TrainedRun | None = None
+    """The run whose best weights are evaluated."""
+    checkpoint: Path | None = None
+    """A checkpoint file of other code, instead of a run."""
+    data: str | None = None
+    """Which data set: a name that the task knows, or a path."""
+    data_path: Path | None = None
+    """Folder the data lies in; None: the run's own."""
+    out: Path | None = None
+    """Folder for predictions and pictures; None: in the run folder."""
+    sampling_steps: int | None = None
+    """Diffusion tasks: sampling steps from noise to an image."""
+    samples: int = 1
+    """Diffusion tasks: images sampled for each measurement; their mean is evaluated too."""
+    limit: int | None = None
+    """Only the first `limit` samples."""
+    batch_size: int | None = None
+    """Global batch size; None: chosen by the task."""
+    seed: int = 0
+    """Seed of random draws."""
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """The options of `tpukit predict`; None was not given."""
+
+    run: TrainedRun
+    data_path: Path | None = None
+    """Folder or file to predict; None: the run's own data."""
+    test_csv: Path | None = None
+    """File whose rows are predicted."""
+    out: Path | None = None
+    """File to write; None: the task's own name for it."""
+    sample_submission: Path | None = None
+    """A file whose ids and order the output must have."""
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    """Text tasks: decoding options that were given, named as in transformers."""
