@@ -163,7 +163,8 @@ def test_gpus_by_their_files(tmp_path, visible, count):
 
 def test_deciding_imports_no_torch():
     code = (
-        "import sys; from tpukit.hardware import options, select; import tpukit.hardware.launch.launcher; "
+        "import sys; from tpukit.hardware import options, select; "
+        "import tpukit.hardware.launch.launcher; "
         "select.prepare_environment(options.HardwareOptions(hw='cpu')); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'torch_xla', 'accelerate', 'jax')))"
     )

@@ -18,7 +18,8 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend, prepare_environment
 
 if TYPE_CHECKING:
-    from tpukit.tasks.evaluation import Evaluate, EvaluationRequest
+    from tpukit.tasks.evaluation import Evaluate
+    from tpukit.train.requests import EvaluationRequest
 
 app = typer.Typer()
 
@@ -82,7 +83,8 @@ def _request(
     run: Path | None, checkpoint: Path | None, output: Output
 ) -> tuple[EvaluationRequest, Evaluate]:
     """What is tested, and the function that tests it."""
-    from tpukit.tasks.evaluation import EVALUATIONS, EvaluationRequest
+    from tpukit.tasks.evaluation import EVALUATIONS
+    from tpukit.train.requests import EvaluationRequest
     from tpukit.train.run_folder import open_run
 
     if checkpoint is not None:

@@ -80,6 +80,6 @@ def _rows(request: EvaluationRequest, backend: Backend, draws: int) -> int:
     if request.batch_size < 1 or request.batch_size % devices:
         raise ConfigError(
             f"--batch-size {request.batch_size} does not divide over {devices} devices.",
-            f"The nearest that does: {max(devices, round(request.batch_size / devices) * devices)}.",
+            f"Nearest: {max(devices, round(request.batch_size / devices) * devices)}.",
         )
     return request.batch_size
