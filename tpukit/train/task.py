@@ -259,6 +259,9 @@ class Task(ABC):
             " docs/own_task.py has one.",
         )
 
+    def check_prediction(self, request: PredictionRequest) -> None:
+        """Raises what `predict` would, as far as it is known before a device is opened."""
+
     def predict(
         self,
         model: nn.Module,

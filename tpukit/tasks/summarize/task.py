@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
 from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, summarise
 from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config, PlainOps
-from tpukit.tasks.summarize.model.lora import add_lora
+from tpukit.tasks.summarize.model.lora import add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     Pretrained,
     cropped,
@@ -51,6 +52,8 @@ from tpukit.tasks.summarize.model.weights import (
     require_vocabulary,
 )
 from tpukit.tasks.summarize.progress import RowProgress
+from tpukit.train.requests import EvaluationRequest, PredictionRequest
+from tpukit.train.restore import load_weights
 from tpukit.train.task import (
     BatchPlan,
     Datasets,
@@ -61,6 +64,7 @@ from tpukit.train.task import (
     Task,
 )
 
+Log = Callable[[str], None]
 TOKENIZER_FILE = "tokenizer.tiktoken"
 MODEL_FILE = "model.json"
 
@@ -281,6 +285,44 @@ class SummarizeTask(Task):
         self._model_config = replace(
             shape, dropout=self.config.dropout, recompute=self.config.recompute
         )
+
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        task = copy.copy(self)
+        task.restore_artifacts(artifacts)
+        return task
+
+    # -- a trained run ----------------------------------------------------------------------------
+    def merged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A run's weights with the LoRA adapters added to their matrices."""
+        lora = self.config.lora
+        return merge_lora(weights, lora.scale) if lora else dict(weights)
+
+    def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
+        """GPT-2 without adapters: they are merged into its matrices."""
+        model = self.build_plain_model(ops)
+        load_weights(model, self.merged(weights), "the checkpoint")
+        return model
+
+    def evaluate(
+        self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+    ) -> dict[str, Any]:
+        """Loss, ROUGE with intervals, baselines, the best and the worst summaries."""
+        from tpukit.tasks.summarize.evaluation.evaluate import evaluate_run
+
+        return evaluate_run(self, model, backend, request, log)
+
+    def check_prediction(self, request: PredictionRequest) -> None:
+        from tpukit.tasks.summarize.evaluation.prediction import job_of
+
+        job_of(self, request)
+
+    def predict(
+        self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+    ) -> dict[str, Any]:
+        """Writes the summaries of a test file; goes on where a killed prediction stopped."""
+        from tpukit.tasks.summarize.evaluation.prediction import predict_run
+
+        return predict_run(self, model, backend, request, log)
 
     # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from tpukit.tasks.summarize.evaluation.nearest import (
 )
 from tpukit.tasks.summarize.evaluation.rouge import KINDS, confidence_interval, rouge_scores
 from tpukit.tasks.summarize.evaluation.submission import write_rows
-from tpukit.tasks.summarize.evaluation.trained import TrainedSummarizer, summarizer_of
 from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
-from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.requests import EvaluationRequest
+from tpukit.train.run_folder import TrainedRun
 from tpukit.train.task import Sample
+
+if TYPE_CHECKING:
+    from tpukit.tasks.summarize.task import SummarizeTask
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str], None]
@@ -74,25 +76,43 @@ class ListedSamples:
 
 
 def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[str, Any]:
-    """What `tpukit test` reports of a run of summaries; every process gets the same.
+    """What `tpukit test` reports of a run of summaries; every process gets the same."""
+    from tpukit.tasks.summarize.evaluation.trained import summarizer_of
+
+    trained = summarizer_of(_required(request.run))
+    return evaluate_run(trained.task, trained.model(backend), backend, request, tell)
+
+
+def _required(run: TrainedRun | None) -> TrainedRun:
+    if run is None:
+        raise CheckpointError(
+            "--checkpoint takes files of the published EIT code.", "Give a run folder with --run."
+        )
+    return run
+
+
+def evaluate_run(
+    task: SummarizeTask,
+    model: nn.Module,
+    backend: Backend,
+    request: EvaluationRequest,
+    log: Tell,
+) -> dict[str, Any]:
+    """The JSON fields of `test`; every rank gets the same.
 
     The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
     folder it was trained from, if none is named.
     """
-    if request.run is None:
-        raise CheckpointError(
-            "--checkpoint takes files of the published EIT code.", "Give a run folder with --run."
-        )
-    trained = summarizer_of(request.run)
+    run = _required(request.run)
     named = request.data_path or (Path(request.data) if request.data else None)
-    source = named or Path(trained.task.config.data_path)
-    result = evaluate_summaries(trained, backend, source, request.limit, tell)
-    folder = request.out or request.run.path / "test"
+    source = named or Path(task.config.data_path)
+    result = evaluate_summaries(task, model, backend, source, request.limit, log)
+    folder = request.out or run.path / "test"
     if backend.is_main:
         _write_predictions(folder, result.scored)
         for line in result_lines(result):
-            tell(line)
-        tell(f"All summaries, the worst first: {folder / 'predictions.csv'}")
+            log(line)
+        log(f"All summaries, the worst first: {folder / 'predictions.csv'}")
     shown = {"best": result.scored[::-1][:SHOWN], "worst": result.scored[:SHOWN]}
     return {
         "task": "summarize",
@@ -106,22 +126,25 @@ def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[s
 
 
 def evaluate_summaries(
-    trained: TrainedSummarizer, backend: Backend, source: Path, limit: int | None, tell: Tell
+    task: SummarizeTask,
+    model: nn.Module,
+    backend: Backend,
+    source: Path,
+    limit: int | None,
+    log: Tell,
 ) -> EvaluationResult:
     """Loss, greedy summaries and their scores, and the baselines' beside them."""
-    task = trained.task
     rows = read_references(source)[:limit]
     formats = PromptFormat(task.tokenizer, task.model_config.block_size)
     examples = [formats.example(row.dialogue, row.summary) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
         raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
-    model = trained.model(backend)
     loss = mean_loss(task, model, backend, ListedSamples([example for _, example in kept]))
     rows = [row for row, _ in kept]
     decoding = Decoding(max_new_tokens=task.config.max_new_tokens)
     made = write_summaries(task, model, backend, [row.dialogue for row in rows], decoding)
-    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, tell)}
+    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
     return EvaluationResult(str(source), len(rows), len(examples) - len(kept), metrics, scored)

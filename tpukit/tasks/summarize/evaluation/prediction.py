@@ -10,13 +10,15 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
@@ -29,12 +31,18 @@ from tpukit.tasks.summarize.evaluation.submission import (
     require_writable,
     write_rows,
 )
-from tpukit.tasks.summarize.evaluation.trained import TrainedSummarizer
-from tpukit.tasks.summarize.generation.generate import Decoding, GenerationPlan, Prompt
+from tpukit.tasks.summarize.generation.generate import Decoding, GenerationPlan, Generator, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
 from tpukit.tasks.summarize.progress import RowProgress
+from tpukit.train import requests
+from tpukit.train.run_folder import TrainedRun
 
-Tell = Callable[[str], None]
+if TYPE_CHECKING:
+    from tpukit.tasks.summarize.evaluation.trained import TrainedSummarizer
+    from tpukit.tasks.summarize.task import SummarizeTask
+
+Log = Callable[[str], None]
+SUBMISSION = Path("submission.csv")
 
 
 @dataclass(frozen=True)
@@ -53,49 +61,96 @@ def check_request(request: PredictionRequest) -> None:
     require_writable(request.out)
 
 
+def job_of(task: SummarizeTask, request: requests.PredictionRequest) -> PredictionRequest:
+    """A request with the task's defaults filled in, checked."""
+    job = PredictionRequest(
+        request.test_csv or default_test_file(request.data_path or Path(task.config.data_path)),
+        request.out or SUBMISSION,
+        Decoding(**request.decoding),
+        request.sample_submission,
+    )
+    check_request(job)
+    return job
+
+
+def default_test_file(data_path: Path) -> Path:
+    """The test.csv in a data folder, or beside a training file."""
+    return (data_path.parent if data_path.suffix == ".csv" else data_path) / "test.csv"
+
+
+def predict_run(
+    task: SummarizeTask,
+    model: nn.Module,
+    backend: Backend,
+    request: requests.PredictionRequest,
+    log: Log,
+) -> dict[str, Any]:
+    """Writes the summaries of a test file; the JSON fields of `predict`."""
+    started = time.monotonic()
+    job = job_of(task, request)
+    rows = predict_rows(task, model, backend, job, request.run, log)
+    seconds = time.monotonic() - started
+    log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
+    return {
+        "rows": rows,
+        "path": str(job.out),
+        "seconds": seconds,
+        "compilations": backend.compilations(),
+    }
+
+
 def predict_summaries(
-    trained: TrainedSummarizer, request: PredictionRequest, backend: Backend, tell: Tell
+    trained: TrainedSummarizer, request: PredictionRequest, backend: Backend, tell: Log
 ) -> int:
     """Writes the summaries; returns the number of rows. Every process must call it."""
-    check_request(request)
-    for name in extra_columns(request.test_csv) if backend.is_main else ():
-        tell(f"{request.test_csv}: column {name} is not used.")
-    ids, prompts = _read_prompts(trained, request)
-    if request.sample_submission is not None:
-        check_against_sample(ids, request.sample_submission)
-    plan = plan_prompts(prompts, backend, trained.task.generation_slots, backend.world_size)
-    key = _key(trained, request, backend, plan)
-    with _open_journal(request.out, backend) as file:
+    return predict_rows(trained.task, trained.model(backend), backend, request, trained.run, tell)
+
+
+def predict_rows(
+    task: SummarizeTask,
+    model: nn.Module,
+    backend: Backend,
+    job: PredictionRequest,
+    run: TrainedRun,
+    log: Log,
+) -> int:
+    """Writes the summaries; returns the number of rows. Every rank must call it."""
+    for name in extra_columns(job.test_csv) if backend.is_main else ():
+        log(f"{job.test_csv}: column {name} is not used.")
+    ids, prompts = _read_prompts(task, job)
+    if job.sample_submission is not None:
+        check_against_sample(ids, job.sample_submission)
+    plan = plan_prompts(prompts, backend, task.generation_slots, backend.world_size)
+    key = _key(run, job, backend, plan)
+    with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
-        _generate_missing(trained, request, backend, plan, journal)
+        generator = make_generator(model, backend, plan, job.decoding, task.tokenizer)
+        _generate_missing(task, generator, backend, plan, journal)
         parts = backend.all_gather_objects(journal.rows)
         if backend.is_main:
             made = {row: text for part in parts for row, text in part.items()}
             empty = sum(not text for text in made.values())
             if empty:
-                tell(f"Warning: {empty} of {len(ids)} summaries are empty.")
-            write_rows(request.out, COLUMNS, [(id_, made[n]) for n, id_ in enumerate(ids)])
+                log(f"Warning: {empty} of {len(ids)} summaries are empty.")
+            write_rows(job.out, COLUMNS, [(id_, made[n]) for n, id_ in enumerate(ids)])
         backend.barrier()
-        _journal_path(request.out, backend).unlink(missing_ok=True)
+        _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)
 
 
-def _read_prompts(
-    trained: TrainedSummarizer, request: PredictionRequest
-) -> tuple[list[str], list[Prompt]]:
-    task = trained.task
+def _read_prompts(task: SummarizeTask, job: PredictionRequest) -> tuple[list[str], list[Prompt]]:
     formats = PromptFormat(task.tokenizer, task.model_config.block_size)
-    room = min(request.decoding.max_new_tokens, task.model_config.block_size // 2)
+    room = min(job.decoding.max_new_tokens, task.model_config.block_size // 2)
     ids, prompts = [], []
-    for number, row in enumerate(read_rows(request.test_csv, summaries=False)):
+    for number, row in enumerate(read_rows(job.test_csv, summaries=False)):
         ids.append(row.id)
         prompts.append(Prompt(number, np.array(formats.prompt(row.dialogue, room), np.int64)))
     return ids, prompts
 
 
 def _generate_missing(
-    trained: TrainedSummarizer,
-    request: PredictionRequest,
+    task: SummarizeTask,
+    generator: Generator,
     backend: Backend,
     plan: GenerationPlan,
     journal: Journal,
@@ -104,10 +159,6 @@ def _generate_missing(
     missing = [number for number in own if number not in journal.chunks]
     if not backend.any_rank(bool(missing)):
         return
-    task = trained.task
-    generator = make_generator(
-        trained.model(backend), backend, plan, request.decoding, task.tokenizer
-    )
     total = sum(len(plan.chunks[number]) for number in own)
     with RowProgress(f"Writing summaries ({backend.rank})", total) as progress:
         for number in missing:
@@ -181,16 +232,13 @@ def _open_journal(out: Path, backend: Backend) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _key(
-    trained: TrainedSummarizer, request: PredictionRequest, backend: Backend, plan: GenerationPlan
-) -> str:
+def _key(run: TrainedRun, job: PredictionRequest, backend: Backend, plan: GenerationPlan) -> str:
     """Everything that the summaries depend on."""
+    weights = sorted(run.checkpoint.path.glob("*.safetensors"))
     parts = {
-        "test": file_digest(request.test_csv),
-        "weights": [
-            file_digest(path) for path in sorted(trained.run.checkpoint.path.glob("*.safetensors"))
-        ],
-        "decoding": asdict(request.decoding),
+        "test": file_digest(job.test_csv),
+        "weights": [file_digest(path) for path in weights],
+        "decoding": asdict(job.decoding),
         "slots": plan.slots,
         "chunks": len(plan.chunks),
         "hardware": [backend.kind, backend.devices, backend.world_size, backend.precision],

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.model.lora import merge_lora
+from tpukit.tasks.summarize.evaluation.prediction import default_test_file
 from tpukit.tasks.summarize.model.weights import export_hugging_face
 from tpukit.tasks.summarize.task import SummarizeTask
-from tpukit.train.restore import load_weights
 from tpukit.train.run_folder import RunFolder, TrainedRun, open_run, read_config
 
 Tell = Callable[[str], None]
@@ -29,18 +27,12 @@ class TrainedSummarizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights with adapters merged, on the CPU."""
-        lora = self.task.config.lora
-        weights = self.run.weights()
-        return merge_lora(weights, lora.scale) if lora else weights
+        return self.task.merged(self.run.weights())
 
     def model(self, backend: Backend) -> nn.Module:
         """The model on its device, in eval mode."""
-        self.task.devices = backend.devices
-        with torch.random.fork_rng(devices=[]):
-            model = self.task.build_plain_model(backend)
-        load_weights(model, self.tensors(), str(self.run.checkpoint.path))
-        prepared = backend.prepare(model, train=False)
-        return prepared.eval()
+        model = self.task.inference_model(backend, self.run.weights())
+        return backend.prepare(model, train=False).eval()
 
 
 def open_summarizer(path: Path, tell: Tell) -> TrainedSummarizer:
@@ -57,8 +49,7 @@ def summarizer_of(run: TrainedRun) -> TrainedSummarizer:
         )
     settings = {"data_path": run.train_config.get("data_path", "./data"), **run.task_config}
     task = SummarizeTask(**settings)
-    task.restore_artifacts(run.checkpoint.artifacts())
-    return TrainedSummarizer(task, run)
+    return TrainedSummarizer(task.restore(run.checkpoint.artifacts()), run)
 
 
 def export_run(path: Path, folder: Path, tell: Tell) -> None:
@@ -73,5 +64,4 @@ def usual_test_file(path: Path) -> Path:
     """The test.csv beside the file that a run was trained on."""
     folder = path.parent.parent if path.parent.name == "checkpoints" else path
     tables = read_config(RunFolder(folder))
-    data_path = Path(tables.get("train", {}).get("data_path", "./data"))
-    return (data_path.parent if data_path.suffix == ".csv" else data_path) / "test.csv"
+    return default_test_file(Path(tables.get("train", {}).get("data_path", "./data")))
