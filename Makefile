@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check slow install clean
+.PHONY: demo test check slow wheel install
 
 install: $(VENV)/.installed
 
@@ -26,3 +26,7 @@ check: install
 
 slow: install
 	$(BIN)/python -m pytest -m slow
+
+# One wheel for any machine, in dist/.
+wheel: install
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -74,7 +74,7 @@ def run_json(*words: object) -> dict[str, Any]:
 
 
 def train_both(options: argparse.Namespace) -> tuple[dict[str, Any], nn.Module]:
-    """The command's figures, and the regressor, which learned meanwhile."""
+    """The command's metrics, and the regressor, which learned meanwhile."""
     words = command(
         "train", "--hw", "cpu", "--size", options.size, "--max-steps", options.steps,
         "--global-batch-size", options.batch, "--num-workers", 0, "--global-seed", options.seed,
@@ -97,11 +97,11 @@ def train_both(options: argparse.Namespace) -> tuple[dict[str, Any], nn.Module]:
     answer = child.communicate()[0]
     if child.returncode:
         raise SystemExit(f"tpukit train failed; see {log}")
-    figures = json.loads(answer) | {
+    metrics = json.loads(answer) | {
         "minutes": (time.monotonic() - started) / 60,
         "regressor_samples_seen": samples,
     }
-    return figures, regressor
+    return metrics, regressor
 
 
 def plain_regressor() -> nn.Module:
@@ -150,7 +150,7 @@ def train_regressor(
 
 
 def share_done(options: argparse.Namespace) -> float:
-    """Share of the command's steps done, from its log of figures."""
+    """Share of the command's steps done, from its log of metrics."""
     path = options.work / "run" / "metrics.jsonl"
     try:
         last = path.read_text().strip().rsplit("\n", 1)[-1]
@@ -159,7 +159,7 @@ def share_done(options: argparse.Namespace) -> float:
         return 0.0
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -208,8 +208,8 @@ def test_on(
 
 def print_table(title: str, table: dict[str, Any]) -> None:
     print(f"\n{title}\n| |" + "|".join(METRICS) + "|\n|---|" + "---|" * len(METRICS))
-    for way, figures in table.items():
-        cells = (f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in figures.values())
+    for way, metrics in table.items():
+        cells = (f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in metrics.values())
         print(f"| {way} | " + " | ".join(cells) + " |")
 
 
@@ -218,7 +218,7 @@ def main() -> None:
     data = options.work / "data"
     if not (data / "mean.pth").exists():
         run_json("data", "eit", "--out", data, "--n", options.n, "--seed", options.seed)
-    figures, model = train_both(options)
+    metrics, model = train_both(options)
     measured = test_on(options, model, "uef2017", options.uef2017, None)
     simulated = test_on(options, model, "simulated", data, 256)
     body = {
@@ -227,12 +227,12 @@ def main() -> None:
             name: getattr(options, name)
             for name in ("n", "size", "steps", "batch", "samples", "seed")
         },
-        "training_minutes": figures["minutes"],
+        "training_minutes": metrics["minutes"],
         "threads_each": 1,
         "cores": len(os.sched_getaffinity(0)),
         "samples_seen": {
-            "diffusion": figures["steps"] * options.batch,
-            "regressor": figures["regressor_samples_seen"],
+            "diffusion": metrics["steps"] * options.batch,
+            "regressor": metrics["regressor_samples_seen"],
         },
         "parameters": {"regressor": sum(p.numel() for p in model.parameters())},
         "uef2017": measured,
@@ -243,7 +243,7 @@ def main() -> None:
     options.out.write_text(json.dumps(body, indent=1) + "\n")
     print_table("UEF2017, 22 measured frames", measured)
     print_table("Simulated test split", simulated)
-    print(f"\nTrained for {figures['minutes']:.1f} minutes, one thread each. {options.out}")
+    print(f"\nTrained for {metrics['minutes']:.1f} minutes, one thread each. {options.out}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/eit_tpu.py --rows 8 32 64
 
 Lean form, and beside it the published form with each block computed again in the backward pass;
-bf16, Adam, clipping and the average of the weights counted. Nothing runs on a TPU: memory, bytes
+bf16, Adam, clipping and EMA counted. Nothing runs on a TPU: memory, bytes
 and operations are the compiler's own (libtpu's version is in the JSON).
 """
 
@@ -52,7 +52,7 @@ def make_task(form: str) -> Any:
 
 
 def ask(form: str, target: str, rows: int, effort: str) -> dict[str, Any]:
-    """The compiler's figures for one form and batch."""
+    """The compiler's report on one form and batch."""
     from tpukit.probe.compiler.compiled_trial import CompiledTrials, CompileRequest
     from tpukit.probe.compiler.targets import find_target
     from tpukit.train.config import TrainConfig

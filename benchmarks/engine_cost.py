@@ -3,8 +3,8 @@
     python benchmarks/engine_cost.py [--hw cpu|tpu] [--size tiny] [--blocks 6] [--steps 25]
 
 One process, one machine: after each block of the engine's steps, as many bare ones of a second
-copy of the network (EIT), with the same batches, optimizer, clipping and average. The engine's
-side is the whole of it: loading processes, moving batches, figures read every ten steps, logs. The
+copy of the network (EIT), with the same batches, optimizer, clipping and EMA. The engine's
+side is the whole of it: DataLoader workers, moving batches, metrics read every ten steps, logs. The
 bare side holds images and voltages ready in memory and draws its noise, as any loop of this step
 must. Loading is measured on 100,000 samples.
 """
@@ -146,7 +146,7 @@ def copy_of(task):
 
 
 def bare_step(learner, config, backend):
-    """Forward, backward, clip, AdamW, average: as anyone would write them on this hardware."""
+    """Forward, backward, clip, AdamW, EMA: as anyone would write them on this hardware."""
     import torch
 
     task, model, optimizer = learner.task, learner.model, learner.optimizer

@@ -2,13 +2,13 @@
 
     python benchmarks/probe_peers.py [--task eit|summarize] [--limit 1GB] [--xla]
 
-All search for the same model, optimizer and limit on this machine's processor, one after another.
-What each answers is then tried: `tpukit train` on made-up data at that batch under the same limit,
-an epoch (so that every shape of batch is met) with a validation and a checkpoint. An answer is
-false where that run fails, or where one a tenth larger succeeds.
+All search for the same model, optimizer and limit on this machine's CPU, one after another.
+What each recommends is then tried: `tpukit train` on synthetic data at that batch under the same
+limit, an epoch (so that every shape of batch is met) with a validation and a checkpoint. An answer
+is false where that run fails, or where one a tenth larger succeeds.
 Lightning's (`BatchSizeFinder`, binary search) and accelerate's (`find_executable_batch_size`)
 finders train in this process' child, as their users call them. With --xla tpukit alone is asked,
-for torch_xla on this processor: the finders know no XLA.
+for torch_xla on this CPU: the finders know no XLA.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def report(arguments: argparse.Namespace) -> None:
         "question": "largest batch under a memory limit: trials and seconds",
         "task": task,
         "settings": SETTINGS[task],
-        "hardware": "torch_xla on the processor" if xla else "the processor, eager",
+        "hardware": "torch_xla on the CPU" if xla else "CPU, eager",
         "limit": limit,
         "cores": os.cpu_count(),
         "versions": {name: importlib.metadata.version(name) for name in names},

@@ -1,4 +1,4 @@
-"""What a small GPT-2 learns from scratch on a processor: generated dialogues, names it never saw.
+"""What a small GPT-2 learns from scratch on a CPU: generated dialogues, names it never saw.
 
 The commands of a user, one after the other: data, training, test on the part whose people, towns,
 topics and phrasings the training part has not.

@@ -1,17 +1,20 @@
-"""What an installation, not a checkout, carries."""
+"""What an installation, not a checkout, carries; and what the project says about installing it."""
 
+import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import tpukit
 
 PACKAGE = Path(tpukit.__file__).parent
-PYPROJECT = PACKAGE.parent / "pyproject.toml"
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def test_every_file_beside_the_code_is_installed_with_it():
-    settings = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
-    patterns = settings["tool"]["setuptools"]["package-data"]["tpukit"]
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["tpukit"]
     carried = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
     beside = {
         path
@@ -19,3 +22,28 @@ def test_every_file_beside_the_code_is_installed_with_it():
         if path.is_file() and path.suffix not in {".py", ".pyc", ".pyi"}
     }
     assert beside and beside <= carried
+
+
+def test_dependencies_are_the_same_on_every_machine():
+    """Nothing is computed when a wheel is built, but the number that `tpukit.__version__` holds."""
+    assert not (ROOT / "setup.py").exists()
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "tpukit.__version__"}}
+
+
+def test_torch_has_no_upper_bound():
+    (torch,) = (d for d in PYPROJECT["project"]["dependencies"] if re.match(r"torch\b", d))
+    assert torch == "torch>=2.8"
+
+
+def test_the_changelog_names_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{tpukit.__version__}]" in changelog
+
+
+@pytest.mark.parametrize("folder", ["docs", "tpukit", "README.md"])
+def test_no_index_is_claimed_to_have_it(folder):
+    files = [ROOT / folder] if folder.endswith(".md") else (ROOT / folder).rglob("*")
+    claim = re.compile(r"pip install( -\S+)* ['\"]?tpukit(?![-/])")
+    texts = {f: f.read_text(encoding="utf-8") for f in files if f.suffix in {".py", ".md", ".toml"}}
+    assert [str(f) for f, text in texts.items() if claim.search(text)] == []

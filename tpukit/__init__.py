@@ -1,3 +1,3 @@
 """tpukit: train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

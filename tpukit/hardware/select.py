@@ -92,7 +92,8 @@ def _check_tpu(options: HardwareOptions) -> None:
     if importlib.util.find_spec("torch_xla") is None:
         raise HardwareError(
             "--hw tpu: torch_xla is not installed.",
-            "pip install 'tpukit[tpu]' on a TPU machine, 'tpukit[xla]' for a rehearsal.",
+            "pip install '.[tpu]' in a checkout of tpukit (or its wheel with [tpu]) on a TPU "
+            "machine; '.[xla]' for emulation on CPU (virtual devices).",
             id="no-torch-xla",
         )
     if options.memory_limit is not None and not is_rehearsal():

@@ -102,7 +102,7 @@ def check_versions() -> dict[str, str]:
     if missing:
         raise HardwareError(
             f"Asking the TPU compiler needs {', '.join(missing)}, which this environment lacks.",
-            "pip install 'tpukit[plan]'",
+            "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
             id="no-plan-extra",
         )
     versions = {name: version for name, version in found.items() if version is not None}
@@ -114,7 +114,7 @@ def check_versions() -> dict[str, str]:
     if wrong:
         raise HardwareError(
             f"The TPU compiler was found with versions that do not fit: {', '.join(wrong)}.",
-            "pip install 'tpukit[plan]' into an environment of its own.",
+            "Install tpukit's extra [plan] into an environment of its own.",
             id="plan-versions",
         )
     return versions

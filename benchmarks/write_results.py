@@ -1,0 +1,324 @@
+"""Writes docs/results.md from the JSON files under benchmarks/results/.
+
+    python benchmarks/write_results.py
+
+`tests/test_results.py` runs it and compares: the page cannot differ from the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+GIB = 2**30
+METRICS = ("correlation", "rmse", "psnr", "ssim")
+QUESTIONS = ("gpt2", "gpt2-lean", "gpt2-memory", "eit", "eit-reference", "slices")
+
+INTRODUCTION = """\
+# Measured results
+
+Written by `benchmarks/write_results.py` from the JSON files in
+[benchmarks/results](../benchmarks/results); each section names the script that measures it. Both
+sides of a comparison ran in turn, in one run, on one machine: two cores of a rented AMD EPYC unless
+stated otherwise. Nothing here ran on a TPU or a GPU; what a TPU compiler reports is marked so."""
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def section(title: str, script: str, names: Sequence[str], *parts: str) -> str:
+    """A heading, its parts, and a line that says where the numbers come from."""
+    files = ", ".join(f"[{name}.json](../benchmarks/results/{name}.json)" for name in names)
+    versions = read(names[0]).get("versions")
+    named = ", ".join(f"{package} {version}" for package, version in (versions or {}).items())
+    source = f"`benchmarks/{script}`, {files}" + (f"; {named}." if named else ".")
+    return "\n\n".join([f"## {title}", *parts, source])
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def interval(values: Sequence[float], digits: int) -> str:
+    mean, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{mean} [{low}, {high}]"
+
+
+def eit_quality() -> str:
+    found = read("eit_quality")
+    settings = found["settings"]
+
+    def metrics(data: str) -> str:
+        digits = {"correlation": 3, "rmse": 3, "psnr": 1, "ssim": 3}
+        rows = [
+            [name.replace("mean of K", f"mean of {settings['samples']}"),
+             *(interval(values[m], digits[m]) for m in METRICS)]
+            for name, values in found[data].items()
+        ]  # fmt: skip
+        return table(["", "correlation", "RMSE", "PSNR", "SSIM"], rows)
+
+    return section(
+        "EIT: image quality", "eit_quality.py", ["eit_quality"],
+        f"Networks trained on {settings['n'] * 8 // 10:,} simulated samples and no measured one, "
+        f"{found['training_minutes']:.0f} minutes each on one core (size `{settings['size']}`); "
+        "means over the images with 95 % intervals. The simulation's ranges of contrast, size and "
+        "noise were chosen after looking at the measured voltages of these sets. The linear "
+        "reconstructions keep their own amplitude: compare their correlation alone.",
+        "Measured frames of UEF2017:\n\n" + metrics("uef2017"),
+        "Simulated test samples:\n\n" + metrics("simulated"),
+        '<img src="eit_uef2017.png" width="400" '
+        'alt="Truth, Tikhonov, ours (mean of 8, one sample) on measured frames of UEF2017">',
+    )  # fmt: skip
+
+
+def eit_speed() -> str:
+    found = read("eit_speed_cpu")
+    rows = [
+        [name, *(f"{values[part]:.2f}" for part in ("step", "sampling"))]
+        for name, values in found["lean_over_published"].items()
+    ]
+    return section(
+        "EIT: lean form against published form on a CPU", "eit_speed.py", ["eit_speed_cpu"],
+        f"The `{found['size']}` network, batch {found['rows']}, {found['threads']} threads on "
+        f"{found['hardware']}: time of the lean form over time of the published form at the same "
+        f"precision, the fastest of {found['rounds']} rounds. A training step is forward, "
+        "backward, clipping, Adam and EMA; sampling takes 5 steps.",
+        table(["precision", "training step", "sampling"], rows),
+        table(
+            ["form", "training step (s)", "sampling (s)"],
+            [[name, f"{min(side['step_seconds']):.2f}", f"{min(side['sampling_seconds']):.2f}"]
+             for name, side in found["sides"].items()],
+        ),
+    )  # fmt: skip
+
+
+def eit_tpu() -> str:
+    names = ["eit_tpu_v5e-1", "eit_tpu_v5e-8"]
+    rows = [
+        [a["form"], a["target"], a["rows"], a["effort"], f"{a['used_gib']:.2f}",
+         f"{a['gbytes_a_sample']:.1f}",
+         ", ".join(f"{count} {kind}" for kind, count in a["collectives"].items()) or "none"]
+        for name in names for a in read(name)["answers"]
+    ]  # fmt: skip
+    return section(
+        "EIT: the TPU compiler's report", "eit_tpu.py", names,
+        "The full-width network, bf16, Adam, clipping and EMA included, compiled for TPU v5e "
+        "(15.75 GiB a chip); nothing was executed. `recomputed` is the published form with "
+        "activation checkpointing.",
+        table(["form", "target", "batch per chip", "effort", "GiB", "GB moved per sample",
+               "collectives"], rows),
+    )  # fmt: skip
+
+
+def engine_cost() -> str:
+    names = ["engine_cost_cpu_tiny", "engine_cost_tpu_tiny"]
+    devices = {"cpu": "CPU, eager", "tpu": "emulation on CPU (torch_xla, one virtual device)"}
+    found = [read(name) for name in names]
+    rows = [
+        [devices[f["hardware"]["hardware"]], f"{f['ratio_median']:.2f}",
+         f"{min(f['ratios']):.2f} to {max(f['ratios']):.2f}", f"{f['ratio_of_fastest']:.2f}"]
+        for f in found
+    ]  # fmt: skip
+    return section(
+        "The engine's overhead", "engine_cost.py", names,
+        f"Time of a training step through the engine over a bare loop's, blocks of both in turn "
+        f"(EIT `{found[0]['size']}`, batch {found[0]['batch']}, {found[0]['samples']:,} samples). "
+        f"One thread loads {found[0]['loading_samples_per_second_one_process']:,.0f} samples "
+        "a second.",
+        table(["hardware", "median ratio", "range of the blocks", "fastest against fastest"], rows),
+    )  # fmt: skip
+
+
+def compiler_trials() -> str:
+    names = [f"probe_compiler_{question}" for question in QUESTIONS]
+    rows = []
+    for name in names:
+        for found in read(name)["answers"].values():
+            answer = found["answer"]
+            for trial in answer["trials"]:
+                if trial["effort"] == "full":
+                    rows.append([
+                        " ".join(without_data(found["arguments"])), answer["devices"],
+                        trial["batch"], "fits" if trial["fits"] else "does not fit",
+                        f"{trial['used_bytes'] / GIB:.2f}",
+                    ])  # fmt: skip
+    gpt2 = read(names[0])["answers"]["v5e-1"]
+    versions = gpt2["answer"]["versions"]
+    return section(
+        "probe-batch: the TPU compiler's report",
+        "probe_compiler.py",
+        names,
+        "Trials compiled at full effort with no TPU ("
+        + ", ".join(f"{package} {version}" for package, version in versions.items())
+        + f"). The first search took {gpt2['answer']['compiles']} compilations and "
+        f"{gpt2['seconds']:.0f} s on two cores.",
+        table(["tpukit probe-batch", "chips", "batch per chip", "", "GiB"], rows),
+    )
+
+
+def without_data(arguments: Sequence[str]) -> list[str]:
+    """A probe's arguments without its data path, which probing a target does not read."""
+    if "--data-path" not in arguments:
+        return list(arguments)
+    at = arguments.index("--data-path")
+    return [*arguments[:at], *arguments[at + 2 :]]
+
+
+def probe_peers() -> str:
+    names = ["probe_peers_eit", "probe_peers_summarize"]
+    rows = [
+        [f"{found['task']}, {found['limit']}", finder, answer["largest"], answer["trials"],
+         f"{answer['seconds']:.0f}", yes(answer["runs"]), yes(answer["runs_a_tenth_above"])]
+        for found in map(read, names) for finder, answer in found["answers"].items()
+    ]  # fmt: skip
+    return section(
+        "probe-batch: other batch finders", "probe_peers.py", names,
+        "The largest batch under a memory limit on a CPU, by tpukit, Lightning and accelerate, "
+        "each answer checked by training with it and with a tenth more. tpukit's trials are "
+        "processes of their own.",
+        table(["task and limit", "finder", "largest batch", "trials", "seconds", "trains",
+               "a tenth more trains"], rows),
+    )  # fmt: skip
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def summarize_generation() -> str:
+    found = read("summarize_generation")
+    rows = [
+        [side, found[side]["best"]["setting"], f"{found[side]['best']['tokens_per_second']:.1f}",
+         f"{found[side]['best']['tokens_per_cpu_second']:.1f}"]
+        for side in ("tpukit", "transformers")
+    ]  # fmt: skip
+    return section(
+        "Summaries: generation", "summarize_generation.py", ["summarize_generation"],
+        f"Greedy decoding, GPT-2 124M, fp32, {found['threads']} threads, {found['rows']} prompts, "
+        f"{found['mean_answer_length']:.0f} new tokens on average, each side at its best batch: "
+        f"{found['ratio_of_wall_time']:.2f} times the tokens a second, the same tokens in "
+        f"{found['rows_with_identical_tokens']} of {found['rows']} rows.",
+        table(["", "batch", "tokens a second", "tokens a CPU second"], rows),
+    )  # fmt: skip
+
+
+def summarize_training() -> str:
+    found = read("summarize_training")
+    names = {
+        "tpukit": "tpukit",
+        "trainer": "transformers' Trainer, grouped by length",
+        "padded": "padded to 1,024",
+    }
+    rows = [
+        [names[side], values["best"]["rows"], f"{values['best']['tokens_per_second']:.1f}",
+         f"{values['best']['tokens_per_cpu_second']:.1f}"]
+        for side, values in found["sides"].items()
+    ]  # fmt: skip
+    return section(
+        "Summaries: training speed", "summarize_training.py", ["summarize_training"],
+        f"Tokens without padding, GPT-2 124M, fp32, {found['threads']} threads, global batch size "
+        f"{found['effective_batch']}, each side at the best of its settings: "
+        f"{found['ratio_to_trainer']:.2f} times the Trainer's, {found['ratio_to_padding']:.1f} "
+        "times those of padding.",
+        table(["", "micro-batch", "tokens a second", "tokens a CPU second"], rows),
+    )  # fmt: skip
+
+
+def summarize_quality() -> str:
+    found = read("summarize_quality")
+    return section(
+        "Summaries: quality", "summarize_quality.py", ["summarize_quality"],
+        f"A GPT-2 of 0.9 million parameters trained from scratch on {found['training_rows']:,} "
+        f"generated dialogues in {found['training_minutes']} minutes ({found['threads']} threads), "
+        f"tested on {found['test_samples']:,} with names, topic combinations and phrasings that "
+        f"the training data lack. It copies {found['unseen_names_copied']:.0%} of those names "
+        "right.",
+        table(["", "ROUGE-L"], [
+            ["trained", interval([found["rougeL"], *found["rougeL_95"]], 3)],
+            ["nearest training summary", f"{found['rougeL_nearest']:.3f}"],
+            ["first line", f"{found['rougeL_lead']:.3f}"],
+        ]),
+    )  # fmt: skip
+
+
+def summarize_rows() -> str:
+    found = read("summarize_rows")
+    return section(
+        "Summaries: tokenising",
+        "summarize_rows.py",
+        ["summarize_rows"],
+        f"{found['rows']:,} dialogues are tokenised in {found['tokenising_seconds']:.0f} s, "
+        f"{found['rows_tokenised_per_second']:,.0f} a second; the largest process takes "
+        f"{found['largest_process_bytes'] / GIB:.2f} GiB, training included.",
+    )
+
+
+def eit_simulation() -> str:
+    found = read("eit_simulation")
+    solves = found["forward_solves_per_cpu_second"]
+    rows = [
+        ["samples, with files", found["with_files"]["per_cpu_second"]],
+        ["samples, with files and linear reconstructions",
+         found["with_files_and_recon"]["per_cpu_second"]],
+        ["samples, no files", found["without_files_per_cpu_second"]],
+        ["forward solves, changes of one inverse", solves["changes_of_one_inverse"]],
+        ["forward solves, a factorisation each", solves["factorisation_a_sample"]],
+    ]  # fmt: skip
+    return section(
+        "The EIT simulator",
+        "eit_simulation.py",
+        ["eit_simulation"],
+        f"A mesh of {found['nodes']:,} nodes. The two ways to solve differ by "
+        f"{solves['largest_difference']:.0e}.",
+        table(["", "per CPU second"], rows),
+    )
+
+
+def doctor_start() -> str:
+    found = read("doctor_start")
+    rows = [
+        [f"`{command}`", f"{values['seconds']:.2f}", f"{values['mib']:.0f}"]
+        for command, values in found["commands"].items()
+    ]
+    scan = found["scan"]
+    return section(
+        "Start-up",
+        "doctor_start.py",
+        ["doctor_start"],
+        f"Medians of {found['repeats']} runs. `tpukit doctor PATH` scans {scan['files']:,} files "
+        f"in {scan['seconds']:.1f} s.",
+        table(["command", "seconds", "MiB"], rows),
+    )
+
+
+SECTIONS = {
+    "eit_quality": eit_quality,
+    "eit_speed_cpu": eit_speed,
+    "eit_tpu_v5e-1": eit_tpu,
+    "engine_cost_cpu_tiny": engine_cost,
+    "probe_compiler_gpt2": compiler_trials,
+    "probe_peers_eit": probe_peers,
+    "summarize_generation": summarize_generation,
+    "summarize_training": summarize_training,
+    "summarize_quality": summarize_quality,
+    "summarize_rows": summarize_rows,
+    "eit_simulation": eit_simulation,
+    "doctor_start": doctor_start,
+}
+"""Each section's first file, and what writes it; a section whose file is absent is left out."""
+
+
+def page() -> str:
+    written = [write() for name, write in SECTIONS.items() if (RESULTS / f"{name}.json").exists()]
+    return "\n\n".join([INTRODUCTION, *written]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
