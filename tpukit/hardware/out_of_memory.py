@@ -19,6 +19,8 @@ TEXTS = (
     r"CUDA error: out of memory",
     r"CUBLAS_STATUS_ALLOC_FAILED",
     r"CUDA driver error: out of memory",
+    # accelerate, after the smallest batch failed too
+    r"No executable batch size found",
     # torch and numpy on the host
     r"can't allocate memory",
     r"not enough memory: you tried to allocate",

@@ -1,10 +1,9 @@
-"""Calls that are deprecated or gone: the table, read and indexed by qualified name."""
+"""The table of removed and deprecated calls, indexed by qualified name."""
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ class Fix:
     parameters: tuple[str, ...] = ()
     """The old call's parameters in their order."""
     only: tuple[str, ...] = ()
-    """Those that can be carried over: with another one given, nothing is rewritten."""
+    """Those that the new call takes too: with another one given, nothing is rewritten."""
     drop: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     as_keywords: bool = False
@@ -53,38 +52,20 @@ class OldCall:
     lacks: tuple[str, ...] = ()
     positional: int = 0
     position: int | None = None
-    """Where the first of `keywords` stands when it is given without its name."""
+    """Index of the first of `keywords` when it is passed by position."""
     unless: Mapping[str, list[str]] = field(default_factory=dict)
     fix: Fix | None = None
 
 
 @dataclass(frozen=True)
-class Sign:
-    """What a file must hold to concern some rows; asked in this order, the quickest first."""
-
-    word: bytes
-    beside: frozenset[bytes]
-    """One of these too (a keyword's functions); nothing where the word says enough."""
-    forms: re.Pattern[bytes]
-    """How the word must stand."""
-
-    def is_in(self, data: bytes) -> bool:
-        if self.word not in data or (self.beside and not any(b in data for b in self.beside)):
-            return False
-        return self.forms.search(data) is not None
-
-
-@dataclass(frozen=True)
 class CallTable:
-    """The rows by qualified name, and what a file must hold to concern any of them."""
+    """The rows by qualified name."""
 
     by_name: Mapping[str, tuple[OldCall, ...]]
     modules: Mapping[str, OldCall]
     environment: Mapping[str, OldCall]
     lasts: frozenset[str]
-    """Last parts of all names: an attribute of another name concerns no row."""
-    signs: Mapping[bytes, Sequence[Sign]]
-    """Package (or variable) -> what else a file that imports it (or names it) must hold."""
+    """Last parts of all names: an attribute with another name matches no row."""
 
 
 @cache
@@ -109,75 +90,7 @@ def call_table() -> CallTable:
             else:
                 by_name[name] = (*by_name.get(name, ()), row)
     lasts = frozenset(name.rpartition(".")[2] for name in (*by_name, *modules))
-    return CallTable(by_name, modules, environment, lasts, _all_signs())
-
-
-@dataclass
-class _Forms:
-    """A sign as it is put together."""
-
-    beside: set[str] = field(default_factory=set)
-    forms: set[str] = field(default_factory=set)
-
-
-def _all_signs() -> dict[bytes, list[Sign]]:
-    signs: dict[str, dict[str, _Forms]] = {}
-    for row in old_calls():
-        for name in row.names:
-            words = signs.setdefault(name.partition(".")[0], {})
-            for word, forms in _signs(row, name).items():
-                sign = words.setdefault(word, _Forms())
-                sign.forms |= forms
-                sign.beside |= {name.rpartition(".")[2]} if word in row.keywords else set()
-    return {
-        package.encode(): [
-            Sign(word.encode(), frozenset(b.encode() for b in sign.beside), _pattern(sign.forms))
-            for word, sign in words.items()
-        ]
-        for package, words in signs.items()
-    }
-
-
-_TELLING = 9
-"""A name this long, or with an underscore inside, says enough alone; a shorter one must stand
-behind its module's name, or in an import from there."""
-
-
-def _signs(row: OldCall, name: str) -> dict[str, set[str]]:
-    """Word -> how it must stand in a file that this name's row concerns."""
-    if row.keywords:
-        spawn = {"spawn": {r"\bspawn\s*\("}} if row.position is not None else {}
-        return {**{keyword: {rf"\b{keyword}\s*="} for keyword in row.keywords}, **spawn}
-    parent, _, last = name.rpartition(".")
-    if not parent or row.kind == "module":
-        return {last: {rf"\b{re.escape(last)}\b"}}
-    if row.kind == "call" and len(last) >= _TELLING:
-        # Called, or under another name.
-        return {last: {rf"\b{last}\s*(?:\(|as\b)", rf"=\s*[\w.]*\b{last}\b"}}
-    if len(last) >= _TELLING or "_" in last[1:-1]:
-        return {last: {rf"\b{last}\b"}}
-    return {last: _short_forms(parent, last)}
-
-
-def _short_forms(parent: str, last: str) -> set[str]:
-    """`module.last` under the module's usual short names, and `from module import last`."""
-    module = parent.rpartition(".")[2].rstrip("()")
-    is_class = module[:1].isupper()
-    short = r"\w+" if is_class else r"np|th|xm|xr|nn|init"
-    # Under another name it may be called anything.
-    renamed = rf"\b{module}\s+as\b" if is_class else rf"\b{module}\s+as\s+(?!(?:{short})\b)"
-    source = re.escape(parent)
-    return {
-        renamed,
-        rf"\b(?:{module}|{short})(?:\(\))?\.{last}\b",
-        rf"\bgetattr\([^)]*[\"']{last}\b",
-        rf"\bfrom\s+{source}\s+import\b[^\n(]*\b{last}\b",
-        rf"\bfrom\s+{source}\s+import\s*\((?:[^)]*\b)?{last}\b",
-    }
-
-
-def _pattern(words: set[str]) -> re.Pattern[bytes]:
-    return re.compile("|".join(sorted(words)).encode())
+    return CallTable(by_name, modules, environment, lasts)
 
 
 def _row(row: Mapping[str, Any]) -> OldCall:

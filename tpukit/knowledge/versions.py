@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-Version = tuple[int, ...]
+from packaging.version import InvalidVersion, Version
+
+Release = tuple[int, ...]
 _TABLE = Path(__file__).parent / "tables" / "versions.toml"
 
 
-def parse_version(text: str) -> Version:
-    """The numbers a version starts with: `2.9.0+cu128` is (2, 9, 0)."""
-    match = re.match(r"\d+(?:\.\d+)*", text.strip())
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
+def parse_version(text: str) -> Release:
+    """The release of a version: `2.9.0+cu128` is (2, 9, 0); empty for an invalid one."""
+    try:
+        return Version(text).release
+    except InvalidVersion:
+        return ()
 
 
 @dataclass(frozen=True)

@@ -154,3 +154,9 @@ if __name__ == "__main__":
 """
     )
     assert ids(code) == []
+
+
+def test_columns_count_characters():
+    code = LOOP + "    é = 'ü'; total += loss.item()\n"
+    (finding,) = module_findings(python_module("x.py", code))
+    assert finding.column == code.splitlines()[-1].index("loss.item") + 1

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from tpukit.knowledge.calls import old_calls
-from tpukit.probe.lint.scan import may_concern, module_findings
+from tpukit.probe.lint.prefilter import may_concern
+from tpukit.probe.lint.scan import module_findings
 from tpukit.probe.lint.source import python_module
 
 XM = "import torch_xla.core.xla_model as xm\n"

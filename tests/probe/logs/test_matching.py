@@ -11,23 +11,18 @@ import pytest
 from known_logs import LOGS, TB
 
 from tpukit.errors import DataError
+from tpukit.hardware.out_of_memory import is_out_of_memory_text
+from tpukit.knowledge.error_table import known_errors, read_known_errors
 from tpukit.probe.logs.explain import unpack
 from tpukit.probe.logs.log_text import clean_lines
-from tpukit.probe.logs.matching import (
-    Matcher,
-    explain_exception,
-    explain_text,
-    is_out_of_memory,
-    known_entries,
-    read_entries,
-)
-from tpukit.probe.logs.memory_advice import parse_bytes, verdict
+from tpukit.probe.logs.matching import Matcher, explain_exception, explain_text
+from tpukit.probe.logs.memory_advice import logged_bytes, verdict
 
-ENTRIES = {entry.id: entry for entry in known_entries()}
+ENTRIES = {entry.id: entry for entry in known_errors()}
 
 
 def found(text: str) -> list[str]:
-    matcher = Matcher(known_entries())
+    matcher = Matcher(known_errors())
     matcher.feed(clean_lines(unpack(list(enumerate(text.split("\n"), start=1)))))
     return [explanation.id for explanation in matcher.explanations()]
 
@@ -99,7 +94,7 @@ def test_entry_is_found(id):
 
 @pytest.mark.parametrize("id", LOGS)
 def test_entry_is_found_in_every_disguise(id):
-    if not ENTRIES[id].flows or id in ("host-oom-killed", "target-out-of-bounds", "loss-nan"):
+    if not ENTRIES[id].match or id in ("host-oom-killed", "target-out-of-bounds", "loss-nan"):
         pytest.skip("known by the shape of one line")
     missed = [i for i, disguise in enumerate(DISGUISES) if id not in found(disguise(LOGS[id]))]
     assert missed == []
@@ -166,9 +161,9 @@ def test_scale_by_the_sizes_in_the_text():
 
 
 def test_sizes():
-    assert parse_bytes("21.84G") == 21.84 * 2**30
-    assert parse_bytes("17179869184") == 2**34
-    assert parse_bytes("much") is None
+    assert logged_bytes("21.84G") == int(21.84 * 2**30)
+    assert logged_bytes("17179869184") == 2**34
+    assert logged_bytes("much") is None
     assert [verdict(x, 16) for x in (1, 5, 16, 17)] == ["grow", "fine", "near", "over"]
 
 
@@ -179,10 +174,11 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize("id", LOGS)
-def test_out_of_memory_is_told_from_the_rest(id):
-    memory = {entry.id for entry in known_entries() if entry.topic == "out-of-memory"}
+def test_batch_search_takes_the_same_texts_for_out_of_memory(id):
+    """The recogniser of the batch search and the error table agree."""
+    memory = {entry.id for entry in known_errors() if entry.topic == "out-of-memory"}
     assert set(OUT_OF_MEMORY) <= memory
-    assert is_out_of_memory(LOGS[id]) == (id in memory)
+    assert is_out_of_memory_text(LOGS[id]) == (id in memory)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +191,7 @@ def test_out_of_memory_is_told_from_the_rest(id):
     ],
 )
 def test_out_of_memory_in_the_compilers_forms(text):
-    assert is_out_of_memory(text)
+    assert is_out_of_memory_text(text)
 
 
 HARMLESS = [
@@ -250,7 +246,7 @@ def test_own_entry_is_found_and_replaces_one_of_the_same_id(tmp_path):
         cause = "Quota."
         fix = "Ask ops."
     """)  # fmt: skip
-    entries = read_entries([path])
+    entries = read_known_errors([path])
     assert len(entries) == len(ENTRIES)
     explanation = explain_text("2026 our scheduler evicted job 4711", entries)
     assert (explanation.cause, explanation.captures) == ("Quota.", {"job": "4711"})
@@ -260,26 +256,26 @@ def test_own_entry_is_found_and_replaces_one_of_the_same_id(tmp_path):
     ("text", "expected"),
     [
         ("nothing = 1", "no [[error]] entries"),
-        ("[[error]", "no TOML"),
+        ("[[error]", "invalid TOML"),
         ('[[error]]\nid = "a"\ncause = "b"\nfix = "c"', "neither `match` nor `regex`"),
         ('[[error]]\nid = "a"\nmatch = ["text here"]\nfix = "c"', "`cause` is missing"),
         ('[[error]]\nid = "a"\nmatch = "text"\ncause = "b"\nfix = "c"', "a list of texts"),
         ('[[error]]\nid = "a"\nmatch = ["<n>"]\ncause = "b"\nfix = "c"', "at least 4 letters"),
-        ('[[error]]\nid = "a"\nregex = ["("]\ncause = "b"\nfix = "c"', "no regular expression"),
+        ('[[error]]\nid = "a"\nregex = ["("]\ncause = "b"\nfix = "c"', "invalid `regex`"),
         ('[[error]]\nid = "a"\nmatches = ["x"]\ncause = "b"\nfix = "c"', "unknown field `matches`"),
         ('[[error]]\nid = "a"\nmatch = ["text"]\ncause = "b"\nfix = "c"\nrole = "bad"', "unknown role"),
     ],
 )  # fmt: skip
 def test_bad_knowledge_names_file_and_entry(tmp_path, text, expected):
     with pytest.raises(DataError) as raised:
-        read_entries([own(tmp_path, text)])
+        read_known_errors([own(tmp_path, text)])
     assert expected in raised.value.message
     assert "own.toml" in raised.value.message
 
 
 def test_own_knowledge_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
-        read_entries([tmp_path / "none.toml"])
+        read_known_errors([tmp_path / "none.toml"])
 
 
 def test_traceback_alone_says_nothing():

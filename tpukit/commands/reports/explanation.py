@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpukit.commands.output import Output
+from tpukit.knowledge.error_table import ROLES, Role, read_known_errors
 from tpukit.probe.logs import ExplainedLog, explain_log, open_log
-from tpukit.probe.logs.matching import ROLES, Explanation, Role, read_entries
+from tpukit.probe.logs.matching import Explanation
 
 _HEADINGS: dict[Role, str] = {
     "cause": "Cause",
@@ -20,7 +21,7 @@ _HEADINGS: dict[Role, str] = {
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
     """Prints what is known about a log. Knowing nothing is an answer too."""
-    entries = read_entries(knowledge)
+    entries = read_known_errors(knowledge)
     log = explain_log(open_log(name, seconds), entries)
     for line in _told(log):
         output.text(line)

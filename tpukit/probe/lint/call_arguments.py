@@ -56,12 +56,8 @@ def with_arguments(
             placed.append(argument.with_changes(comma=cst.Comma(whitespace_after=space)))
         else:
             placed.append(argument)
-    if not placed and not call.args:
-        return call.with_changes(func=function)
-    if not placed:
-        return call.with_changes(
-            func=function, args=[], whitespace_before_args=cst.SimpleWhitespace("")
-        )
+    if call.args and not placed:
+        call = call.with_changes(whitespace_before_args=cst.SimpleWhitespace(""))
     return call.with_changes(func=function, args=placed)
 
 
@@ -83,15 +79,10 @@ def mixed_precision(call: cst.Call) -> cst.Call | None:
             kept.append(argument)
             continue
         value = code_of(argument.value)
-        if value == "True":
-            kept.append(
-                keyword_argument("mixed_precision", '"fp16"').with_changes(comma=argument.comma)
-            )
-        elif value not in ("False", "None"):
-            said = f'"fp16" if {value} else "no"'
-            kept.append(
-                keyword_argument("mixed_precision", said).with_changes(comma=argument.comma)
-            )
+        if value not in ("False", "None"):
+            new = '"fp16"' if value == "True" else f'"fp16" if {value} else "no"'
+            replacement = keyword_argument("mixed_precision", new)
+            kept.append(replacement.with_changes(comma=argument.comma))
     return with_arguments(call, call.func, kept)
 
 

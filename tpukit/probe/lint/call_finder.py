@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from tpukit.knowledge.calls import CallTable, OldCall
+from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.finding import Place
-from tpukit.probe.lint.names import Names, Scope, children
+from tpukit.probe.lint.names import Names, Scope, children, source_text
 from tpukit.probe.lint.source import MASK, Module
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
@@ -39,7 +39,6 @@ class _Finder:
         self.has_alternative = 0
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
-        self._lines = module.text.split("\n")
         self._constants: Mapping[str, set[str]] | None = None
         self._methods = table.lasts | {name.rpartition(".")[2] for name in _WRITERS}
 
@@ -201,7 +200,7 @@ class _Finder:
 
     def shell_lines(self) -> None:
         """`%env XLA_USE_BF16=1` and `!XLA_USE_BF16=1 python train.py` in a notebook."""
-        for number, line in enumerate(self._lines, start=1):
+        for number, line in enumerate(self.module.lines, start=1):
             if MASK not in line:
                 continue
             mask_width = len(line[: line.index(MASK)].lstrip()) + len(MASK)
@@ -209,9 +208,8 @@ class _Finder:
                 row = self.table.environment.get(match.group(1))
                 if row is not None:
                     start = max(match.start(1) - mask_width, 0)
-                    end = start + len(match.group(1))
-                    self._add(Place(number, start, number, end, row.id, row.old, row.new,
-                                    row.since, row.status, None, match.group(1)))  # fmt: skip
+                    span = (number, start, number, start + len(match.group(1)))
+                    self._add(row, span, row.old, match.group(1), None)
 
     # -- places ----------------------------------------------------------------
     def _found(
@@ -225,31 +223,13 @@ class _Finder:
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
         if self.guard or (self.has_alternative and is_import and row.status == "removed"):
             return
-        line, end_line = node.lineno, node.end_lineno or node.lineno
-        self._add(
-            Place(
-                line,
-                self._characters(line, node.col_offset),
-                end_line,
-                self._characters(end_line, node.end_col_offset or 0),
-                row.id,
-                _as_used(row, name),
-                row.new,
-                row.since,
-                row.status,
-                row.fix if fixable else None,
-                name,
-            )
-        )
+        fix = row.fix if fixable else None
+        self._add(row, self.module.span(node), _as_used(row, name), name, fix)
 
-    def _characters(self, line: int, byte: int) -> int:
-        """A column in characters; the tree counts bytes of UTF-8."""
-        text = self._lines[line - 1] if line <= len(self._lines) else ""
-        if text.isascii():
-            return byte
-        return len(text.encode("utf-8", errors="replace")[:byte].decode("utf-8", errors="replace"))
-
-    def _add(self, place: Place) -> None:
+    def _add(
+        self, row: OldCall, span: tuple[int, int, int, int], old: str, name: str, fix: Fix | None
+    ) -> None:
+        place = Place(*span, row.id, old, row.new, row.since, row.status, fix, name)
         if place not in self.places:
             self.places.append(place)
 
@@ -288,10 +268,7 @@ def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
         return _values(node.body, constants) | _values(node.orelse, constants)
     if isinstance(node, ast.Name) and constants.get(node.id):
         return constants[node.id]
-    try:
-        return {ast.unparse(node)}
-    except (RecursionError, ValueError):
-        return {""}
+    return {source_text(node)}
 
 
 def _constants(tree: ast.Module) -> dict[str, set[str]]:

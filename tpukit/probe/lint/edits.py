@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tpukit.probe.lint.finding import Place
-from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
 
 _SHORT = {"torch_xla.runtime": "xr"}
 
@@ -47,7 +46,7 @@ class ImportPlanner:
         local = self._local_name(module)
         if local is not None:
             return f"{local}.{member}"
-        if self._is_taken(member):
+        if self._all_bindings(member):
             return None
         self._insert(module, f"from {module} import {member}")
         return member
@@ -74,12 +73,11 @@ class ImportPlanner:
 
     def _add_import(self, module: str) -> str | None:
         short = _SHORT.get(module)
-        if short and not self._is_taken(short):
+        if short and not self._all_bindings(short):
             self._insert(module, f"import {module} as {short}")
             return short
         root = module.partition(".")[0]
-        taken = [b.name for bs in self._all_bindings(root) for b in bs]
-        if any(name != root for name in taken):
+        if any(b.name != root for bindings in self._all_bindings(root) for b in bindings):
             return None
         self._insert(module, f"import {module}")
         return module
@@ -88,54 +86,38 @@ class ImportPlanner:
         """Plans an import behind those of the same package: beside the module's, or else beside
         every one that stands in a function."""
         root = module.partition(".")[0]
-        family = [root, "torch_xla", "torch"]
-        for package in family:
-            lines = self._import_lines(package)
-            if lines:
-                break
-        else:
-            lines = [0]
+        candidates = (_import_lines(self.tree, name) for name in (root, "torch_xla", "torch"))
+        lines = next(filter(None, candidates), [0])
         for line in lines:
             insertion = Insertion(line, statement)
             if insertion not in self.insertions:
                 self.insertions.append(insertion)
 
-    def _import_lines(self, package: str) -> list[int]:
-        top = list(_imports_in(self.tree, package, functions=False))
-        return top[:1] or list(_imports_in(self.tree, package, functions=True))
-
-    def _is_taken(self, name: str) -> bool:
-        return bool(self._all_bindings(name))
-
     def _is_shadowed(self, name: str) -> bool:
         """Whether a scope binds the name to something other than an import."""
         return any(b.name is None for bindings in self._all_bindings(name) for b in bindings)
 
-    def _all_bindings(self, name: str) -> list[list]:  # type: ignore[type-arg]
+    def _all_bindings(self, name: str) -> list[list[Binding]]:
         scopes: list[Scope] = [self.names.module, *self.names.scopes.values()]
         return [scope.bindings[name] for scope in scopes if name in scope.bindings]
 
 
-def _imports_in(tree: ast.AST, package: str, *, functions: bool) -> Iterator[int]:
-    """Lines where imports of a package start, inside functions or outside of them."""
-    stack: list[tuple[ast.AST, bool]] = [(tree, False)]
-    lines = []
+def _import_lines(tree: ast.Module, package: str) -> list[int]:
+    """Where to import beside a package: its first import, or else each one in a function."""
+    top: list[int] = []
+    inner: list[int] = []
+    stack: list[tuple[ast.AST, list[int]]] = [(tree, top)]
     while stack:
-        node, inside = stack.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            roots = (
-                [alias.name.partition(".")[0] for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [(node.module or "").partition(".")[0] if not node.level else ""]
-            )
-            if package in roots and inside == functions:
-                lines.append(node.lineno)
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        stack.extend((child, inside) for child in ast.iter_child_nodes(node))
-    yield from sorted(lines)
+        node, lines = stack.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom) and package in imported_packages(node):
+            lines.append(node.lineno)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            lines = inner
+        stack.extend((child, lines) for child in ast.iter_child_nodes(node))
+    return sorted(top)[:1] or sorted(inner)
 
 
-def dropped_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, int]]:
+def unused_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, int]]:
     """(line, column) of imported names whose every use is rewritten: nothing needs them any more.
 
     Columns are those of the syntax tree.
@@ -145,7 +127,7 @@ def dropped_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, 
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             uses[node.id] = uses.get(node.id, 0) + 1
     exported = {c.value for n in ast.walk(tree) for c in _exports(n)}
-    gone: set[tuple[int, int]] = set()
+    unused: set[tuple[int, int]] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or node.level:
             continue
@@ -156,8 +138,8 @@ def dropped_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, 
             here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in same)
             at_import = any(p.line == alias.lineno and p.column == alias.col_offset for p in same)
             if same and uses.get(local, 0) <= here - at_import and local not in exported:
-                gone.add((alias.lineno, alias.col_offset))
-    return gone
+                unused.add((alias.lineno, alias.col_offset))
+    return unused
 
 
 def _exports(node: ast.AST) -> list[ast.Constant]:

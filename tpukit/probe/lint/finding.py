@@ -1,16 +1,16 @@
-"""One place in a user's code."""
+"""What a scan reports, in terms of files and cells, and where that is in a module's text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tpukit.knowledge.calls import CallStatus, Fix
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Finding:
-    """A deprecated or removed call, or a habit that hurts, where it stands."""
+    """A removed or deprecated call, or a pattern that is slow or wrong on TPU, and its place."""
 
     path: str
     cell: int | None
@@ -27,24 +27,13 @@ class Finding:
     fixable: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that `doctor --json` promises, and the row's id."""
-        return {
-            "path": self.path,
-            "cell": self.cell,
-            "line": self.line,
-            "column": self.column,
-            "old": self.old,
-            "new": self.new,
-            "since": self.since,
-            "status": self.status,
-            "id": self.id,
-            "fixable": self.fixable,
-        }
+        """The fields of `doctor --json`."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A finding in one module's text, before it is told in terms of files and cells."""
+    """A finding in one module's text."""
 
     line: int
     column: int

@@ -6,15 +6,15 @@ from __future__ import annotations
 import codecs
 import difflib
 import json
-import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import DataError
-from tpukit.probe.lint.finding import Place
-from tpukit.probe.lint.scan import ignored, may_concern, places_of, source_files
+from tpukit.io.files import replacing, sync_file
+from tpukit.probe.lint.prefilter import may_concern
+from tpukit.probe.lint.scan import ignored, places_of, source_files
 from tpukit.probe.lint.source import (
     Chunk,
     Module,
@@ -90,10 +90,9 @@ def _fixed_module(module: Module) -> tuple[str, int]:
 
     if module.tree is None:
         return module.text, 0
-    lines = module.text.split("\n")
-    places: Sequence[Place] = [p for p in places_of(module) if not ignored(p, lines)]
-    done = rewrite(module.text, module.tree, places)
-    return unmask(done.text), len(done.fixed)
+    places = [p for p in places_of(module) if not ignored(p, module.lines)]
+    text, fixed = rewrite(module.text, module.tree, places)
+    return unmask(text), len(fixed)
 
 
 # -- notebooks -----------------------------------------------------------------------------------
@@ -114,15 +113,13 @@ def _fixed_notebook(path: str, text: str) -> tuple[str, int]:
 
 def _marked(module: Module) -> Module:
     """The module with a comment line between its cells, to part them again after rewriting."""
-    lines = module.text.split("\n")
     parts = [
-        "\n".join(lines[chunk.first_line - 1 : chunk.first_line - 1 + chunk.lines])
+        "\n".join(module.lines[chunk.first_line - 1 : chunk.first_line - 1 + chunk.lines])
         for chunk in module.chunks
     ]
     if module.tree is None:
         return module
-    marked = python_module(module.path, f"\n{_CELL_MARK}\n".join(parts))
-    return marked
+    return python_module(module.path, f"\n{_CELL_MARK}\n".join(parts))
 
 
 def _store(notebook: Notebook, chunks: Sequence[Chunk], parts: Sequence[str]) -> None:
@@ -157,16 +154,11 @@ def apply_fix(fix: FileFix) -> Path | None:
     """
     backup = None if is_committed(fix.path) else _back_up(fix.path)
     target = fix.path.resolve()
-    beside = target.with_name(f".{target.name}.tpukit-{os.getpid()}")
     try:
-        with beside.open("wb") as file:
-            file.write(fix.data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.chmod(target.stat().st_mode)
-        beside.replace(target)
+        with replacing(target) as partial:
+            partial.write_bytes(fix.data)
+            partial.chmod(target.stat().st_mode)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise DataError(
             f"{fix.path}: cannot be written ({error.strerror})", "--diff only shows the changes."
         ) from None
@@ -203,8 +195,7 @@ def _back_up(path: Path) -> Path:
         try:
             with backup.open("xb") as file:
                 file.write(path.read_bytes())
-                file.flush()
-                os.fsync(file.fileno())
+            sync_file(backup)
         except FileExistsError:
             continue
         except OSError as error:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from tpukit.probe.lint.finding import Place
-from tpukit.probe.lint.names import Names, Scope, children
+from tpukit.probe.lint.names import Names, Scope, children, imported_packages, source_text
+from tpukit.probe.lint.source import Module
 
 _READS = ("item", "tolist", "numpy", "cpu")
 _STEPS = (
@@ -38,38 +39,29 @@ _MASTER = re.compile(
 )
 _SELDOM = re.compile(r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank", re.I)
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.While)
+_OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
 _Emit = Callable[[ast.expr, str, str, str], None]
 
 
-def find_habits(tree: ast.Module, names: Names) -> Iterator[Place]:
+def find_habits(module: Module, names: Names) -> list[Place]:
     """Habits of a parsed module."""
+    assert module.tree is not None
     found: list[Place] = []
 
     def emit(node: ast.expr, id: str, old: str, new: str) -> None:
-        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
-        found.append(
-            Place(node.lineno, node.col_offset, end_line, end, id, old, new, "XLA", "habit")
-        )
+        found.append(Place(*module.span(node), id, old, new, "XLA", "habit"))
 
-    uses_xla = "torch_xla" in _imported_packages(tree)
-    looker = _Looker(names, emit, uses_xla)
-    looker.walk(tree, names.module)
+    imports = (n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom))
+    uses_xla = any("torch_xla" in imported_packages(node) for node in imports)
+    _Visitor(names, emit, uses_xla).walk(module.tree, names.module)
     if uses_xla:
-        _unsynchronised_steps(tree, names, emit)
-    yield from found
+        _unsynchronised_steps(module.tree, names, emit)
+    return found
 
 
-def _imported_packages(tree: ast.Module) -> set[str]:
-    packages = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            packages.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            packages.add(node.module.partition(".")[0])
-    return packages
-
-
-class _Looker:
+class _Visitor:
     """Walks a module with its scopes and the conditions around each node."""
 
     def __init__(self, names: Names, emit: _Emit, uses_xla: bool) -> None:
@@ -82,7 +74,7 @@ class _Looker:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(child, _FUNCTIONS):
                 self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
@@ -94,7 +86,7 @@ class _Looker:
                 self.walk(child, inner, under)
 
     def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
-        test = _text(node.test)
+        test = source_text(node.test)
         self.walk(ast.Expression(node.test), scope, under)
         self.walk(ast.Module(node.body, []), scope, (*under, test))
         self.walk(ast.Module(node.orelse, []), scope, (*under, f"not ({test})"))
@@ -153,13 +145,17 @@ class _Looker:
     def _shapes(self, node: ast.Call, name: str) -> None:
         if name == "torch.utils.data.DataLoader" or name.endswith("data.dataloader.DataLoader"):
             self._loader(node)
-        called = _text(node.func)
+        called = source_text(node.func)
         padding = _keyword(node, "padding")
-        if padding is not None and _text(padding) in _PADS and re.search("token|pad", called, re.I):
+        if (
+            padding is not None
+            and source_text(padding) in _PADS
+            and re.search("token|pad", called, re.I)
+        ):
             self.emit(
                 node.func,
                 "padding-to-longest",
-                f"{called}(padding={_text(padding)})",
+                f"{called}(padding={source_text(padding)})",
                 'padding="max_length" with a few fixed lengths: every new length compiles again',
             )
         if name == "torch.nn.utils.rnn.pad_sequence":
@@ -173,7 +169,7 @@ class _Looker:
     def _loader(self, node: ast.Call) -> None:
         given = {keyword.arg for keyword in node.keywords}
         size = _keyword(node, "batch_size") or (node.args[1] if len(node.args) > 1 else None)
-        whole = size is None or _text(size) in ("1", "None")
+        whole = size is None or source_text(size) in ("1", "None")
         drop = _keyword(node, "drop_last")
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
         by_position = len(node.args) > 8
@@ -187,20 +183,17 @@ class _Looker:
 
     def _step(self, node: ast.AST, scope: Scope) -> None:
         """Reads in the body of a training loop or of a function that trains one step."""
-        if not isinstance(
-            node, ast.For | ast.AsyncFor | ast.While | ast.FunctionDef | ast.AsyncFunctionDef
-        ):
+        if not isinstance(node, (*_LOOPS, ast.AsyncFor, *_FUNCTIONS)):
             return
-        own = list(_own_nodes(node.body))
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if not any(self._is_step(inner, scope, is_function) for inner in own):
+        is_function = isinstance(node, _FUNCTIONS)
+        if not any(self._is_step(inner, scope, is_function) for inner in _nodes(node.body)):
             return
-        for inner in _always_run(node.body):
+        for inner in _nodes(node.body, every_step=True):
             if isinstance(inner, ast.Call) and _is_read(inner):
                 self.emit(
                     inner,
                     "read-in-step",
-                    f"{_text(inner)[:40]} in the step",
+                    f"{source_text(inner)[:40]} in the step",
                     "read when logging, after the sync (xm.add_step_closure): each read waits for "
                     "the device",
                 )
@@ -233,11 +226,11 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
     if not launches or not syncs or reduces:
         return
     for call in calls:
-        if re.fullmatch(r".*opt\w*\.step", _text(call.func), re.I) and not call.args:
+        if re.fullmatch(r".*opt\w*\.step", source_text(call.func), re.I) and not call.args:
             emit(
                 call.func,
                 "unsynchronised-gradients",
-                f"{_text(call.func)}() and a sync",
+                f"{source_text(call.func)}() and a sync",
                 "xm.optimizer_step(optimizer): mark_step synchronises no gradients, each "
                 "process trains a model of its own",
             )
@@ -268,40 +261,16 @@ def _anywhere(node: ast.expr, names: Names) -> list[str]:
     return []
 
 
-def _own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a body, without those of functions, classes and loops defined in it."""
+def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AST]:
+    """The nodes of a body, without those of functions, classes and loops defined in it.
+
+    every_step: also without what runs only sometimes (logging, one rank).
+    """
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
-        yield node
-        if not isinstance(
-            node,
-            ast.FunctionDef
-            | ast.AsyncFunctionDef
-            | ast.ClassDef
-            | ast.Lambda
-            | ast.For
-            | ast.While,
-        ):
-            stack.extend(ast.iter_child_nodes(node))
-
-
-def _always_run(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """As `_own_nodes`, without what runs only now and then (logging, one rank)."""
-    stack: list[ast.AST] = list(body)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.If) and _SELDOM.search(_text(node.test)):
-            continue
-        if isinstance(
-            node,
-            ast.FunctionDef
-            | ast.AsyncFunctionDef
-            | ast.ClassDef
-            | ast.Lambda
-            | ast.For
-            | ast.While,
-        ):
+        seldom = isinstance(node, ast.If) and _SELDOM.search(source_text(node.test))
+        if isinstance(node, _OWN_BODY) or (every_step and seldom):
             continue
         yield node
         stack.extend(ast.iter_child_nodes(node))
@@ -321,10 +290,3 @@ def _is_read(node: ast.Call) -> bool:
 
 def _keyword(node: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in node.keywords if k.arg == name), None)
-
-
-def _text(node: ast.expr) -> str:
-    try:
-        return ast.unparse(node)
-    except (RecursionError, ValueError):
-        return ""

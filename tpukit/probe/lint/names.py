@@ -231,6 +231,21 @@ def children(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def source_text(node: ast.expr) -> str:
+    """An expression as code; empty where it is nested too deeply."""
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):
+        return ""
+
+
+def imported_packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The packages that an import statement names."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return set() if node.level else {(node.module or "").partition(".")[0]}
+
+
 def _bind_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> list[str]:
     """Binds an import's names and returns them."""
     bound = []

@@ -1,11 +1,9 @@
-"""Rewrites what has one right replacement: the syntax tree found it, libcst writes it, and every
-other character of the file stays."""
+"""Rewrites the places that have one replacement with libcst: every other character stays."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -20,7 +18,7 @@ from tpukit.probe.lint.call_arguments import (
     new_arguments,
     with_arguments,
 )
-from tpukit.probe.lint.edits import ImportPlanner, dropped_imports
+from tpukit.probe.lint.edits import ImportPlanner, unused_imports
 from tpukit.probe.lint.finding import Place
 from tpukit.probe.lint.names import Names
 
@@ -29,50 +27,37 @@ _PYTHON_TYPES = {"unicode": "str"}
 _LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
-@dataclass
-class Rewritten:
-    """A module's new text, and what could not be rewritten."""
-
-    text: str
-    fixed: list[Place] = field(default_factory=list)
-    left: list[Place] = field(default_factory=list)
-
-
-def rewrite(text: str, tree: ast.Module, places: Sequence[Place]) -> Rewritten:
-    """The module with every place that has a fix rewritten, as far as that is possible."""
+def rewrite(text: str, tree: ast.Module, places: Sequence[Place]) -> tuple[str, list[Place]]:
+    """The module's text with every place that has a fix rewritten where possible, and those."""
     wanted = [place for place in places if place.fix is not None]
     if not wanted:
-        return Rewritten(text, left=list(places))
+        return text, []
     try:
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except (cst.ParserSyntaxError, RecursionError, ValueError):
-        return Rewritten(text, left=list(places))
+        return text, []
     planner = ImportPlanner(tree, Names(tree))
-    rewriter = _Rewriter(wanted, planner)
-    # What a call cannot carry over is known only at the call: twice, the second time for good.
-    wrapper.visit(rewriter)
-    if not rewriter.fixed:
-        return Rewritten(text, left=list(places))
-    final = _Rewriter(rewriter.fixed, planner, dropped_imports(tree, rewriter.fixed))
-    changed = wrapper.visit(final)
-    return _checked(text, _with_head(changed, planner).code, list(places), final.fixed)
+    # Whether a call can be rewritten is known only at the call: a first pass finds out.
+    trial = _Rewriter(wanted, planner)
+    wrapper.visit(trial)
+    if not trial.fixed:
+        return text, []
+    final = _Rewriter(trial.fixed, planner, unused_imports(tree, trial.fixed))
+    new = _with_head(wrapper.visit(final), planner).code
+    try:
+        ast.parse(new)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text, []
+    return new, final.fixed
 
 
 def _with_head(module: cst.Module, planner: ImportPlanner) -> cst.Module:
-    """Imports that found no other to stand beside: after the docstring and `__future__`."""
+    """Adds imports without a related one: after the docstring and `__future__`."""
     statements = [i.statement for i in planner.insertions if i.after_line == 0]
     body = list(module.body)
     index = next((i for i, s in enumerate(body) if not _stays_first(s)), len(body))
     body[index:index] = [cst.parse_statement(statement) for statement in statements]
     return module.with_changes(body=body)
-
-
-def _checked(text: str, new: str, places: list[Place], fixed: list[Place]) -> Rewritten:
-    try:
-        ast.parse(new)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return Rewritten(text, left=places)
-    return Rewritten(new, fixed, [place for place in places if place not in fixed])
 
 
 class _Rewriter(cst.CSTTransformer):
@@ -86,7 +71,7 @@ class _Rewriter(cst.CSTTransformer):
         planner: ImportPlanner,
         dropped: set[Position] | None = None,
     ) -> None:
-        """`dropped`: imported names that nothing needs any more; None in the trial."""
+        """dropped: places of imported names that become unused; None in the trial pass."""
         super().__init__()
         self.planner = planner
         self.fixed: list[Place] = []
@@ -113,26 +98,22 @@ class _Rewriter(cst.CSTTransformer):
             self.fixed.append(place)
 
     # -- expressions -----------------------------------------------------------
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:  # noqa: N802
-        return self._expression(original_node, updated_node)
-
-    def leave_Attribute(  # noqa: N802
-        self, original_node: cst.Attribute, updated_node: cst.Attribute
-    ) -> cst.BaseExpression:
-        return self._expression(original_node, updated_node)
-
     def _expression(
-        self, original: cst.Name | cst.Attribute, updated: cst.Name | cst.Attribute
+        self,
+        original_node: cst.Name | cst.Attribute,
+        updated_node: cst.Name | cst.Attribute,
     ) -> cst.BaseExpression:
-        for place in self._places(original):
+        for place in self._places(original_node):
             fix = place.fix
             if fix is None or fix.parameters or fix.arguments == "drop":
                 continue
-            new = self._new_expression(place, fix, updated)
+            new = self._new_expression(place, fix, updated_node)
             if new is not None:
                 self._done(place)
                 return new
-        return updated
+        return updated_node
+
+    leave_Name = leave_Attribute = _expression  # noqa: N815 - libcst's names
 
     def _new_expression(
         self, place: Place, fix: Fix, node: cst.Name | cst.Attribute
@@ -239,7 +220,7 @@ class _Rewriter(cst.CSTTransformer):
                 moved.append(_from_import(place.fix.module, alias))
                 self._done(place)
             else:
-                # Whether its uses can be rewritten, and it with them, the trial finds out.
+                # Only the trial knows whether all its uses are rewritten.
                 if place is not None and place.fix and place.fix.to and self._dropped is None:
                     self._done(place)
                 kept.append(alias)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.errors import DataError
+from tpukit.io.process import allowed_cores
+from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding, Place
 from tpukit.probe.lint.habits import find_habits
 from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.prefilter import may_concern, may_hold_habits
 from tpukit.probe.lint.source import (
     Module,
     decode_source,
@@ -30,10 +32,10 @@ _SKIPPED_FOLDERS = {
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
 }  # fmt: skip
 _SUFFIXES = (".py", ".ipynb", ".pyi")
-_WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
-_FILES_FOR_WORKERS = 300
+_FILES_FOR_WORKERS = 1500
+"""Below, starting worker processes takes longer than they save."""
 _NAMED_FILES = 20
-"""So many named files are parsed in any case, to say which is no Python."""
+"""Up to this many named files are parsed in any case, to report those that are invalid."""
 
 
 @dataclass
@@ -84,11 +86,11 @@ def source_files(path: Path) -> Iterator[Path]:
 
 
 def _scan_all(files: list[str], asked_for: set[str]) -> Iterable[tuple[list[Finding], list[str]]]:
-    workers = min(os.cpu_count() or 1, 8)
+    workers = min(allowed_cores(), 8)
     whole = [file in asked_for and len(asked_for) < _NAMED_FILES for file in files]
     if len(files) < _FILES_FOR_WORKERS or workers == 1:
         return map(scan_file, files, whole)
-    with ProcessPoolExecutor(workers) as pool:
+    with worker_pool(workers) as pool:
         return list(pool.map(scan_file, files, whole, chunksize=32))
 
 
@@ -112,43 +114,8 @@ def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]
     return found, [note for module in modules for note in module.notes]
 
 
-def may_concern(data: bytes) -> bool:
-    """Whether a file may hold any of the table's words, or a habit: most need not be parsed."""
-    if may_hold_habits(data):
-        return True
-    table = call_table()
-    return any(
-        any(sign.is_in(data) for sign in signs)
-        for package, signs in table.signs.items()
-        if package in data and (package.decode() in table.environment or imports(data, package))
-    )
-
-
-def may_hold_habits(data: bytes) -> bool:
-    """Whether habits are worth looking for: torch_xla, or an Accelerator of its own."""
-    if imports(data, b"torch_xla"):
-        return True
-    return b"Accelerator(" in data and imports(data, b"accelerate")
-
-
-def imports(data: bytes, package: bytes) -> bool:
-    """Whether a package stands behind an `import` or `from` on any line."""
-    at = data.find(package)
-    while at >= 0:
-        end = at + len(package)
-        if data[end : end + 1] not in _WORD:
-            start = data.rfind(b"\n", 0, at) + 1
-            line = data[start:at]
-            # A line that goes on from the one before may be part of an import.
-            if b"import" in line or b"from" in line or data[start - 2 : start] == b"\\\n":
-                return True
-        at = data.find(package, end)
-    return False
-
-
 def module_findings(module: Module) -> list[Finding]:
     """One module's findings in terms of files and cells."""
-    lines = module.text.split("\n")
     return [
         Finding(
             module.path,
@@ -162,7 +129,7 @@ def module_findings(module: Module) -> list[Finding]:
             place.fix is not None,
         )
         for place in places_of(module)
-        if not ignored(place, lines)
+        if not ignored(place, module.lines)
     ]
 
 
@@ -174,7 +141,7 @@ def places_of(module: Module) -> list[Place]:
         names = Names(module.tree)
         places = find_calls(module, names, call_table())
         if may_hold_habits(module.text.encode("utf-8", errors="replace")):
-            places += find_habits(module.tree, names)
+            places += find_habits(module, names)
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: left out")
         return []

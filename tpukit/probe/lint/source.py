@@ -13,6 +13,7 @@ import re
 import tokenize
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ class Module:
     chunks: list[Chunk]
     tree: ast.Module | None = None
     notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
+    def span(self, node: ast.expr | ast.alias | ast.stmt) -> tuple[int, int, int, int]:
+        """(line, column, end line, end column) of a node, columns in characters from 0."""
+        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        start = self._characters(node.lineno, node.col_offset)
+        return node.lineno, start, end_line, self._characters(end_line, end)
+
+    def _characters(self, line: int, byte: int) -> int:
+        """A column in characters; the syntax tree counts bytes of UTF-8."""
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
+        if text.isascii():
+            return byte
+        return len(text.encode("utf-8", errors="replace")[:byte].decode("utf-8", errors="replace"))
 
     def place(self, line: int) -> tuple[int | None, int]:
         """(cell, line in it) of a line of the module."""

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpukit.knowledge.error_table import KnownError
 from tpukit.probe.logs.log_source import LogSource, decode
 from tpukit.probe.logs.log_text import Line, clean_lines
-from tpukit.probe.logs.matching import Entry, Explanation, Matcher
+from tpukit.probe.logs.matching import Explanation, Matcher
 
 _WHOLE_BYTES = 4 << 20
 """Up to here every line is looked at; beyond, only lines unlike those before."""
@@ -36,7 +37,7 @@ class ExplainedLog:
     notes: list[str]
 
 
-def explain_log(source: LogSource, entries: Sequence[Entry]) -> ExplainedLog:
+def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLog:
     """Reads the log to its end (or its time limit) and explains every known text in it."""
     matcher, suspects = Matcher(entries), _Suspects()
     count = 0

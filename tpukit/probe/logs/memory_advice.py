@@ -1,22 +1,19 @@
-"""What the numbers in an out-of-memory text say about the batch."""
+"""Advice from the sizes in an out-of-memory text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_NUMBER = re.compile(r"([\d,.]+?)\.?\s*([KMGT]?)(?:i?B)?$")
+from tpukit.errors import ConfigError
+from tpukit.io.units import format_bytes, parse_bytes
 
 
-def parse_bytes(text: str) -> float | None:
-    """`21.84G`, `180.59M` or `17179869184` in bytes; None where it is no such number."""
-    match = _NUMBER.match(text.strip())
-    if match is None:
-        return None
+def logged_bytes(text: str) -> int | None:
+    """`21.84G`, `180.59M` or `17179869184` in bytes: logs mean 2^30 by G. None for other text."""
     try:
-        return float(match.group(1).replace(",", "")) * _UNITS[match.group(2)]
-    except ValueError:
+        return parse_bytes(re.sub(r"([KMGT])i?B?\.?$", r"\1iB", text.strip().replace(",", "")))
+    except ConfigError:
         return None
 
 
@@ -30,7 +27,7 @@ def verdict(asked: float, limit: float) -> str:
     return "near" if share <= 1 else "over"
 
 
-_SAID = {
+_TEXTS = {
     "grow": "the batch can grow",
     "fine": "fine",
     "near": "near the limit",
@@ -39,17 +36,14 @@ _SAID = {
 
 
 def advise(captures: Mapping[str, str]) -> str:
-    """A sentence on the numbers of an out-of-memory text; empty where it has none."""
-    figures = {name: parse_bytes(value) for name, value in captures.items()}
-    asked, limit = figures.get("asked_bytes"), figures.get("limit_bytes")
+    """A sentence on the sizes in an out-of-memory text; empty where it has none."""
+    sizes = {name: logged_bytes(value) for name, value in captures.items()}
+    asked, limit = sizes.get("asked_bytes"), sizes.get("limit_bytes")
     if asked and limit:
-        said = _SAID[verdict(asked, limit)]
-        return f"Asked: {_gib(asked)} of {_gib(limit)} a chip: {said}."
-    used, capacity = figures.get("used"), figures.get("capacity")
+        text = _TEXTS[verdict(asked, limit)]
+        return f"Asked: {format_bytes(asked)} of {format_bytes(limit)} a chip: {text}."
+    used, capacity = sizes.get("used"), sizes.get("capacity")
     if used and capacity and used > capacity:
-        return f"Scale the batch by about {capacity / used:.2f} ({_gib(capacity)} / {_gib(used)})."
+        sizes_text = f"{format_bytes(capacity)} / {format_bytes(used)}"
+        return f"Scale the batch by about {capacity / used:.2f} ({sizes_text})."
     return ""
-
-
-def _gib(figure: float) -> str:
-    return f"{figure / 2**30:.2f} GiB"
