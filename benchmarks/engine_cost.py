@@ -206,7 +206,8 @@ def main() -> None:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
-    from tpukit.train.run import RunRequest, train
+    from tpukit.train.requests import TrainingRequest
+    from tpukit.train.run import train
     from tpukit.train.run_folder import RunFolder, versions
 
     backend = open_backend(HardwareOptions(hw=options.hw, precision="fp32"))
@@ -218,7 +219,7 @@ def main() -> None:
     blocks = Blocks(task, config, backend, options)
     task.loss = blocks.loss
     with tempfile.TemporaryDirectory() as folder:
-        request = RunRequest(task, {}, config, RunFolder(Path(folder) / "run"), "benchmark")
+        request = TrainingRequest(task, config, RunFolder(Path(folder) / "run"))
         train(request, backend, lambda line: None)
     rates = {
         side: [options.steps * options.batch / seconds for seconds in found]

@@ -111,8 +111,8 @@ class Training:
 
         from tpukit.hardware.options import HardwareOptions
         from tpukit.hardware.select import open_backend
+        from tpukit.io.units import parse_bytes
         from tpukit.tasks.registry import load_task
-        from tpukit.train.config import parse_bytes
 
         self.task = load_task(task, SETTINGS[task], os.environ["DATA"])
         self.task.for_probing()

@@ -11,7 +11,8 @@ from tpukit.errors import NonFiniteLossError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.interrupts import StopRequest
-from tpukit.train.run import RunRequest, train
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run import train
 from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
 from tpukit.train.step import build_learner, weighted_sums
@@ -25,7 +26,7 @@ def request_for(tmp_path):
         settings = {"max_steps": 6, "global_batch_size": 16, "log_every": 2, "ckpt_every": 3,
                     "num_workers": 0, **config}  # fmt: skip
         folder = RunFolder(tmp_path / "run")
-        return RunRequest(task or Tiny(), {}, TrainConfig(**settings), folder, "tpukit train")
+        return TrainingRequest(task or Tiny(), TrainConfig(**settings), folder)
 
     return make
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tpukit.commands.launching import in_all_processes
-from tpukit.commands.options.hardware import UseHardware
+from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.hardware.options import HardwareOptions
@@ -81,9 +81,9 @@ def predict(
     """
     output = Output(as_json=as_json)
     if task_of(run) == "eit":
-        _predict_images(run, data_path, out, hardware.options(), output)
+        _predict_images(run, data_path, out, hardware_options(hardware), output)
         return
-    options = hardware.options()
+    options = hardware_options(hardware)
     kind = prepare_environment(options)
     request = _request(run, test_csv, out, sample_submission, decoding)
     in_all_processes(options, kind, output)

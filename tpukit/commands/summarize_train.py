@@ -10,12 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import with_option_sets
-from tpukit.commands.options.training import TrainingOptions, TrainingRequest
+from tpukit.commands.options.training import (
+    PlanOption,
+    SettingSources,
+    TrainingOptions,
+    read_settings,
+)
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.training_run import run_training
 
 app = typer.Typer()
-USUAL_FOLDER = "out-summarization"
+DEFAULT_FOLDER = "out-summarization"
 MODEL = "Model"
 
 
@@ -61,7 +66,9 @@ class ModelOptions:
 @with_option_sets
 def summarize_train(
     training: TrainingOptions,
+    sources: SettingSources,
     model: ModelOptions,
+    plan: PlanOption = None,
     export: Annotated[
         Path | None,
         _option("--export", "Write the best weights as a Hugging Face directory at the end."),
@@ -71,12 +78,13 @@ def summarize_train(
 ) -> None:
     """Fine-tune GPT-2 on dialogue summaries (train.csv: id, dialogue, summary).
 
-    The same command again goes on where the run stopped.
+    The same command again resumes a run that was stopped.
     """
     output = Output(as_json=as_json)
-    run_training(TrainingRequest("summarize", asdict(model), USUAL_FOLDER), training, output)
-    if export is not None and os.environ.get("RANK", "0") == "0":
-        _export(Path(training.results_dir or USUAL_FOLDER), export, output)
+    settings = read_settings(training, sources, asdict(model))
+    run = run_training("summarize", settings, DEFAULT_FOLDER, plan, output)
+    if run is not None and export is not None and os.environ.get("RANK", "0") == "0":
+        _export(run, export, output)
 
 
 def _export(run: Path, folder: Path, output: Output) -> None:

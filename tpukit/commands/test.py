@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpukit.commands.launching import in_all_processes
-from tpukit.commands.options.hardware import UseHardware
+from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
@@ -72,7 +72,7 @@ def test(
     if run is not None and checkpoint is not None:
         raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
     output = Output(as_json=as_json)
-    chosen = hardware.options()
+    chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     request, evaluate = _request(run, checkpoint, output)
     in_all_processes(chosen, kind, output)

@@ -7,7 +7,12 @@ from typing import Annotated
 import typer
 
 from tpukit.commands.options.option_sets import with_option_sets
-from tpukit.commands.options.training import TrainingOptions, TrainingRequest
+from tpukit.commands.options.training import (
+    PlanOption,
+    SettingSources,
+    TrainingOptions,
+    read_settings,
+)
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.training_run import run_training
 
@@ -18,6 +23,8 @@ app = typer.Typer()
 @with_option_sets
 def train(
     training: TrainingOptions,
+    sources: SettingSources,
+    plan: PlanOption = None,
     task: Annotated[
         str, typer.Option("--task", help="`eit`, or your own: my_file.py:MyTask.")
     ] = "eit",
@@ -30,7 +37,8 @@ def train(
 ) -> None:
     """Train EIT diffusion, or a task of your own.
 
-    The same command again goes on where the run stopped.
+    The same command again resumes a run that was stopped.
     """
-    usual = "results/deit" if task == "eit" else "results/{name}"
-    run_training(TrainingRequest(task, {"size": size}, usual), training, Output(as_json=json))
+    folder = "results/deit" if task == "eit" else "results/{name}"
+    settings = read_settings(training, sources, {"size": size})
+    run_training(task, settings, folder, plan, Output(as_json=json))

@@ -14,14 +14,18 @@ class HardwareOptions:
     """What a user may ask for; `tpukit.hardware.select` turns it into a backend."""
 
     hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
+    """Hardware: auto, tpu, gpu or cpu."""
     devices: int | None = None
-    """Devices of this host to use; None takes all that are there (one process on a CPU)."""
+    """Devices of this host to use (default: all; one process on a CPU)."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Precision of the forward pass: auto, bf16, fp16 or fp32; weights stay fp32."""
     shard: bool = False
     """Shard parameters and optimizer state over the devices."""
     compile: bool | None = None
-    """torch.compile; None lets the backend decide where it pays."""
+    """Use torch.compile (default: where it pays)."""
     deterministic: bool = False
+    """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
     memory_limit: int | None = None
-    """Bytes; a real limit on CPUs (eager and XLA), for rehearsals."""
+    """Memory limit: of the process on a CPU, of each device on GPUs (4GB)."""
     master_port: int | None = None
+    """Port of torchrun (default: a free one)."""

@@ -18,6 +18,8 @@ from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
 from tpukit.train.interrupts import StopRequest
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
+from tpukit.train.requests import TrainingResult
+from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import Progress, RunLog, format_bytes
 from tpukit.train.schedule import is_due, learning_rate
 from tpukit.train.step import Learner
@@ -40,8 +42,7 @@ class RunPlan:
     identity: dict[str, Any]
     artifacts: dict[str, bytes]
     loading: LoaderSettings
-    profile_folder: Path | None = None
-    """Where a trace of a few steps goes, if one is wanted."""
+    folder: RunFolder
 
 
 @dataclass
@@ -52,20 +53,10 @@ class RunState:
     best: dict[str, float] = field(default_factory=dict)
     last_loss: float = float("nan")
     scores: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunEnd:
-    """How a run ended."""
-
-    state: RunState
-    finished: bool
-    stopped_by: int | None
-    """The signal that stopped it, if one did."""
-    samples_per_second: float
-    compilations: int
-    compilations_after_warmup: int
-    graphs: dict[str, int]
+    resumed_from: int | None = None
+    """The step of the checkpoint that the run started from."""
+    stopped_by: int | None = None
+    """The signal that stopped the run, if one did."""
 
 
 class CompilationWatch:
@@ -153,10 +144,11 @@ class Engine:
         self._trained_steps = 0
 
     # -- the loop --------------------------------------------------------------------------------
-    def run(self) -> RunEnd:
+    def run(self) -> TrainingResult:
         """Trains from the present step to the last, or until it is stopped."""
         total, first_step = self.plan.total_steps, self.state.step
-        profile = ProfiledSteps(self.backend, self.plan.profile_folder, first_step)
+        traces = self.plan.folder.path / "profile" if self.config.profile else None
+        profile = ProfiledSteps(self.backend, traces, first_step)
         steps = self.training_batches(self.state.step, total)
         with Progress(total, self.state.step, "step") if self.log else nullcontext() as progress:
             self._restart_clock()
@@ -316,7 +308,7 @@ class Engine:
         self.state.best = {"loss": loss, "step": float(self.state.step)}
         return True
 
-    def end(self) -> RunEnd:
+    def end(self) -> TrainingResult:
         """Saves what is not saved yet and sums the run up."""
         finished = self.state.step >= self.plan.total_steps
         if not finished and not is_due(self.state.step, self.config.ckpt_every, 0):
@@ -324,16 +316,21 @@ class Engine:
         if self.writer is not None:
             self.writer.wait()
         numbers = self.backend.all_gather_objects(self.stop.signal_number)
-        seconds = self._trained_seconds
+        if not finished:
+            self.state.stopped_by = next((n for n in numbers if n is not None), None)
+        seconds, loss = self._trained_seconds, self.state.last_loss
         size = self.plan.split.global_batch_size
-        return RunEnd(
-            state=self.state,
-            finished=finished,
-            stopped_by=None if finished else next((n for n in numbers if n is not None), None),
+        return TrainingResult(
+            steps=self.state.step,
+            loss=loss if math.isfinite(loss) else None,
+            best=self.state.best,
+            run=str(self.plan.folder.path),
             samples_per_second=self._trained_steps * size / seconds if seconds else 0.0,
             compilations=self.backend.compilations(),
             compilations_after_warmup=self.watch.after_warmup,
             graphs={kind: count for kind, count in self.watch.graphs.items() if count},
+            resumed_from=self.state.resumed_from,
+            finished=finished,
         )
 
     # -- figures -----------------------------------------------------------------------------------

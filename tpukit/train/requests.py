@@ -1,13 +1,49 @@
-"""What `tpukit test` and `tpukit predict` ask of a task."""
+"""What the commands ask of the engine and of a task, and what a training run ends with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpukit.train.run_folder import TrainedRun
+from tpukit.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from tpukit.train.run_folder import RunFolder, TrainedRun
+    from tpukit.train.task import Task
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A training run to make or to resume."""
+
+    task: Task
+    config: TrainConfig
+    folder: RunFolder
+    task_settings: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own settings that were given, by options, `--set`, file or preset."""
+    spec: str = ""
+    """How the user named the task: `eit`, `summarize` or `my_file.py:MyTask`."""
+    command: str = "the same command"
+    """What the user typed, to print how to resume."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training run ended with; the fields of `--json`."""
+
+    steps: int
+    loss: float | None
+    best: dict[str, float]
+    run: str
+    samples_per_second: float
+    compilations: int
+    compilations_after_warmup: int
+    graphs: dict[str, int]
+    """Compilations by activity: start, train, evaluate, read, ..."""
+    resumed_from: int | None
+    finished: bool
 
 
 @dataclass(frozen=True)

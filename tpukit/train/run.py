@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,12 @@ from tpukit.train.checkpoint import (
     point,
     read_pointer,
 )
-from tpukit.train.config import ARITHMETIC, TrainConfig, as_dict
-from tpukit.train.engine import Engine, RunEnd, RunPlan, RunState
+from tpukit.train.config import ARITHMETIC, TrainConfig
+from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.interrupts import StopRequest, listening
 from tpukit.train.loader import LoaderSettings, workers_per_process
 from tpukit.train.precision_check import compare_bf16
+from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.restore import load_learner
 from tpukit.train.run_folder import RunFolder, RunLock, versions, write_config
 from tpukit.train.run_log import (
@@ -45,37 +45,9 @@ from tpukit.train.step import Learner
 from tpukit.train.task import PlanSettings, Task
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """What a training command asks for."""
-
-    task: Task
-    task_config: Mapping[str, Any]
-    """The task's own options, for config.toml."""
-    config: TrainConfig
-    folder: RunFolder
-    command: str
-    """What the user typed, to print where it goes on."""
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """What a run ended with; the fields of `--json`."""
-
-    steps: int
-    loss: float | None
-    best: dict[str, float]
-    run: str
-    samples_per_second: float
-    compilations: int
-    compilations_after_warmup: int
-    graphs: dict[str, int]
-    """Compilations by activity: start, train, evaluate, read, ..."""
-    resumed_from: int | None
-    finished: bool
-
-
-def train(request: RunRequest, backend: Backend, tell: Callable[[str], None]) -> RunSummary:
+def train(
+    request: TrainingRequest, backend: Backend, tell: Callable[[str], None]
+) -> TrainingResult:
     """Runs a request to its end, or to where a signal or the clock stops it.
 
     Raises InterruptedRunError after a signal, its checkpoint written.
@@ -105,7 +77,7 @@ def _say_nothing(message: str) -> None:
 
 # -- the folder and what is in it --------------------------------------------------------------
 def _claim_folder(
-    request: RunRequest, backend: Backend, stack: ExitStack, tell: Callable[[str], None]
+    request: TrainingRequest, backend: Backend, stack: ExitStack, tell: Callable[[str], None]
 ) -> None:
     """The main process makes and locks the folder; the others wait and keep to their logs."""
     folder = request.folder
@@ -152,7 +124,7 @@ def _import_run(source: Path, folder: RunFolder, tell: Callable[[str], None]) ->
 
 
 def _find_checkpoint(
-    request: RunRequest, backend: Backend, tell: Callable[[str], None]
+    request: TrainingRequest, backend: Backend, tell: Callable[[str], None]
 ) -> Checkpoint | None:
     """The newest good checkpoint, the same one in every process."""
     checkpoint = newest_good(request.folder.checkpoints, tell)
@@ -184,15 +156,15 @@ def _require_same_arithmetic(
 
 
 def _already_finished(
-    request: RunRequest, checkpoint: Checkpoint, tell: Callable[[str], None]
-) -> RunSummary:
+    request: TrainingRequest, checkpoint: Checkpoint, tell: Callable[[str], None]
+) -> TrainingResult:
     state = checkpoint.state
     tell(
         f"The run in {request.folder.path} is finished ({state.step} steps)."
         " --no-resume starts a new one; more --epochs or --max-steps go on with it."
     )
     losses = [row["loss"] for row in read_metrics(request.folder) if row["kind"] == "train"]
-    return RunSummary(
+    return TrainingResult(
         steps=state.step,
         loss=losses[-1] if losses else None,
         best=state.best,
@@ -207,7 +179,7 @@ def _already_finished(
 
 
 # -- the plan ------------------------------------------------------------------------------------
-def plan_run(request: RunRequest, backend: Backend) -> RunPlan:
+def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     """Opens the data and does the arithmetic of batches and steps."""
     task, config = request.task, request.config
     if not backend.is_main:
@@ -248,7 +220,7 @@ def plan_run(request: RunRequest, backend: Backend) -> RunPlan:
             seed=config.global_seed,
             start_worker=WorkerInit(),
         ),
-        profile_folder=request.folder.path / "profile" if config.profile else None,
+        folder=request.folder,
     )
 
 
@@ -263,18 +235,19 @@ def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, An
 
 # -- training ------------------------------------------------------------------------------------
 def _train_from(
-    request: RunRequest,
+    request: TrainingRequest,
     plan: RunPlan,
     checkpoint: Checkpoint | None,
     backend: Backend,
     stop: StopRequest,
     tell: Callable[[str], None],
-) -> RunSummary:
+) -> TrainingResult:
     folder = request.folder
     learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
     state = RunState()
     if checkpoint is not None:
         state.step, state.best = checkpoint.state.step, dict(checkpoint.state.best)
+        state.resumed_from = state.step
     with ExitStack() as stack:
         log, writer = None, None
         if backend.is_main:
@@ -282,32 +255,32 @@ def _train_from(
             write_config(folder, _config_tables(request, plan, backend))
             log = RunLog(folder, tell)
             stack.callback(log.close)
-            _tell_start(plan, backend, learner, folder, state.step, log)
+            _log_start(plan, backend, learner, folder, state.step, log)
             writer = BackgroundWriter(folder.checkpoints)
             stack.callback(writer.close)
         if request.config.check_bf16:
             verdict = compare_bf16(learner, plan)
             if log:
                 log.text(verdict)
-        end = Engine(plan, learner, state, stop, log, writer).run()
+        result = Engine(plan, learner, state, stop, log, writer).run()
         if log:
-            _tell_end(request, end, log)
-    if end.stopped_by is not None:
+            _log_end(request, state, result, log)
+    if state.stopped_by is not None:
         raise InterruptedRunError(
             f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written.",
             f"Go on with: {request.command}",
-            signal_number=end.stopped_by,
+            signal_number=state.stopped_by,
         )
-    return _summary(request, end, checkpoint)
+    return result
 
 
 # -- what is told --------------------------------------------------------------------------------
 def _config_tables(
-    request: RunRequest, plan: RunPlan, backend: Backend
+    request: TrainingRequest, plan: RunPlan, backend: Backend
 ) -> dict[str, Mapping[str, Any]]:
     return {
-        "train": as_dict(request.config),
-        "task": {"name": request.task.name, **request.task_config},
+        "train": asdict(request.config),
+        "task": {"name": request.task.name, **request.task_settings},
         "decided": {
             **backend.describe(),
             "devices": backend.devices,
@@ -322,7 +295,7 @@ def _config_tables(
     }
 
 
-def _tell_start(
+def _log_start(
     plan: RunPlan, backend: Backend, learner: Learner, folder: RunFolder, step: int, log: RunLog
 ) -> None:
     parameters = backend.parameters(learner.model)
@@ -343,27 +316,13 @@ def _tell_start(
         log.text("Warning: the disk may fill up: free some, or raise --ckpt-every.")
 
 
-def _tell_end(request: RunRequest, end: RunEnd, log: RunLog) -> None:
+def _log_end(
+    request: TrainingRequest, state: RunState, result: TrainingResult, log: RunLog
+) -> None:
     curve = draw_loss_curve(request.folder)
     if curve:
         log.text(f"Loss curve: {curve}")
-    if end.finished:
-        log.text(f"Done: {end.state.step} steps, loss {end.state.last_loss:.4g}.")
-    elif end.stopped_by is None:
-        log.text(f"Time is up after step {end.state.step}. Go on with: {request.command}")
-
-
-def _summary(request: RunRequest, end: RunEnd, checkpoint: Checkpoint | None) -> RunSummary:
-    loss = end.state.last_loss
-    return RunSummary(
-        steps=end.state.step,
-        loss=loss if math.isfinite(loss) else None,
-        best=end.state.best,
-        run=str(request.folder.path),
-        samples_per_second=end.samples_per_second,
-        compilations=end.compilations,
-        compilations_after_warmup=end.compilations_after_warmup,
-        graphs=end.graphs,
-        resumed_from=checkpoint.state.step if checkpoint else None,
-        finished=end.finished,
-    )
+    if result.finished:
+        log.text(f"Done: {result.steps} steps, loss {state.last_loss:.4g}.")
+    elif state.stopped_by is None:
+        log.text(f"Time is up after step {result.steps}. Go on with: {request.command}")

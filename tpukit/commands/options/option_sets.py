@@ -1,36 +1,124 @@
-"""Options that several commands share, kept as dataclasses and unfolded into a signature."""
+"""Options that several commands share: dataclasses unfolded into a command's signature."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar, cast, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import typer
+
+from tpukit.io.units import parse_bytes, parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Given = dict[str, Any]
+"""Options by field name; those that were not given are left out."""
+
+ALIASES = {"devices": "--nproc"}
+PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "max_time": (parse_duration, "DURATION"),
+    "memory_limit": (parse_bytes, "SIZE"),
+}
+"""Fields whose option has a unit, and how its value is shown in `--help`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptionSet:
+    """Parameters of a command that stand for fields of a config; see `options_of`."""
+
+    parameters: Sequence[inspect.Parameter]
+
+
+def options_of(config: type, panels: Mapping[str, Sequence[str]]) -> OptionSet:
+    """Typer options for some fields of a config dataclass, by the panels that `--help` shows.
+
+    Name, type, default and help are the field's: its docstring is the help text, followed by the
+    default where the docstring does not speak of one. Annotate a parameter of a command decorated
+    with `with_option_sets`; it receives a dict of what was given, for `build` or `resolve`:
+
+        given: Annotated[Given, options_of(TrainConfig, {"Hardware": ("hw", "devices")})]
+    """
+    hints, docs = get_type_hints(config), field_docs(config)
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return OptionSet([
+        _parameter(name, hints[name], _help(docs[name], defaults[name]), defaults[name], panel)
+        for panel, names in panels.items()
+        for name in names
+    ])  # fmt: skip
+
+
+def field_docs(config: type) -> dict[str, str]:
+    """The docstring that follows each field of a dataclass, its bases' included, from the source.
+
+    One line each; a field without a docstring is an error in the code.
+    """
+    docs: dict[str, str] = {}
+    for base in reversed([base for base in config.__mro__ if dataclasses.is_dataclass(base)]):
+        [definition] = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, after in zip(definition.body, definition.body[1:], strict=False):
+            match field, after:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    docs[name] = " ".join(text.split())
+    return docs
+
+
+def _help(doc: str, default: Any) -> str:
+    if default is None or isinstance(default, bool) or "default" in doc:
+        return doc
+    return f"{doc.removesuffix('.')} (default: {default})."
+
+
+def _parameter(name: str, hint: Any, text: str, default: Any, panel: str) -> inspect.Parameter:
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    kind = str if get_origin(hint) is Literal else kinds[0]
+    flag = f"--{name.replace('_', '-')}"
+    names = [flag, ALIASES[name]] if name in ALIASES else [flag]
+    if kind is bool and default is not False:
+        names = [f"{flag}/--no-{flag[2:]}"]
+    parser, metavar = PARSERS.get(name, (None, None))
+    option = typer.Option(*names, rich_help_panel=panel, help=text, parser=parser, metavar=metavar)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
 
 
 def with_option_sets(command: Command) -> Command:
-    """Lets parameters annotated with a dataclass of options stand for its fields.
+    """Lets a parameter stand for several options.
 
-    Typer sees one flat signature; the command is called with the dataclasses built.
+    Annotated with a dataclass of options, it receives that dataclass built; annotated with
+    `options_of`, a dict of the options that were given. Typer sees one flat signature.
     """
     hints = get_type_hints(command, include_extras=True)
-    sets: dict[str, Any] = {n: h for n, h in hints.items() if dataclasses.is_dataclass(h)}
+    dataclass_sets: dict[str, Any] = {n: h for n, h in hints.items() if dataclasses.is_dataclass(h)}
+    given_sets = {n: s for n, h in hints.items() if (s := _option_set(h)) is not None}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in sets:
-            parameters += _field_parameters(sets[name])
+        if name in dataclass_sets:
+            parameters += _field_parameters(dataclass_sets[name])
+        elif name in given_sets:
+            parameters += given_sets[name].parameters
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
     @functools.wraps(command)
     def flat(**values: Any) -> Any:
-        built = {
+        built: dict[str, Any] = {
             name: options(**{f.name: values.pop(f.name) for f in dataclasses.fields(options)})
-            for name, options in sets.items()
+            for name, options in dataclass_sets.items()
         }
+        for name, options in given_sets.items():
+            taken = {p.name: values.pop(p.name) for p in options.parameters}
+            built[name] = {n: v for n, v in taken.items() if v is not None}
         return command(**built, **values)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
@@ -39,6 +127,11 @@ def with_option_sets(command: Command) -> Command:
     # Typer would otherwise read the signature of the wrapped command.
     del flat.__wrapped__
     return cast(Command, flat)
+
+
+def _option_set(hint: Any) -> OptionSet | None:
+    found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, OptionSet)]
+    return found[0] if found else None
 
 
 def _field_parameters(options: Any) -> list[inspect.Parameter]:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tpukit.commands.options.training import TrainingOptions, TrainingRequest
+from tpukit.commands.options.option_sets import Given, options_of
+from tpukit.train.config import TrainConfig
 
 TASK, SEARCH, HARDWARE = "Task", "Search", "Hardware"
 TASK_OWN = ("size", "model", "block_size", "loss", "tokenizer", "init")
@@ -34,10 +35,6 @@ class SearchOptions:
     margin: Annotated[
         float, _option("--margin", panel=SEARCH, help="Memory the recommended batch leaves free.")
     ] = 0.05
-    global_batch_size: Annotated[
-        int | None,
-        _option("--global-batch-size", panel=SEARCH, help="Find the accumulation that reaches it."),
-    ] = None
     time_limit: Annotated[
         str | None,
         _option("--time-limit", panel=SEARCH, help="Longest a trial may take (10m; compiler 30m)."),
@@ -70,63 +67,26 @@ class TaskOptions:
     init: Annotated[
         str | None, _option("--init", panel=TASK, help="Summaries: the weights to start from.")
     ] = None
-    settings: Annotated[
-        list[str] | None, _option("--set", panel=TASK, help="NAME=VALUE: any other setting.")
-    ] = None
-    config: Annotated[
-        str | None, _option("--config", panel=TASK, help="A TOML file of settings.")
-    ] = None
-    preset: Annotated[
-        str | None, _option("--preset", panel=TASK, help="quick, safe, balanced or fast.")
-    ] = None
-    data_path: Annotated[
-        str | None, _option("--data-path", panel=TASK, help="Folder of the data, for its lengths.")
-    ] = None
 
-    def request(self) -> TrainingRequest:
-        """The task's own part of a training."""
-        return TrainingRequest(self.task, {name: getattr(self, name) for name in TASK_OWN}, "")
+    def own(self) -> dict[str, Any]:
+        """The task's own options; None is not given."""
+        return {name: getattr(self, name) for name in TASK_OWN}
 
 
-@dataclass(frozen=True)
-class PlaceOptions:
-    """Where it would be trained; None is not given."""
+PlaceOptions = Annotated[
+    Given,
+    options_of(
+        TrainConfig,
+        {
+            HARDWARE: ("hw", "devices", "precision", "shard", "memory_limit"),
+            TASK: ("data_path",),
+            SEARCH: ("global_batch_size",),
+        },
+    ),
+]
+"""Where the task would be trained, on what data, and at which global batch size."""
 
-    target: Annotated[
-        str | None,
-        _option("--target", panel=HARDWARE, help="Ask the TPU compiler: v5e-8, v6e-1, v4-8, ..."),
-    ] = None
-    hw: Annotated[
-        str | None, _option("--hw", panel=HARDWARE, help="Measure on auto, tpu, gpu or cpu.")
-    ] = None
-    devices: Annotated[
-        int | None, _option("--devices", "--nproc", panel=HARDWARE, help="Devices to use (all).")
-    ] = None
-    precision: Annotated[
-        str | None, _option("--precision", panel=HARDWARE, help="auto, bf16, fp16, fp32 (auto).")
-    ] = None
-    shard: Annotated[
-        bool, _option("--shard", panel=HARDWARE, help="Shard weights and optimizer over devices.")
-    ] = False
-    memory_limit: Annotated[
-        str | None,
-        _option("--memory-limit", panel=HARDWARE, help="Memory to live within (measured): 4GB."),
-    ] = None
-
-
-def training_options(
-    search: SearchOptions, task: TaskOptions, place: PlaceOptions
-) -> TrainingOptions:
-    """What a training command would be given for the same."""
-    return TrainingOptions(
-        data_path=task.data_path,
-        global_batch_size=search.global_batch_size,
-        preset=task.preset,
-        config=task.config,
-        hw=place.hw,
-        devices=place.devices,
-        precision=place.precision,
-        shard=place.shard or None,
-        memory_limit=place.memory_limit,
-        settings=task.settings,
-    )
+TargetOption = Annotated[
+    str | None,
+    _option("--target", panel=HARDWARE, help="Ask the TPU compiler: v5e-8, v6e-1, v4-8, ..."),
+]

@@ -1,0 +1,123 @@
+"""Options are their config's fields: one declaration, one help text, one default."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tpukit.commands.options.option_sets import Given, field_docs, options_of, with_option_sets
+from tpukit.commands.options.training import (
+    TRAINING_PANELS,
+    SettingSources,
+    TrainingOptions,
+    read_settings,
+)
+from tpukit.errors import ConfigError
+from tpukit.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Oven:
+    """A config to derive options from."""
+
+    degrees: int = 180
+    """Temperature
+    in Celsius."""
+    fan: bool | None = None
+    """Use the fan (default: where there is one)."""
+    grill: bool = False
+    """Use the grill."""
+    shelf: str = "middle"
+    """Not among the options."""
+
+
+def run(*arguments: str) -> tuple[Given, str]:
+    """What a command with the oven's options receives, and what it prints."""
+    app, received = typer.Typer(), {}
+
+    @app.command()
+    @with_option_sets
+    def bake(
+        given: Annotated[Given, options_of(Oven, {"Heat": ("degrees", "fan", "grill")})],
+        cake: str = "sponge",
+    ) -> None:
+        received.update(given, cake=cake)
+
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}, catch_exceptions=False)
+    return received, result.output
+
+
+def test_a_command_receives_what_was_given_and_nothing_else():
+    assert run()[0] == {"cake": "sponge"}
+    assert run("--degrees", "200", "--no-fan", "--grill")[0] == {
+        "degrees": 200, "fan": False, "grill": True, "cake": "sponge",
+    }  # fmt: skip
+
+
+def test_help_shows_docstring_default_and_panel():
+    text = run("--help")[1]
+    assert "Temperature in Celsius (default: 180)." in text and "Heat" in text
+    assert "--no-fan" in text and "--no-grill" not in text and "--shelf" not in text
+    assert text.count("default: where there is one") == 1
+
+
+def test_every_field_of_the_training_config_has_a_docstring():
+    assert field_docs(TrainConfig).keys() == {f.name for f in dataclasses.fields(TrainConfig)}
+
+
+@pytest.fixture
+def parsed():
+    """What `read_settings` makes of a training command's arguments."""
+
+    def parse(*arguments: str):
+        app, made = typer.Typer(), []
+
+        @app.command()
+        @with_option_sets
+        def train(training: TrainingOptions, sources: SettingSources) -> None:
+            made.append(read_settings(training, sources, {"size": None, "model": "gpt2"}))
+
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+        return made[0]
+
+    return parse
+
+
+def test_every_training_option_reaches_its_field(parsed):
+    values = {"max_time": ("1h", 3600.0), "memory_limit": ("2GiB", 2**31), "hw": ("cpu", "cpu"),
+              "precision": ("bf16", "bf16"), "lr": ("0.5", 0.5)}  # fmt: skip
+    hints = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    words: list[str] = []
+    expected = {}
+    for name in (name for names in TRAINING_PANELS.values() for name in names):
+        text, value = values.get(name, ("7", 7))
+        flag = f"--{name.replace('_', '-')}"
+        if "bool" in str(hints[name].type):
+            words, expected[name] = [*words, flag], True
+        elif "str" in str(hints[name].type):
+            words, expected[name] = [*words, flag, text], text
+        else:
+            words, expected[name] = [*words, flag, text], value
+    assert parsed(*words).train == expected
+
+
+def test_an_option_overrides_set_and_both_override_the_file(parsed, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('hw = "tpu"\ndevices = 4\nprecision = "fp32"\n[task]\nsize = "tiny"\n')
+    settings = parsed("--nproc", "3", "--set", "devices=2", "--set", "precision=bf16",
+                      "--set", "depth=5", "--config", str(file))  # fmt: skip
+    hardware = settings.hardware()
+    assert (hardware.hw, hardware.devices, hardware.precision) == ("tpu", 3, "bf16")
+    assert settings.task == {"model": "gpt2", "depth": 5} and settings.file.task == {"size": "tiny"}
+
+
+def test_units_that_cannot_be_read_are_named(parsed):
+    with pytest.raises(ConfigError, match="invalid duration 'soon'"):
+        parsed("--max-time", "soon")
+    with pytest.raises(ConfigError, match="invalid amount of memory 'much'"):
+        parsed("--memory-limit", "much")
