@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tpukit.commands.reports.batch import as_text
+from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Finding
 from tpukit.probe.batch.trial import MemoryByKind, StepCost, Trial
-from tpukit.probe.compiler.targets import GIB, find_target
+from tpukit.probe.compiler.targets import find_target
 
 
 def answer() -> Finding:

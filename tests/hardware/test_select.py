@@ -1,38 +1,49 @@
-"""What is chosen on made-up machines: without torch, and nothing falls back in silence."""
+"""Which hardware is selected, on recorded machines: without torch, and without silent fallbacks."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from tpukit.errors import HardwareError
-from tpukit.hardware import detect as presence
-from tpukit.hardware import select as choice
-from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.precision import choose_precision
-from tpukit.hardware.select import find_kind, prepare_environment, process_count
+from tpukit.hardware import select
+from tpukit.hardware.detect import TPU_VARIABLES
+from tpukit.hardware.options import HardwareOptions, choose_precision
+from tpukit.hardware.recorded_host import PlayedHost
+from tpukit.hardware.select import find_kind, prepare_environment, rank_count
 
 STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCESS_ADDRESSES",
             "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS",
             "USE_TORCH_XLA", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG",
-            "TF_CPP_MIN_LOG_LEVEL", *presence.TPU_VARIABLES)  # fmt: skip
+            "TF_CPP_MIN_LOG_LEVEL", *TPU_VARIABLES)  # fmt: skip
+
+
+def files_of(chips=0, gpus=0, pci_device="0x0063"):
+    """The files by which a machine with so many v5e chips and GPUs is recognised."""
+    files = {}
+    for chip in range(chips):
+        folder = f"/sys/bus/pci/devices/0000:00:{chip:02}.0"
+        files |= {f"{folder}/vendor": "0x1ae0\n", f"{folder}/device": f"{pci_device}\n"}
+    for gpu in range(gpus):
+        files[f"/proc/driver/nvidia/gpus/0000:0{gpu}/information"] = "Model: Tesla T4\n"
+    return files
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets what is here: TPU chips and GPUs; the environment is as it was afterwards."""
+    """Sets the hardware of this machine; the environment is restored afterwards."""
     for name in STEERING:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
-    def is_made_of(chips=0, gpus=0):
-        monkeypatch.setattr(presence, "has_tpu", lambda: chips > 0)
-        monkeypatch.setattr(presence, "tpu_chips", lambda: chips)
-        monkeypatch.setattr(presence, "gpu_count", lambda: gpus)
+    def has(chips=0, gpus=0, pci_device="0x0063"):
+        host = PlayedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
+        monkeypatch.setattr(select, "RealHost", lambda: host)
 
-    return is_made_of
+    return has
 
 
 @pytest.mark.parametrize(
@@ -78,7 +89,7 @@ def test_what_cannot_be_is_an_error(machine, chips, gpus, options):
 
 def test_torch_xla_missing(machine, monkeypatch):
     machine(8)
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HardwareError, match="not installed"):
         find_kind(HardwareOptions(hw="tpu"))
 
@@ -99,66 +110,47 @@ def test_precision(asked, kind, native, chosen):
     assert choose_precision(asked, kind, native_bf16=native) == chosen
 
 
-def test_processes(machine):
+def test_rank_count(machine):
     machine(gpus=2)
-    assert process_count(HardwareOptions(), "gpu") == 2
-    assert process_count(HardwareOptions(devices=1), "gpu") == 1
-    assert process_count(HardwareOptions(devices=3), "cpu") == 3
-    assert process_count(HardwareOptions(devices=8), "tpu") == 1
+    assert rank_count(HardwareOptions(), "gpu") == 2
+    assert rank_count(HardwareOptions(devices=1), "gpu") == 1
+    assert rank_count(HardwareOptions(devices=3), "cpu") == 3
+    assert rank_count(HardwareOptions(devices=8), "tpu") == 1
 
 
-def test_environment_of_a_rehearsal(machine, monkeypatch):
+def test_environment_of_emulation(machine, monkeypatch):
     machine()
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     prepare_environment(HardwareOptions(hw="tpu", devices=4))
-    assert choice.os.environ["CPU_NUM_DEVICES"] == "4"
+    assert os.environ["CPU_NUM_DEVICES"] == "4"
 
 
 def test_environment_of_part_of_a_tpu(machine, monkeypatch):
     machine(8)
     monkeypatch.setenv("TPU_PROCESS_ADDRESSES", "local")
     prepare_environment(HardwareOptions(devices=4))
-    assert choice.os.environ["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
-    assert choice.os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
-    assert "TPU_PROCESS_ADDRESSES" not in choice.os.environ
+    assert os.environ["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+    assert os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
+    assert "TPU_PROCESS_ADDRESSES" not in os.environ
     with pytest.raises(HardwareError, match="--devices 3"):
         prepare_environment(HardwareOptions(devices=3))
+
+
+def test_part_of_a_tpu_whose_chips_are_two_devices_each(machine):
+    machine(chips=4, pci_device="0x0076")
+    prepare_environment(HardwareOptions(devices=8))
+    assert "TPU_VISIBLE_CHIPS" not in os.environ
+    prepare_environment(HardwareOptions(devices=4))
+    assert os.environ["TPU_VISIBLE_CHIPS"] == "0,1"
+    with pytest.raises(HardwareError, match="--devices 1"):
+        prepare_environment(HardwareOptions(devices=1))
 
 
 def test_environment_of_a_gpu(machine):
     machine(gpus=1)
     prepare_environment(HardwareOptions(deterministic=True))
-    assert choice.os.environ["USE_TORCH_XLA"] == "0"
-    assert choice.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-
-
-def test_devices_by_their_files(tmp_path):
-    for number, (vendor, device) in enumerate(
-        [("0x1ae0", "0x0063"), ("0x1ae0", "0x0063"), ("0x1ae0", "0x001f"), ("0x10de", "0x2330")]
-    ):
-        folder = tmp_path / f"sys/bus/pci/devices/0000:00:{number:02}.0"
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(vendor + "\n")
-        (folder / "device").write_text(device + "\n")
-    assert presence.tpu_chips(tmp_path) == 2
-    assert presence.has_tpu({}, tmp_path)
-
-
-def test_a_tpu_passed_into_a_container(tmp_path):
-    (tmp_path / "dev/vfio").mkdir(parents=True)
-    (tmp_path / "dev/vfio/0").touch()
-    assert not presence.has_tpu({}, tmp_path)
-    assert presence.has_tpu({"ISTPUVM": "1"}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"), [(None, 2), ("0", 1), ("1,0", 2), ("", 0), ("-1", 0), ("0,-1,1", 1)]
-)
-def test_gpus_by_their_files(tmp_path, visible, count):
-    for number in range(2):
-        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}").mkdir(parents=True)
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert presence.gpu_count(environment, tmp_path) == count
+    assert os.environ["USE_TORCH_XLA"] == "0"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_deciding_imports_no_torch():

@@ -8,14 +8,14 @@ import typer
 
 from tpukit.commands.output import Output
 from tpukit.hardware.options import HardwareOptions, Kind
-from tpukit.hardware.select import process_count
+from tpukit.hardware.select import rank_count
 
 
 def in_all_processes(hardware: HardwareOptions, kind: Kind, output: Output) -> None:
     """Returns where this process is one of those that work; starts them and ends otherwise."""
     from tpukit.hardware.launch.launcher import is_launched, launch
 
-    processes = process_count(hardware, kind)
+    processes = rank_count(hardware, kind)
     if processes > 1 and not is_launched():
         output.hand_over()
         raise typer.Exit(launch(sys.argv[1:], processes, hardware))

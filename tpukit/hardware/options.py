@@ -1,9 +1,11 @@
-"""What a user may ask of the hardware. No torch here: commands decide with it before any import."""
+"""What a user may ask of the hardware. Imports no torch: commands decide with it before that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from tpukit.errors import HardwareError
 
 Kind = Literal["tpu", "gpu", "cpu"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -29,3 +31,19 @@ class HardwareOptions:
     """Memory limit: of the process on a CPU, of each device on GPUs (4GB)."""
     master_port: int | None = None
     """Port of torchrun (default: a free one)."""
+
+
+def choose_precision(
+    requested: Literal["auto", "bf16", "fp16", "fp32"], kind: Kind, *, native_bf16: bool
+) -> Precision:
+    """The precision of a forward pass: as requested, or the fastest that is native here."""
+    if requested == "fp16" and kind == "tpu":
+        raise HardwareError(
+            "--precision fp16: TPUs do not support fp16.",
+            "Use --precision bf16: as fast on a TPU, and it needs no gradient scaler.",
+        )
+    if requested != "auto":
+        return requested
+    if kind == "cpu":
+        return "fp32"
+    return "bf16" if kind == "tpu" or native_bf16 else "fp16"

@@ -1,4 +1,4 @@
-"""From what a user asks to a backend. Imports no torch before `open_backend`."""
+"""Selects the hardware of a run and opens its backend. Imports no torch before `open_backend`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import os
 from typing import TYPE_CHECKING
 
 from tpukit.errors import HardwareError
-from tpukit.hardware import detect
-from tpukit.hardware.detect import is_rehearsal
-from tpukit.hardware.options import HardwareOptions, Kind
-from tpukit.hardware.precision import choose_precision
+from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware, is_emulated
+from tpukit.hardware.host import RealHost
+from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
@@ -23,7 +22,7 @@ def open_backend(options: HardwareOptions) -> Backend:
     """The backend for these options.
 
     Raises:
-        HardwareError: what was asked for is not here, or cannot do it.
+        HardwareError: the hardware is not here, or cannot do what the options ask for.
     """
     kind = prepare_environment(options)
     if kind == "tpu":
@@ -36,33 +35,27 @@ def open_backend(options: HardwareOptions) -> Backend:
 
 
 def find_kind(options: HardwareOptions) -> Kind:
-    """Which hardware these options mean on this machine; nothing is started or imported.
+    """The hardware that these options select on this machine; nothing is started or imported.
 
     Raises:
-        HardwareError: it is not here, or cannot do what was asked.
+        HardwareError: it is not here, or cannot do what the options ask for.
     """
-    kind = _auto() if options.hw == "auto" else options.hw
-    if kind == "tpu":
-        _check_tpu(options)
-    elif kind == "gpu":
-        _check_gpu(options)
-    if options.devices is not None and options.devices < 1:
-        raise HardwareError(f"--devices {options.devices}: at least one device is needed.")
-    return kind
+    return _check(options, _this_machine())
 
 
-def process_count(options: HardwareOptions, kind: Kind) -> int:
-    """Processes a run on this host needs: one a GPU; one alone drives all devices of a TPU."""
+def rank_count(options: HardwareOptions, kind: Kind) -> int:
+    """Ranks of a run on this host: one a GPU; a single one drives all devices of a TPU."""
     if kind == "gpu":
-        return options.devices or detect.gpu_count()
+        return options.devices or len(_this_machine().gpus)
     return (options.devices or 1) if kind == "cpu" else 1
 
 
 def prepare_environment(options: HardwareOptions) -> Kind:
-    """Sets what torch_xla, CUDA and accelerate read from the environment when they are imported."""
-    kind = find_kind(options)
+    """Sets what torch_xla, CUDA and accelerate read from the environment at import."""
+    hardware = _this_machine()
+    kind = _check(options, hardware)
     if kind == "tpu":
-        _prepare_xla(options)
+        _prepare_xla(options, hardware.tpu)
     else:
         # accelerate would import torch_xla where it is installed, and then insist on it.
         os.environ["USE_TORCH_XLA"] = "0"
@@ -73,20 +66,31 @@ def prepare_environment(options: HardwareOptions) -> Kind:
     return kind
 
 
-def _auto() -> Kind:
-    told = os.environ.get("PJRT_DEVICE", "TPU").upper() == "TPU"
-    if told and detect.has_tpu():
-        return "tpu"
-    return "gpu" if detect.gpu_count() else "cpu"
+def _this_machine() -> Hardware:
+    return detect_hardware(RealHost())
 
 
-def _check_tpu(options: HardwareOptions) -> None:
+def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
+    kind = hardware.kind if options.hw == "auto" else options.hw
+    if kind == "tpu":
+        _check_tpu(options, hardware)
+    elif kind == "gpu":
+        _check_gpu(options, hardware)
+    if options.devices is not None and options.devices < 1:
+        raise HardwareError(
+            f"--devices {options.devices}: at least one device is needed.", "Use --devices 1."
+        )
+    return kind
+
+
+def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
     choose_precision(options.precision, "tpu", native_bf16=True)
-    if not is_rehearsal() and not detect.has_tpu():
+    emulated = is_emulated(os.environ)
+    if not emulated and hardware.tpu is None:
         raise HardwareError(
             "--hw tpu: there is no TPU on this machine.",
-            "PJRT_DEVICE=CPU CPU_NUM_DEVICES=8 in front of the command rehearses it on 8 virtual "
-            "devices; `tpukit probe-batch --target v5e-8` asks the TPU compiler.",
+            "Set PJRT_DEVICE=CPU CPU_NUM_DEVICES=8 for emulation on CPU (8 virtual devices), or "
+            "ask the TPU compiler: `tpukit probe-batch --target v5e-8`.",
             id="no-tpu",
         )
     if importlib.util.find_spec("torch_xla") is None:
@@ -96,29 +100,33 @@ def _check_tpu(options: HardwareOptions) -> None:
             "machine; '.[xla]' for emulation on CPU (virtual devices).",
             id="no-torch-xla",
         )
-    if options.memory_limit is not None and not is_rehearsal():
+    if options.memory_limit is not None and not emulated:
         raise HardwareError(
             "--memory-limit: a TPU's memory cannot be limited.",
-            "Leave it out, or rehearse with PJRT_DEVICE=CPU.",
+            "Leave it out, or set PJRT_DEVICE=CPU for emulation on CPU.",
         )
 
 
-def _check_gpu(options: HardwareOptions) -> None:
-    count = detect.gpu_count()
+def _check_gpu(options: HardwareOptions, hardware: Hardware) -> None:
+    count = len(hardware.gpus)
     if count == 0:
+        hidden = f" ({hardware.hidden_gpus} hidden by CUDA_VISIBLE_DEVICES)"
         raise HardwareError(
-            "--hw gpu: there is no GPU on this machine (or CUDA_VISIBLE_DEVICES hides it).",
-            "`tpukit doctor` shows what is here; --hw cpu runs on the processor.",
+            f"--hw gpu: there is no GPU on this machine{hidden if hardware.hidden_gpus else ''}.",
+            "Run `tpukit doctor` to see the hardware; --hw cpu runs on the CPU.",
             id="no-gpu",
         )
     if options.devices is not None and options.devices > count:
-        raise HardwareError(f"--devices {options.devices}: this machine has {count} GPUs.")
+        raise HardwareError(
+            f"--devices {options.devices}: this machine has {count} GPUs.",
+            f"Use --devices {count}.",
+        )
 
 
-def _prepare_xla(options: HardwareOptions) -> None:
-    # XLA announces the end of its own partitioner several times a compilation.
+def _prepare_xla(options: HardwareOptions, tpu: TpuChips | None) -> None:
+    # XLA logs the end of its own partitioner several times a compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if is_rehearsal():
+    if tpu is None or is_emulated(os.environ):
         if options.devices is not None:
             os.environ["CPU_NUM_DEVICES"] = str(options.devices)
         return
@@ -127,17 +135,20 @@ def _prepare_xla(options: HardwareOptions) -> None:
     if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
         del os.environ["TPU_PROCESS_ADDRESSES"]
     if options.devices is not None:
-        _limit_chips(options.devices)
+        _limit_chips(options.devices, tpu)
 
 
-def _limit_chips(devices: int) -> None:
-    if devices not in CHIP_BOUNDS:
+def _limit_chips(devices: int, tpu: TpuChips) -> None:
+    chips, rest = divmod(devices, tpu.devices_per_chip)
+    if rest or chips not in CHIP_BOUNDS:
+        possible = [n * tpu.devices_per_chip for n in CHIP_BOUNDS]
         raise HardwareError(
-            f"--devices {devices}: a TPU host is split into 1, 2, 4 or 8 chips.",
-            f"The nearest: --devices {min(CHIP_BOUNDS, key=lambda n: abs(n - devices))}.",
+            f"--devices {devices}: invalid number of TPU devices; a host is split into 1, 2, 4 or"
+            " 8 chips.",
+            f"Use --devices {min(possible, key=lambda n: abs(n - devices))}.",
         )
-    if devices == (detect.tpu_chips() or devices + 1):
+    if devices == tpu.devices:
         return
-    os.environ["TPU_VISIBLE_CHIPS"] = ",".join(str(chip) for chip in range(devices))
-    os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] = CHIP_BOUNDS[devices]
+    os.environ["TPU_VISIBLE_CHIPS"] = ",".join(str(chip) for chip in range(chips))
+    os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] = CHIP_BOUNDS[chips]
     os.environ["TPU_PROCESS_BOUNDS"] = "1,1,1"

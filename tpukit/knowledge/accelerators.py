@@ -1,9 +1,9 @@
-"""TPUs by PCI id, GPUs by name, and what each number format is on them."""
+"""TPU generations and GPU models: how to recognise them, and what they can do."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,17 +15,44 @@ _TABLE = Path(__file__).parent / "tables" / "devices.toml"
 
 
 @dataclass(frozen=True)
-class TpuKind:
+class CompilerTarget:
+    """What the TPU compiler counts as one device of a generation, and that device's peak rates."""
+
+    memory_gib: float
+    """HBM that programs may use, as the compiler reports it."""
+    flops_per_second: float
+    """bf16 operations."""
+    bytes_per_second: float
+    """HBM bandwidth."""
+    counts: Literal["chips", "cores"]
+    """What the number in a Cloud name counts."""
+    topologies: dict[int, str]
+    """The number in a Cloud name -> libtpu's topology."""
+    link_bytes_per_second: float | None = None
+    """Bandwidth between devices, all links and both directions; None where it is not published."""
+    devices_per_count: float = 1.0
+    approximate: str | None = None
+    """Why the compiler's answer differs from this TPU's, where it does."""
+
+
+@dataclass(frozen=True)
+class TpuGeneration:
     """A TPU generation. A device is what torch counts: a chip, or a core of one."""
 
-    generation: str
+    name: str
     devices_per_chip: int
     memory_gib: int
-    """Of one device."""
+    """HBM of one device."""
     pci_device: str
-    accelerator_types: tuple[str, ...]
-    """How cloud names of this generation start."""
+    cloud_names: tuple[str, ...]
+    """How Cloud names of this generation start; the first is tpukit's own."""
+    device_kinds: tuple[str, ...]
+    """The runtime's names of a device."""
+    has_kernels: bool
+    """Whether a core runs tpukit's Pallas kernels."""
     pci_subsystem: str | None = None
+    compiler: CompilerTarget | None = None
+    """None where the compiler has no topology of it."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +68,38 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
 
 
-def tpu_kinds() -> list[TpuKind]:
-    """All generations that are known."""
-    rows = (
-        {**row, "accelerator_types": tuple(row["accelerator_types"])} for row in _table()["tpu"]
-    )
-    return [TpuKind(**row) for row in rows]
+@cache
+def tpu_generations() -> tuple[TpuGeneration, ...]:
+    """All known generations, the oldest first."""
+    return tuple(_generation(row) for row in _table()["tpu"])
 
 
-def tpu_by_pci(device: str, subsystem: str | None) -> TpuKind | None:
+def _generation(row: Mapping[str, Any]) -> TpuGeneration:
+    names = {key: tuple(row[key]) for key in ("cloud_names", "device_kinds")}
+    compiler = None
+    if "compiler" in row:
+        topologies = {int(count): name for count, name in row["compiler"]["topologies"].items()}
+        compiler = CompilerTarget(**{**row["compiler"], "topologies": topologies})
+    return TpuGeneration(**{**row, **names, "compiler": compiler})
+
+
+def tpu_by_pci(device: str, subsystem: str | None) -> TpuGeneration | None:
     """The generation of a PCI function of Google's; None for another device (a network card)."""
-    for kind in tpu_kinds():
-        if kind.pci_device == device and kind.pci_subsystem in (None, subsystem):
-            return kind
+    for generation in tpu_generations():
+        if generation.pci_device == device and generation.pci_subsystem in (None, subsystem):
+            return generation
     return None
 
 
-def tpu_by_accelerator_type(name: str) -> TpuKind | None:
-    """The generation that a cloud's name says: `v5litepod-8`."""
-    names: Iterable[tuple[str, TpuKind]] = (
-        (start, kind) for kind in tpu_kinds() for start in kind.accelerator_types
-    )
-    return next((kind for start, kind in names if name.lower().startswith(f"{start}-")), None)
+def tpu_by_cloud_name(name: str) -> TpuGeneration | None:
+    """The generation of a Cloud name without its number: `v5litepod`."""
+    known = (g for g in tpu_generations() if name.strip().lower() in g.cloud_names)
+    return next(known, None)
+
+
+def tpu_by_device_kind(kind: str) -> TpuGeneration | None:
+    """The generation of a device by the runtime's name for it: `TPU v5 lite`."""
+    return next((g for g in tpu_generations() if kind in g.device_kinds), None)
 
 
 def gpu_by_name(name: str) -> GpuKind | None:

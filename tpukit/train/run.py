@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.detect import is_rehearsal
+from tpukit.hardware.detect import is_emulated
 from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import split_batch
 from tpukit.train.checkpoint import (
@@ -215,7 +216,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
             workers=workers_per_process(
                 config.num_workers,
                 backend.world_size,
-                on_processor=backend.device.type == "cpu" or is_rehearsal(),
+                on_processor=backend.device.type == "cpu" or is_emulated(os.environ),
             ),
             seed=config.global_seed,
             start_worker=WorkerInit(),

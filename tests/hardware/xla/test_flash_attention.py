@@ -93,16 +93,6 @@ def test_every_tpu_that_has_the_kernels_takes_the_largest_heads():
     assert answer([SUPPORT / "kernels_on_tpus.py", "v4:2x2x1", "v5e:2x2", "v6e:2x2"]) == []
 
 
-@pytest.mark.xla
-def test_which_tpus_have_the_kernels():
-    kinds = ["TPU v2", "TPU v3", "TPU v4", "TPU v5 lite", "TPU v5p", "TPU v6 lite", "v6e", "cpu"]
-    code = (
-        "import json; from tpukit.hardware.xla.flash_attention import has_kernels;"
-        f"print(json.dumps([has_kernels(kind) for kind in {kinds}]))"
-    )
-    assert answer(["-c", code]) == [False, False, *[True] * 5, False]
-
-
 @pytest.mark.plan
 def test_a_tpu_without_the_kernels_is_answered_for_too(tmp_path):
     """Its attention is made in blocks: a kernel in bfloat16 would be refused."""

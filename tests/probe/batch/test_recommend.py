@@ -9,10 +9,11 @@ from typing import ClassVar
 import pytest
 
 from tpukit.errors import OutOfMemoryError
+from tpukit.io.units import GIB
 from tpukit.probe.batch.evaluators import Ask
 from tpukit.probe.batch.recommend import Finder, FindSettings
 from tpukit.probe.batch.trial import MemoryByKind, StepCost, Trial
-from tpukit.probe.compiler.targets import GIB, find_target
+from tpukit.probe.compiler.targets import find_target
 
 
 class Played:

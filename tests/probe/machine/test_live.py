@@ -127,9 +127,9 @@ def test_a_file_held_by_a_process_is_found(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout.readline() == "open\n"
-            from tpukit.probe.machine.accelerators import _holders
+            from tpukit.probe.machine.holders import find_holders
 
-            (holder,) = _holders(RealHost(), [str(held)])
+            (holder,) = find_holders(RealHost(), [str(held)])
             assert holder.pid == child.pid
             assert "python" in holder.name
         finally:

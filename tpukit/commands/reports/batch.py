@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Finding, estimate
 from tpukit.probe.batch.trial import Trial
 from tpukit.probe.compiler.roofline import StepEstimate
-from tpukit.probe.compiler.targets import GIB
 
 CHART_WIDTH = 44
 SHOWN_ALLOCATIONS = 4

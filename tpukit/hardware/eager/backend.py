@@ -37,8 +37,7 @@ from tpukit.hardware.eager.grad_scaling import (
     fused_adamw,
     gradients_of,
 )
-from tpukit.hardware.options import HardwareOptions, Kind, Precision
-from tpukit.hardware.precision import choose_precision
+from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

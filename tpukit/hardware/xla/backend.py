@@ -5,6 +5,7 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,16 +29,15 @@ from tpukit.hardware.collectives import (
     SingleRank,
     launched_world_size,
 )
-from tpukit.hardware.detect import is_rehearsal
+from tpukit.hardware.detect import is_emulated
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.memory import limit_host_memory
-from tpukit.hardware.options import HardwareOptions, Kind, Precision
-from tpukit.hardware.precision import choose_precision
+from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
-from tpukit.hardware.xla.flash_attention import has_kernels
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.hardware.xla.optimizer import XlaAdamW
+from tpukit.knowledge.accelerators import tpu_by_device_kind
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -76,7 +76,7 @@ class XlaBackend(XlaOps):
         return self.rank == 0
 
     def describe(self) -> Mapping[str, str | int]:
-        virtual = " (rehearsal on virtual devices of the CPU)" if is_rehearsal() else ""
+        virtual = " (emulation on CPU: virtual devices)" if is_emulated(os.environ) else ""
         return {
             "hardware": self.kind,
             "device": f"{xr.device_type()}{virtual}",
@@ -276,8 +276,17 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     limit = options.memory_limit
     if limit is not None:
         limit_host_memory(limit)
-    fused = xr.device_type() == "TPU" and has_kernels(xm.xla_device_kind())
-    return XlaBackend(mesh, _hosts(), precision, fused=fused, one_at_a_time=limit is not None)
+    return XlaBackend(
+        mesh, _hosts(), precision, fused=_runs_kernels(), one_at_a_time=limit is not None
+    )
+
+
+def _runs_kernels() -> bool:
+    """Whether this is a TPU that runs the Pallas kernels, and jax is here to lower them."""
+    if xr.device_type() != "TPU" or importlib.util.find_spec("jax") is None:
+        return False
+    generation = tpu_by_device_kind(xm.xla_device_kind())
+    return generation is not None and generation.has_kernels
 
 
 def _hosts() -> Processes:

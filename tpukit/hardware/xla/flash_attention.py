@@ -7,9 +7,7 @@ the CPU it can be exported and compiled. Needs jax.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +23,6 @@ MOST_BYTES = 2**20
 """Of one tensor's head: six such arrays, twice, and a sum share 16 MiB of a core."""
 WIDEST_BYTES = 256
 """Of one token's head."""
-FIRST_GENERATION = 4
-"""Of TPUs whose cores multiply bfloat16 as a kernel writes it."""
 MOST_PAIRS = 2**18
 """Queries times keys of a head with a bias: it and its gradient, twice, beside those."""
 SUBLANES = 16
@@ -50,13 +46,6 @@ class Kernel:
 
 Call = Callable[[Kernel, Sequence[Tensor]], list[Tensor]]
 """Runs a kernel, its arguments and results as `pallas_attention` has them."""
-
-
-def has_kernels(device_kind: str) -> bool:
-    """Whether a TPU of this kind ("TPU v5 lite", "v6e") runs the kernels; without jax none does."""
-    number = re.search(r"\d+", device_kind)
-    known = number is not None and int(number[0]) >= FIRST_GENERATION
-    return known and importlib.util.find_spec("jax") is not None
 
 
 def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool) -> bool:

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 from tpukit.errors import JobError, TpukitError, UsageError
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.select import find_kind, process_count
+from tpukit.hardware.select import find_kind, rank_count
+from tpukit.io.units import GIB
 from tpukit.probe.batch.trial import MemoryByKind, StepCost, TaskSource, Trial, first_line
 from tpukit.probe.compiler.compile import check_versions
 from tpukit.probe.compiler.source_map import Place
-from tpukit.probe.compiler.targets import GIB, Target
+from tpukit.probe.compiler.targets import Target
 from tpukit.train.config import TrainConfig
 
 COMPILER_ENVIRONMENT = {
@@ -197,7 +198,7 @@ class MeasuredAnswerer(ChildAnswerer):
         values = {n: v for n, v in dataclasses.asdict(config).items() if n in names}
         self.hardware = HardwareOptions(**values)
         self.kind = find_kind(self.hardware)
-        self.processes = process_count(self.hardware, self.kind)
+        self.processes = rank_count(self.hardware, self.kind)
         self.devices = self.processes
         self.versions = {}
 

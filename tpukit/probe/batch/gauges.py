@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 from typing import Protocol
 
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.detect import is_rehearsal
+from tpukit.hardware.detect import is_emulated
 from tpukit.hardware.memory import data_bytes, host_memory_bytes
 
 SECONDS_BETWEEN_LOOKS = 0.005
@@ -107,5 +108,5 @@ class DeviceGauge:
 
 def watched_memory(backend: Backend) -> Gauge:
     """The gauge that fits this hardware; made once the backend is open and its limit set."""
-    on_host = backend.device.type == "cpu" or is_rehearsal()
+    on_host = backend.device.type == "cpu" or is_emulated(os.environ)
     return ProcessGauge() if on_host else DeviceGauge(backend)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpukit.errors import OutOfMemoryError
+from tpukit.io.units import GIB
 from tpukit.probe.batch.evaluators import Answerer, Ask
 from tpukit.probe.batch.search import Found, Reading, SearchSettings, search
 from tpukit.probe.batch.trial import Trial
 from tpukit.probe.compiler.roofline import StepEstimate, estimate_step
-from tpukit.probe.compiler.targets import GIB, Target
+from tpukit.probe.compiler.targets import Target
 
 CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
 """Batches whose speeds differ by less are equally fast: the larger one is taken. A roofline cannot

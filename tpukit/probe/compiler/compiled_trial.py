@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tpukit.hardware.out_of_memory import is_out_of_memory_text
-from tpukit.hardware.xla.flash_attention import has_kernels
+from tpukit.io.units import GIB
 from tpukit.probe.batch.trial import MemoryByKind, StepCost, Trial, first_line, wanted_and_limit
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.compile import (
@@ -21,7 +21,7 @@ from tpukit.probe.compiler.compile import (
     program_key,
 )
 from tpukit.probe.compiler.report_cache import AnswerCache, cache_folder
-from tpukit.probe.compiler.targets import GIB, Target
+from tpukit.probe.compiler.targets import Target
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
@@ -138,7 +138,7 @@ class CompiledTrials:
     def run(self, request: CompileRequest) -> tuple[Trial, int]:
         """The trial, and the model's number of parameters."""
         precision = "fp32" if self.config.precision == "fp32" else "bf16"
-        fused = has_kernels(self.target.generation.name)
+        fused = self.target.has_kernels
         backend = open_tracing(cast("Any", precision), shard=self.config.shard, fused=fused)
         traced = trace_step(self.task, self.config, backend, request.rows, request.accumulate)
         before = self.compilations.compiled

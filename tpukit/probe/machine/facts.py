@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from tpukit.hardware.host import Disk, Host, cuda_build
-from tpukit.probe.machine.accelerators import (
-    GpuFacts,
-    TpuFacts,
+from tpukit.hardware.detect import (
+    Gpu,
+    TpuChips,
+    detect_hardware,
     driver_version,
-    gpu_facts,
-    tpu_facts,
+    query_driver,
+    tpu_device_files,
 )
+from tpukit.hardware.host import Disk, Host, cuda_build
+from tpukit.hardware.options import Kind
+from tpukit.probe.machine.holders import LOCK_FILE, Holder, find_holders
 from tpukit.probe.machine.provider import Place, place_of
 
 REPORTED = (
@@ -28,11 +30,11 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """The processor."""
+    """The CPU of a machine."""
 
     name: str
     cores: float
-    """Those that this process may use, and that its container is granted."""
+    """Those that this process may use and its container is granted."""
     flags: frozenset[str]
 
 
@@ -40,10 +42,17 @@ class CpuFacts:
 class Facts:
     """What is on a machine."""
 
-    kind: Literal["tpu", "gpu", "cpu"]
+    kind: Kind
     """What training would use."""
-    tpu: TpuFacts | None
-    gpus: tuple[GpuFacts, ...]
+    tpu: TpuChips | None
+    holders: tuple[Holder, ...]
+    """Processes that have the TPU open."""
+    lock_file: bool
+    """Whether libtpu's lock file is there."""
+    gpus: tuple[Gpu, ...]
+    """Those that training may use."""
+    hidden_gpus: int
+    """Those that CUDA_VISIBLE_DEVICES hides."""
     driver: str | None
     """NVIDIA's."""
     cpu: CpuFacts
@@ -72,13 +81,19 @@ class Facts:
 
 
 def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
-    """Asks a host for everything. `folder` is where checkpoints will lie."""
-    tpu, gpus = tpu_facts(host), tuple(gpu_facts(host, quick=quick))
+    """Collects the facts of a host. `folder` is where checkpoints will lie."""
+    hardware = detect_hardware(host)
+    tpu, gpus = hardware.tpu, hardware.gpus
+    if not quick or any(gpu.capability is None for gpu in gpus):
+        gpus = query_driver(host, gpus)
     memory, limited = _memory(host)
     return Facts(
-        kind="tpu" if tpu else "gpu" if gpus else "cpu",
+        kind=hardware.kind,
         tpu=tpu,
+        holders=find_holders(host, [*tpu_device_files(host), LOCK_FILE]) if tpu else (),
+        lock_file=tpu is not None and host.exists(LOCK_FILE),
         gpus=gpus,
+        hidden_gpus=hardware.hidden_gpus,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), None) or driver_version(host),
         cpu=_cpu(host),
         memory_bytes=memory,
@@ -107,7 +122,7 @@ def _cpu(host: Host) -> CpuFacts:
 
 
 def _granted_cores(host: Host) -> float | None:
-    """The container's share of the processor (control groups, version 2 then 1)."""
+    """The container's share of the cores (control groups, version 2 then 1)."""
     quota, _, period = (host.read("/sys/fs/cgroup/cpu.max") or "").strip().partition(" ")
     if not quota:
         quota = (host.read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") or "").strip()

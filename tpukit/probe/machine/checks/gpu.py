@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpukit.hardware.detect import Gpu
+from tpukit.io.units import GIB
 from tpukit.knowledge.accelerators import Support, cpu_bf16, cpu_fp16, gpu_bf16, gpu_fp16
 from tpukit.knowledge.versions import architectures_of, driver_for, parse_version, runs_on
 from tpukit.probe.machine import Facts
-from tpukit.probe.machine.accelerators import GpuFacts
 from tpukit.probe.machine.checks.verdict import (
     Asked,
     Verdict,
@@ -37,7 +38,7 @@ def gpu_architecture(facts: Facts, asked: Asked) -> Verdict:
     return passed(f"torch {torch} for CUDA {facts.torch_cuda}")
 
 
-def _left_out(gpu: GpuFacts, facts: Facts) -> Verdict:
+def _left_out(gpu: Gpu, facts: Facts) -> Verdict:
     way_on = (
         "Choose a T4 or L4 in the notebook's settings."
         if facts.place.notebook
@@ -92,16 +93,17 @@ def number_formats(facts: Facts, asked: Asked) -> Verdict:
 
 def device_list(facts: Facts) -> list[dict[str, Any]]:
     """Name, memory and number formats of every device training would use."""
-    if facts.tpu:
-        memory = facts.tpu.kind.memory_gib * 2**30 if facts.tpu.kind else None
+    if facts.kind == "tpu" and facts.tpu:
+        generation = facts.tpu.generation
+        memory = generation.memory_gib * GIB if generation else None
         return [_device(facts.tpu.name, memory, "native", "none")] * facts.tpu.devices
-    if facts.gpus:
+    if facts.kind == "gpu":
         return [_gpu(gpu, built_for(facts)) for gpu in facts.gpus]
     flags = facts.cpu.flags
     return [_device(facts.cpu.name, facts.memory_bytes, cpu_bf16(flags), cpu_fp16(flags))]
 
 
-def _gpu(gpu: GpuFacts, architectures: list[float] | None) -> dict[str, Any]:
+def _gpu(gpu: Gpu, architectures: list[float] | None) -> dict[str, Any]:
     capability = gpu.capability or 0.0
     usable = architectures is None or not gpu.capability or runs_on(capability, architectures)
     bf16: Support = gpu_bf16(capability) if usable else "none"

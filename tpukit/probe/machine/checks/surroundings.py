@@ -33,7 +33,7 @@ def variables(facts: Facts, asked: Asked) -> Verdict:
             Verdict(status, f"{variable.name}={value[:60]}: {variable.says}", variable.fix)
         )
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if facts.gpus and visible is not None and visible.strip() in ("", "-1"):
+    if facts.hidden_gpus and not facts.gpus:
         found.append(
             warned(
                 f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from tpukit.hardware.detect import is_emulated
 from tpukit.probe.machine import Facts
-from tpukit.probe.machine.accelerators import LOCK_FILE, Holder
 from tpukit.probe.machine.checks.verdict import Asked, Verdict, failed, passed, skipped, warned
+from tpukit.probe.machine.holders import LOCK_FILE, Holder
 
 
 def device(facts: Facts, asked: Asked) -> Verdict:
     """The hardware that is asked for is here."""
+    if asked.hw == "tpu" and is_emulated(facts.host.environment):
+        return warned(
+            "emulation on CPU (virtual devices): PJRT_DEVICE=CPU is set",
+            "unset PJRT_DEVICE    # on a TPU",
+        )
     here = {"tpu": facts.tpu is not None, "gpu": bool(facts.gpus), "cpu": True, "auto": True}
     if not here[asked.hw]:
         return failed(f"no {asked.hw.upper()} is here", _way_on(asked.hw, facts))
@@ -22,22 +28,25 @@ def device(facts: Facts, asked: Asked) -> Verdict:
 
 def describe(facts: Facts) -> str:
     """The machine's devices in a few words."""
-    if facts.tpu:
-        memory = f", {facts.tpu.kind.memory_gib} GiB each" if facts.tpu.kind else ""
+    if facts.kind == "tpu" and facts.tpu:
+        generation = facts.tpu.generation
+        memory = f", {generation.memory_gib} GiB each" if generation else ""
         return f"{facts.tpu.devices} x {facts.tpu.name}{memory}"
-    if facts.gpus:
+    if facts.kind == "gpu":
         names = [gpu.name for gpu in facts.gpus]
         return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     return f"CPU: {facts.cpu.name}, {facts.cpu.cores:g} cores"
 
 
 def _way_on(hw: str, facts: Facts) -> str:
+    if hw == "gpu" and facts.hidden_gpus:
+        return "unset CUDA_VISIBLE_DEVICES"
     if hw == "gpu":
         return "nvidia-smi    # must list the GPU; in a notebook choose a GPU accelerator"
     if facts.place.name in ("Kaggle", "Colab"):
         return f"Choose a TPU in {facts.place.name}'s settings (Accelerator) and restart."
     return (
-        "export PJRT_DEVICE=CPU    # rehearse on virtual devices, or ask the compiler: "
+        "export PJRT_DEVICE=CPU    # emulation on CPU (virtual devices), or ask the compiler: "
         "tpukit probe-batch --target v5e-8"
     )
 
@@ -46,17 +55,17 @@ def tpu_free(facts: Facts, asked: Asked) -> Verdict:
     """No other process holds the TPU."""
     if facts.tpu is None:
         return skipped("no TPU here")
-    others = [holder for holder in facts.tpu.holders if not holder.is_own_kernel]
+    others = [holder for holder in facts.holders if not holder.is_own_kernel]
     if others:
         named = "; ".join(f"pid {h.pid} ({h.name}) holds {h.path}" for h in _once(others))
         return failed(named, f"kill {' '.join(str(h.pid) for h in _once(others))}")
-    if facts.tpu.holders:
-        own = facts.tpu.holders[0]
+    if facts.holders:
+        own = facts.holders[0]
         return failed(
             f"this notebook's own kernel (pid {own.pid}) holds {own.path}",
             "Restart the notebook's kernel, and run the training before any cell touches the TPU.",
         )
-    if facts.tpu.lock_file:
+    if facts.lock_file:
         return warned(f"{LOCK_FILE} is there, and nobody is seen to own it", f"rm {LOCK_FILE}")
     return passed("nobody else uses the TPU")
 
@@ -76,6 +85,6 @@ def pjrt_device(facts: Facts, asked: Asked) -> Verdict:
     if not facts.tpu and value == "TPU":
         return failed(
             "PJRT_DEVICE=TPU and no TPU: torch_xla would wait for one, or fail",
-            "unset PJRT_DEVICE    # or PJRT_DEVICE=CPU for a rehearsal",
+            "unset PJRT_DEVICE    # or PJRT_DEVICE=CPU: emulation on CPU (virtual devices)",
         )
     return passed(f"PJRT_DEVICE={value}" if value else "PJRT_DEVICE is not set")

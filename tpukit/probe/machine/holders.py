@@ -1,0 +1,58 @@
+"""Processes that hold a TPU: its runtime lets one process at a time open the chips."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpukit.hardware.host import Host
+
+LOCK_FILE = "/tmp/libtpu_lockfile"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has a device or libtpu's lock file open."""
+
+    pid: int
+    name: str
+    path: str
+    is_own_kernel: bool
+    """The notebook kernel that this process runs in."""
+
+
+def find_holders(host: Host, paths: Sequence[str]) -> tuple[Holder, ...]:
+    """Processes that have one of these open, as far as /proc shows them to this user."""
+    ancestors = _ancestors(host)
+    found = []
+    for name in host.names("/proc"):
+        pid = int(name) if name.isdigit() else 0
+        if pid and pid != host.process:
+            path = _held_path(host, pid, paths)
+            if path:
+                program = process_name(host, pid)
+                is_kernel = pid in ancestors and "ipykernel" in program
+                found.append(Holder(pid, program, path, is_kernel))
+    return tuple(found)
+
+
+def _held_path(host: Host, pid: int, paths: Sequence[str]) -> str | None:
+    links = (host.link(f"/proc/{pid}/fd/{fd}") for fd in host.names(f"/proc/{pid}/fd"))
+    return next((link for link in links if link in paths), None)
+
+
+def process_name(host: Host, pid: int) -> str:
+    """The first words of a process' command line."""
+    command = (host.read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
+    return command[:80] or (host.read(f"/proc/{pid}/comm") or "?").strip()
+
+
+def _ancestors(host: Host) -> set[int]:
+    """This process' parents, up to the first."""
+    pid, found = host.process, set[int]()
+    while pid > 1 and pid not in found:
+        found.add(pid)
+        match = re.search(r"^PPid:\s*(\d+)", host.read(f"/proc/{pid}/status") or "", re.MULTILINE)
+        pid = int(match.group(1)) if match else 0
+    return found
