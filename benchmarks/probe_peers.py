@@ -114,19 +114,21 @@ class Training:
         from tpukit.io.units import parse_bytes
         from tpukit.tasks.registry import load_task
 
-        self.task = load_task(task, SETTINGS[task], os.environ["DATA"])
-        self.task.for_probing()
+        self.task = load_task(task, SETTINGS[task], os.environ["DATA"]).for_probing()
         self.backend = open_backend(HardwareOptions(hw="cpu", memory_limit=parse_bytes(limit)))
         self.model = self.task.build_model(self.backend)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.tried: list[int] = []
 
     def loss(self, rows: int):
+        from tpukit.train.task import PlanSettings
+
         if rows not in self.tried:
             self.tried.append(rows)
             with Path(os.environ["TRIALS"]).open("a") as log:
                 log.write(f"{rows}\n")
-        return self.task.loss(self.model, self.task.example_batches(rows)[0])["loss"].mean()
+        (batch, *_) = self.task.probe_batches(PlanSettings(rows, rows, 1, 0))
+        return self.task.loss(self.model, batch)["loss"].mean()
 
 
 def accelerate_finder(training: Training) -> int:

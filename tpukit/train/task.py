@@ -221,8 +221,9 @@ class Task(ABC):
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""
         return self.example_batches(settings.micro_rows)
 
-    def for_probing(self) -> None:
-        """Called first where only shapes matter: no weights need be read, no network asked."""
+    def for_probing(self) -> Self:
+        """The task where only shapes matter: it reads no weights and asks no network."""
+        return self
 
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
         """Further validation metrics (ROUGE on a few samples); a costly one bounds itself."""

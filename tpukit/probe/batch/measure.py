@@ -22,7 +22,7 @@ from tpukit.train.restore import load_learner
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import RunLog
 from tpukit.train.step import Learner
-from tpukit.train.task import Task
+from tpukit.train.task import PlanSettings, Task
 
 WARM_STEPS = 2
 """Steps that are not timed: they compile, and show what the optimizer's state adds."""
@@ -113,7 +113,9 @@ def run_companions() -> Iterator[None]:
 
 def _host_batches(task: Task, backend: Backend, request: MeasureRequest) -> list[Batch]:
     """This process' part of a batch in each shape, the costliest first."""
-    return task.example_batches(request.rows * backend.devices // backend.world_size)
+    devices = backend.devices // backend.world_size
+    rows = request.rows * devices
+    return task.probe_batches(PlanSettings(rows * request.accumulate, rows, devices, 0))
 
 
 def _next(source: Iterator[Batch], count: int) -> list[Batch]:

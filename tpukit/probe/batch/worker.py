@@ -26,7 +26,7 @@ from tpukit.io.process import die_with_parent
 from tpukit.probe.batch.trial import TaskSource, Trial, first_line, wanted_and_limit
 from tpukit.probe.compiler.source_map import Place
 from tpukit.train.config import TrainConfig
-from tpukit.train.task import Task
+from tpukit.train.task import PlanSettings, Task
 
 KILLED = "Signal 9 (SIGKILL)"
 """torchrun's word for a process that the system ended."""
@@ -102,8 +102,7 @@ def build_task(question: Mapping[str, Any]) -> tuple[Task, TrainConfig]:
     source = TaskSource(**question["task"])
     module, _, name = source.factory.partition(":")
     task: Task = getattr(importlib.import_module(module), name)(**source.arguments)
-    task.for_probing()
-    return task, TrainConfig(**question["config"])
+    return task.for_probing(), TrainConfig(**question["config"])
 
 
 def _compile(question: Mapping[str, Any], answerers: dict[str, Any]) -> tuple[Trial, int, int]:
@@ -125,7 +124,7 @@ def _measure(question: Mapping[str, Any]) -> tuple[Trial, int, int]:
 
     # As a run does: what the task's libraries take comes before a limit on memory.
     task, config = build_task(question)
-    task.example_batches(1)
+    task.probe_batches(PlanSettings(1, 1, 1, 0))
     backend = open_backend(HardwareOptions(**question["hardware"]))
     try:
         request = MeasureRequest(question["rows"], question["accumulate"])

@@ -29,7 +29,7 @@ from tpukit.probe.compiler.compile import Program
 from tpukit.probe.compiler.source_map import Place
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import Learner, build_learner
-from tpukit.train.task import Task
+from tpukit.train.task import PlanSettings, Task
 
 HIDDEN_EXECUTION = "Unexpected execution happens inside the compiled function"
 
@@ -206,7 +206,9 @@ def trace_step(
         model = task.build_model(backend)
     learner = _learner(task, config, backend, model)
     with ledger.sending("batch"):
-        host = task.example_batches(rows * backend.devices)[0]
+        micro_rows = rows * backend.devices
+        settings = PlanSettings(micro_rows * accumulate, micro_rows, backend.devices, 0)
+        host = task.probe_batches(settings)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     with no_execution():
         learner.train_step(batches, lr=config.lr)

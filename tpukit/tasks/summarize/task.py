@@ -160,9 +160,9 @@ class SummarizeTask(Task):
         assert micro.bucket is not None
         return collate(samples, micro, self.buckets[micro.bucket])
 
-    def example_batches(self, rows: int) -> list[Batch]:
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """With data, its buckets; without, rows as long as the context, a tenth of it targets."""
-        per_device = max(1, rows // self.devices)
+        per_device = max(1, settings.micro_rows // settings.devices)
         if self.train_file.is_file():
             train = self.datasets().train
             assert isinstance(train, TokenSamples)
@@ -172,7 +172,7 @@ class SummarizeTask(Task):
             buckets = [Bucket(length, per_device, per_device * -(-length // 10))]
         costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
         vocabulary = self.model_config.vocabulary_size
-        return [example_batch(bucket, self.devices, vocabulary) for bucket in costliest]
+        return [example_batch(bucket, settings.devices, vocabulary) for bucket in costliest]
 
     # -- model ----------------------------------------------------------------------------------
     @property
@@ -231,19 +231,21 @@ class SummarizeTask(Task):
         self.devices = ops.devices
         return GPT2(self.model_config, PlainOps(ops) if self.config.loss == "reference" else ops)
 
-    def for_probing(self) -> None:
+    def for_probing(self) -> Self:
+        task = copy.copy(self)
         if self._model_config is None and (self.config.init in (None, FROM_SCRATCH)):
             size = parse_size(self.config.model)
             if self.config.tokenizer == "train":
                 size = replace(size, vocabulary_size=self.config.vocabulary_size)
             elif self.config.tokenizer not in (None, "gpt2"):
                 size = replace(size, vocabulary_size=self.tokenizer.vocabulary_size)
-            self._model_config = replace(
+            task._model_config = replace(
                 size,
                 block_size=self.config.block_size,
                 dropout=self.config.dropout,
                 recompute=self.config.recompute,
             )
+        return task
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Mean cross entropy over the batch's targets, weighted by their number."""
