@@ -53,20 +53,21 @@ def make_task(form: str) -> Any:
 
 def ask(form: str, target: str, rows: int, effort: str) -> dict[str, Any]:
     """The compiler's report on one form and batch."""
-    from tpukit.probe.compiler.compiled_trial import CompiledTrials, CompileRequest
+    from tpukit.probe.batch.trial import TrialRequest
+    from tpukit.probe.compiler.compiled_trial import CompiledTrials
     from tpukit.probe.compiler.targets import find_target
     from tpukit.train.config import TrainConfig
 
     config = TrainConfig(lr=1e-5, ema_decay=0.995, ema_every=10, precision="bf16")
     trials = CompiledTrials(make_task(form), config, find_target(target))
-    trial, _ = trials.run(CompileRequest(rows, 1, effort))
+    trial = trials.run(TrialRequest(rows, 1, effort))
     found: dict[str, Any] = {"form": form, "target": target, "rows": rows, "effort": effort}
     found |= {"fits": trial.fits, "error": trial.error, "seconds": round(trial.seconds, 1)}
     if trial.used_bytes:
         found["used_gib"] = round(trial.used_bytes / GIB, 2)
-    if trial.cost:
-        found["gbytes_a_sample"] = round(trial.cost.bytes_accessed / rows / 1e9, 2)
-        found["tflops_a_sample"] = round(trial.cost.flops / rows / 1e12, 3)
+    if trial.flops is not None and trial.bytes_accessed is not None:
+        found["gbytes_a_sample"] = round(trial.bytes_accessed / rows / 1e9, 2)
+        found["tflops_a_sample"] = round(trial.flops / rows / 1e12, 3)
     return found | {"collectives": dict(trial.collectives), "largest": list(trial.largest[:6])}
 
 

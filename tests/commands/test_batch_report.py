@@ -6,43 +6,35 @@ from pathlib import Path
 
 from tpukit.commands.reports.batch import as_text
 from tpukit.io.units import GIB
-from tpukit.probe.batch.recommend import Finding
-from tpukit.probe.batch.trial import MemoryByKind, StepCost, Trial
+from tpukit.probe.batch.recommend import Recommendation
+from tpukit.probe.batch.trial import Trial, memory_by_kind
 from tpukit.probe.compiler.targets import find_target
 
 
-def answer() -> Finding:
+def recommendation() -> Recommendation:
     scores = {"size_bytes": GIB, "shape": "f32[8,8]", "operator": "softmax",
               "place": f"{Path.cwd()}/model.py:73"}  # fmt: skip
     kept = {"size_bytes": GIB // 2, "shape": "f32[4]", "operator": "copy", "place": None}
+    memory = memory_by_kind(15 * GIB, 0, {"parameters": GIB, "optimizer": 2 * GIB})
     fits = Trial(
-        20, True, 15 * GIB, 16 * GIB, memory=MemoryByKind(GIB, 2 * GIB, 0, 12 * GIB, 0),
-        cost=StepCost(1e12, 1e11), largest=(scores, scores, scores, kept), effort="full",
-        compiles=2, seconds=80.0, collectives={"all-reduce": 5}, collective_bytes=10**6,
+        20, True, 15 * GIB, 16 * GIB, memory=memory, flops=1e12, kernel_flops=0.0,
+        bytes_accessed=1e11, largest=(scores, scores, scores, kept), effort="full", compiles=2,
+        seconds=80.0, collectives={"all-reduce": 5}, collective_bytes=2**20, parameters=124_000_000,
     )  # fmt: skip
     over = Trial(21, False, 17 * GIB, 16 * GIB, effort="full", compiles=1, seconds=70.0)
-    return Finding(
-        find_target("v5e-8"),
-        {"libtpu": "0.0.21"},
-        8,
-        124_000_000,
-        20,
-        21,
-        20,
-        1,
-        (fits, over),
-        150.0,
+    return Recommendation(
+        find_target("v5e-8"), {"libtpu": "0.0.21"}, 8, 20, 21, 20, 1, (fits, over), 150.0
     )
 
 
-def test_an_answer_for_people():
-    lines = list(as_text(answer(), "mine", "tpukit train"))
+def test_a_recommendation_for_people():
+    lines = list(as_text(recommendation(), "mine", "tpukit train"))
     text = "\n".join(lines)
     assert "mine on v5e-8 (8 devices), by the TPU compiler libtpu 0.0.21" in lines
     assert "Largest: 20 a device (160 in all): it fits, and 21 does not; both were tried." in lines
     # One line of a model in three layers is one line here, its place as a person would give it.
     assert "    1.00 GiB  f32[8,8] x 3  softmax  model.py:73" in lines
     assert "    0.50 GiB  f32[4]  copy" in lines
-    assert "Collectives a step: 5 all-reduce (1 MB a device)" in lines
+    assert "Collectives a step: 5 all-reduce (1 MiB a device)" in lines
     assert "Estimate (roofline" in text
     assert lines[-1] == "Train with: tpukit train"

@@ -147,7 +147,7 @@ def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
         ("Hangs", ["--set", "bad_rows=1", "--time-limit", "12s"], 1, "trial-timeout", "12 s"),
         ("Crashes", ["--set", "bad_rows=1"], 1, "trial-crashed", "SIGSEGV at "),
         ("Mistaken", ["--set", "bad_rows=1"], 1, "task-failed", "TypeError: a matrix was expected"),
-        ("Hungry", ["--memory-limit", "3MB", "--start", "1"], 1, "nothing-fits", "Not even 1"),
+        ("Hungry", ["--memory-limit", "3MB", "--start", "1"], 1, "nothing-fits", "not even 1"),
     ],
 )
 def test_no_answer_is_said_clearly(task, arguments, code, name, says):

@@ -1,4 +1,4 @@
-"""What the TPU compiler says of small graphs: python on_tpu_compiler.py DEED. Answers in JSON."""
+"""The TPU compiler's report on small graphs, as JSON: python on_tpu_compiler.py FUNCTION."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from torch import nn
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.probe.compiler.compile import Program, TpuCompiler
+from tpukit.probe.compiler.report_cache import report, scheduled_hlo
 
 DEVICES = int(os.environ["CPU_NUM_DEVICES"])
 
 
 def compiled(mesh, outputs, split):
-    """The compiler's answer; `split` are the tensors whose rows are split over the devices."""
+    """The compiler's report; `split` are the tensors whose rows are split over the devices."""
     _, arguments = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
     handles = torch_xla._XLAC._get_tensors_handle
     by_rows = set(handles(split))
@@ -35,13 +36,14 @@ def compiled(mesh, outputs, split):
         bytecode=xm.get_stablehlo_bytecode(outputs), aliases={}, argument_shardings=shardings,
         outputs=len(outputs), kernel_share=1.0, resident={}, resident_elsewhere=0,
     )  # fmt: skip
-    answer = TpuCompiler("v5e:2x2", DEVICES).compile(program, "fast")
+    executable = TpuCompiler("v5e:2x2", DEVICES).compile(program, "fast")
+    described, text = report(executable, kernel_share=0.0), scheduled_hlo(executable)
     return {
-        "flops": answer.flops,
-        "temporaries": answer.temporaries,
-        "kernels": answer.hlo.count('custom_call_target="tpu_custom_call"'),
-        "gathers": answer.hlo.count(" all-gather("),
-        "sums": answer.hlo.count(" all-reduce("),
+        "flops": described.flops,
+        "temporaries": described.temporaries,
+        "kernels": text.count('custom_call_target="tpu_custom_call"'),
+        "gathers": text.count(" all-gather("),
+        "sums": text.count(" all-reduce("),
     }
 
 
@@ -50,7 +52,7 @@ def recompute():
     mesh = DeviceMesh.open(shard=False)
     ops = XlaOps(1, fused=False)
     barrier = xm.optimization_barrier_
-    answers = {}
+    reports = {}
     for how in ("as they are", "no barriers", "recomputed"):
         xm.optimization_barrier_ = barrier if how == "recomputed" else lambda tensors: None
         torch.manual_seed(0)
@@ -62,8 +64,8 @@ def recompute():
         for block in model:
             hidden = block(hidden) if how == "as they are" else ops.recompute(block, hidden)
         hidden.square().sum().backward()
-        answers[how] = compiled(mesh, [p.grad for p in model.parameters()], [])
-    return answers
+        reports[how] = compiled(mesh, [p.grad for p in model.parameters()], [])
+    return reports
 
 
 def attention():
@@ -71,7 +73,7 @@ def attention():
     from tpukit.hardware.xla import ops as xla_ops
 
     mesh = DeviceMesh.open(shard=False)
-    answers = {}
+    reports = {}
     for how in ("written out", "blocks", "fused"):
         spmd_mesh = mesh.mesh if DEVICES > 1 else None
         ops = XlaOps(DEVICES, fused=how == "fused", mesh=spmd_mesh)
@@ -82,14 +84,14 @@ def attention():
             tensor.requires_grad_()
         with torch.autocast("xla", dtype=torch.bfloat16):
             ops.attention(*inputs, causal=True).float().square().sum().backward()
-        answers[how] = compiled(mesh, [tensor.grad for tensor in inputs], inputs)
-    return answers
+        reports[how] = compiled(mesh, [tensor.grad for tensor in inputs], inputs)
+    return reports
 
 
 def windows():
     """Attention in windows with a bias that learns: written out, fused."""
     mesh = DeviceMesh.open(shard=False)
-    answers = {}
+    reports = {}
     for how in ("written out", "fused"):
         spmd_mesh = mesh.mesh if DEVICES > 1 else None
         ops = XlaOps(DEVICES, fused=how == "fused", mesh=spmd_mesh)
@@ -100,8 +102,8 @@ def windows():
             tensor.requires_grad_()
         with torch.autocast("xla", dtype=torch.bfloat16):
             ops.attention(*inputs, bias).float().square().sum().backward()
-        answers[how] = compiled(mesh, [tensor.grad for tensor in (*inputs, bias)], inputs)
-    return answers
+        reports[how] = compiled(mesh, [tensor.grad for tensor in (*inputs, bias)], inputs)
+    return reports
 
 
 if __name__ == "__main__":

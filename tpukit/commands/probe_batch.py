@@ -1,4 +1,4 @@
-"""`tpukit probe-batch`: which batch fits, measured here or asked of the TPU compiler."""
+"""`tpukit probe-batch`: the batch that fits, measured on this machine or by the TPU compiler."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from tpukit.commands.options.probe import (
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
-from tpukit.io.units import parse_duration
+from tpukit.probe.batch.search import SearchSettings
 
 if TYPE_CHECKING:
-    from tpukit.probe.batch.evaluators import Answerer
-    from tpukit.probe.batch.recommend import FindSettings
+    from tpukit.probe.batch.evaluators import ChildEvaluator
     from tpukit.probe.batch.trial import TaskSource
     from tpukit.train.config import TrainConfig
     from tpukit.train.requests import TrainingRequest
@@ -36,7 +35,6 @@ COMMAND_OPTIONS = {
     "summarize": ("model", "block_size", "loss", "tokenizer", "init"),
 }
 """Settings of our tasks that have an option of their training command."""
-MEASURED_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 
 
 @app.command()
@@ -50,56 +48,53 @@ def probe_batch(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Find the batch that fits: measured here, or asked of the TPU compiler (--target).
+    """Find the batch that fits: measured on this machine, or by the TPU compiler (--target).
 
-    Every trial runs the training step itself in a process of its own.
+    Each trial runs the training step in a process of its own.
     """
-    settings = _search_settings(search, place.get("global_batch_size"))
+    settings = SearchSettings(**search)
+    _check_settings(settings)
     _check_target(target, place)
-    request = read_settings(place, sources, task.own()).request(task.task)
-    seconds = parse_duration(search.time_limit) if search.time_limit else None
-    _find(request, target, settings, seconds, Output(as_json=json))
+    given = {**place, "global_batch_size": settings.global_batch_size}
+    request = read_settings(given, sources, task.own()).request(task.task)
+    _recommend(request, target, settings, Output(as_json=json))
 
 
 def plan_for_training(request: TrainingRequest, target: str, output: Output) -> None:
-    """`--plan TARGET` of a training command: the compiler's answer for its settings."""
+    """`--plan TARGET` of a training command: the compiler's recommendation for its settings."""
     _check_target(target, {})
-    search = _search_settings(SearchOptions(), request.config.global_batch_size)
-    _find(request, target, search, None, output)
+    settings = SearchSettings(global_batch_size=request.config.global_batch_size)
+    _recommend(request, target, settings, output)
 
 
-def _find(
-    request: TrainingRequest,
-    target: str | None,
-    search: FindSettings,
-    seconds: float | None,
-    output: Output,
+def _recommend(
+    request: TrainingRequest, target: str | None, settings: SearchSettings, output: Output
 ) -> None:
     from tpukit.commands.reports.batch import as_fields, as_text
-    from tpukit.probe.batch.recommend import Finder
+    from tpukit.probe.batch.recommend import Recommender
 
-    with open_answerer(request, target, seconds) as answerer:
-        finding = Finder(answerer, output.text).find(search)
+    with open_evaluator(request, target, settings.time_limit) as evaluator:
+        found = Recommender(evaluator, settings, output.text).recommend()
     if target is not None:
         config = dataclasses.replace(request.config, hw="tpu")
         request = dataclasses.replace(request, config=config)
-    command = training_command(request, finding.recommended_global_batch, finding.accumulate)
-    for line in as_text(finding, request.spec, command):
+    command = training_command(request, found.recommended_global_batch, found.accumulate)
+    for line in as_text(found, request.spec, command):
         output.text(line)
-    output.result(as_fields(finding, request.spec, command))
+    output.result(as_fields(found, request.spec, command))
 
 
-def open_answerer(request: TrainingRequest, target: str | None, seconds: float | None) -> Answerer:
-    """Who is asked: the compiler where there is a target, else the hardware here."""
-    from tpukit.probe.batch.evaluators import CompiledAnswerer, MeasuredAnswerer
+def open_evaluator(
+    request: TrainingRequest, target: str | None, seconds: float | None
+) -> ChildEvaluator:
+    """The TPU compiler where there is a target, else the hardware of this machine."""
+    from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
     from tpukit.probe.compiler.targets import find_target
 
     source = task_source(request)
     if target is None:
-        return MeasuredAnswerer(source, request.config, seconds or MEASURED_SECONDS)
-    return CompiledAnswerer(
-        source, request.config, find_target(target), seconds or COMPILED_SECONDS
-    )
+        return MeasuredEvaluator(source, request.config, seconds)
+    return CompilerEvaluator(source, request.config, find_target(target), seconds)
 
 
 def task_source(request: TrainingRequest) -> TaskSource:
@@ -114,26 +109,20 @@ def task_source(request: TrainingRequest) -> TaskSource:
     )
 
 
-def _search_settings(options: SearchOptions, global_batch_size: int | None) -> FindSettings:
-    from tpukit.probe.batch.recommend import FindSettings
-
-    start, maximum, multiple = options.start, options.maximum, options.multiple_of
-    problems = [
-        f"{name} {value} must be at least 1."
-        for name, value in (("--start", start), ("--max", maximum), ("--multiple-of", multiple))
-        if value < 1
-    ]
-    if not 0 <= options.margin < 1:
-        problems.append(f"--margin {options.margin} must lie in [0, 1).")
-    if maximum < multiple:
-        problems.append(f"--max {maximum} is under --multiple-of {multiple}.")
+def _check_settings(settings: SearchSettings) -> None:
+    positive = {"--start": settings.start, "--max": settings.max,
+                "--multiple-of": settings.multiple_of}  # fmt: skip
+    problems = [f"{name} {n} must be at least 1." for name, n in positive.items() if n < 1]
+    if not 0 <= settings.margin < 1:
+        problems.append(f"--margin {settings.margin} must lie in [0, 1).")
+    if settings.max < settings.multiple_of:
+        problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
     if problems:
         raise ConfigError(" ".join(problems), "`tpukit probe-batch --help` lists the options.")
-    return FindSettings(start, maximum, multiple, options.margin, global_batch_size)
 
 
 def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
-    """Names an impossible target, and options that mean nothing to the compiler, at once."""
+    """Raises ConfigError for an unknown target, and for options that do not apply to one."""
     if target is None:
         return
     from tpukit.probe.compiler.targets import find_target
@@ -141,20 +130,20 @@ def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
     find_target(target)
     if options.get("memory_limit"):
         raise ConfigError(
-            "--memory-limit limits measured trials; a target has the memory it has.",
-            "Leave it out, or leave --target out.",
+            "--memory-limit applies to measured trials only, not to --target.",
+            "Leave one of them out.",
         )
     if devices := options.get("devices"):
         raise ConfigError(
-            f"--devices {devices}: a target's name says how many devices it has.",
-            f"Choose the target by them, say {target.rpartition('-')[0]}-{devices}.",
+            f"--devices {devices}: a target's name gives its number of devices.",
+            f"Choose the target by them: {target.rpartition('-')[0]}-{devices}.",
         )
     if options.get("precision") == "fp16":
         raise ConfigError("--precision fp16: TPUs have no fp16.", "Use --precision bf16.")
 
 
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
-    """The training command that uses the answer."""
+    """The training command with the recommended batch."""
     words = ["tpukit", "summarize-train" if request.spec == "summarize" else "train"]
     if request.spec not in COMMAND_OPTIONS:
         words += ["--task", request.spec]

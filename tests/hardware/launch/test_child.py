@@ -28,6 +28,8 @@ for line in sys.stdin:
         print("grandchild", grandchild.pid, flush=True)
         time.sleep(300)
     if asked["do"] == "die":
+        if asked.get("fork") and os.fork() == 0:
+            time.sleep(300)
         os.kill(os.getpid(), asked["signal"])
     if asked["do"] == "exit":
         sys.exit(3)
@@ -93,6 +95,12 @@ def test_a_signal_is_named(child, number):
         child.ask({"do": "die", "signal": number}, 30)
     assert caught.value.death.return_code == -number
     assert "heard" in caught.value.death.output
+
+
+def test_a_grandchild_that_keeps_the_pipe_open_does_not_hide_a_death(child):
+    with pytest.raises(ChildDiedError) as caught:
+        child.ask({"do": "die", "signal": signal.SIGKILL, "fork": True}, 20)
+    assert caught.value.death.return_code == -signal.SIGKILL
 
 
 def test_an_exit_is_named(child):

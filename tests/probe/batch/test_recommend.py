@@ -1,4 +1,4 @@
-"""The recommendation and the accumulation, on answers that are made up."""
+"""The recommendation and the accumulation, on trials of a simulated evaluator."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 
 from tpukit.errors import OutOfMemoryError
 from tpukit.io.units import GIB
-from tpukit.probe.batch.evaluators import Ask
-from tpukit.probe.batch.recommend import Finder, FindSettings
-from tpukit.probe.batch.trial import MemoryByKind, StepCost, Trial
+from tpukit.probe.batch.recommend import Recommender
+from tpukit.probe.batch.search import SearchSettings
+from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.probe.compiler.targets import find_target
 
 
-class Played:
-    """Memory a + b rows; the compiler's full effort reads a little more."""
+class Simulated:
+    """An evaluator with memory `fixed + per_row * batch`, `more` at the compiler's full effort."""
 
-    parameters = 1000
     versions: ClassVar[dict[str, str]] = {}
 
     def __init__(self, per_row=0.5, fixed=1.0, target=None, speed=None, devices=1, more=0.0):
@@ -28,135 +27,140 @@ class Played:
         self.devices = self.target.devices if self.target else devices
         self.stretch = 1.33 if target else 1.0
         self.speed = speed
-        self.asked: list[Ask] = []
+        self.requests: list[TrialRequest] = []
 
-    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
-        return [self.try_batch(ask) for ask in asks]
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        return [self.trial(request) for request in requests]
 
-    def try_batch(self, ask: Ask) -> Trial:
-        self.asked.append(ask)
-        used = self.fixed + self.per_row * ask.rows + 0.5 * (ask.accumulate > 1)
-        used += self.more * (ask.effort == "full")
+    def trial(self, request: TrialRequest) -> Trial:
+        self.requests.append(request)
+        used = self.fixed + self.per_row * request.batch + 0.5 * (request.accumulate > 1)
+        used += self.more * (request.effort == "full")
         fits = used <= 16
         return Trial(
-            ask.rows,
+            request.batch,
             fits,
             int(used * GIB),
             16 * GIB,
             int(self.fixed * GIB),
-            samples_per_second=self.speed(ask.rows) if self.speed and fits else None,
-            accumulate=ask.accumulate,
-            memory=MemoryByKind() if fits else None,
-            cost=StepCost(1e12 * ask.rows, 1e9) if self.target and fits else None,
-            effort=ask.effort if self.target else None,
+            samples_per_second=self.speed(request.batch) if self.speed and fits else None,
+            accumulate=request.accumulate,
+            memory=memory_by_kind(int(used * GIB), 0, {}) if fits else None,
+            flops=1e12 * request.batch if self.target and fits else None,
+            bytes_accessed=1e9 if self.target and fits else None,
+            effort=request.effort if self.target else None,
             compiles=1,
         )
 
 
-def find(answerer, **settings):
-    said: list[str] = []
-    finding = Finder(answerer, said.append).find(FindSettings(**settings))
+def recommend(evaluator, **settings):
+    lines: list[str] = []
+    found = Recommender(evaluator, SearchSettings(**settings), lines.append).recommend()
     # Two batches that are tried together are announced together.
-    assert len(finding.trials) < len(said) <= 2 * len(finding.trials)
-    return finding
+    assert len(found.trials) < len(lines) <= 2 * len(found.trials)
+    return found
 
 
 def test_measured_both_sides_and_the_margin():
-    finding = find(Played())
-    assert (finding.largest, finding.next_failed) == (30, 31)
+    found = recommend(Simulated())
+    assert (found.largest, found.next_failed) == (30, 31)
     # 0.95 of 16 GiB holds 28 rows.
-    assert finding.recommended <= 28
-    assert finding.recommended_global_batch == finding.recommended
+    assert found.recommended <= 28
+    assert found.recommended_global_batch == found.recommended
 
 
 def test_the_fastest_within_the_margin_is_recommended_not_the_largest():
-    finding = find(Played(speed=lambda rows: 100.0 if rows == 4 else 50.0))
-    assert finding.largest == 30
-    assert finding.recommended == 4
+    found = recommend(Simulated(speed=lambda rows: 100.0 if rows == 4 else 50.0))
+    assert found.largest == 30
+    assert found.recommended == 4
 
 
 def test_near_ties_in_speed_go_to_the_larger_batch():
-    finding = find(Played(speed=lambda rows: 100.0 - 0.05 * rows))
-    assert finding.recommended == max(
-        t.batch for t in finding.trials if t.fits and t.used_bytes <= 0.95 * 16 * GIB
+    found = recommend(Simulated(speed=lambda rows: 100.0 - 0.05 * rows))
+    assert found.recommended == max(
+        t.batch for t in found.trials if t.fits and t.used_bytes <= 0.95 * 16 * GIB
     )
 
 
-def test_compiled_answers_are_confirmed_at_full_effort_on_both_sides():
-    answerer = Played(target="v5e-1")
-    finding = find(answerer)
-    full = [ask for ask in answerer.asked if ask.effort == "full"]
-    assert {ask.rows for ask in full} == {finding.largest, finding.next_failed}
+def test_compiled_trials_are_confirmed_at_full_effort_on_both_sides():
+    evaluator = Simulated(target="v5e-1")
+    found = recommend(evaluator)
+    full = [request for request in evaluator.requests if request.effort == "full"]
+    assert {request.batch for request in full} == {found.largest, found.next_failed}
     assert len(full) == 2
 
 
 def test_at_most_six_compiles_where_memory_is_a_line():
-    assert find(Played(target="v5e-1", per_row=0.7, fixed=1.4, more=0.05)).compiles <= 6
+    assert recommend(Simulated(target="v5e-1", per_row=0.7, fixed=1.4, more=0.05)).compiles <= 6
 
 
-class NearlyFull(Played):
+class NearlyFull(Simulated):
     """A compiler that trades operations for memory: hardly any growth from 24 rows on."""
 
-    def try_batch(self, ask: Ask) -> Trial:
-        used = min(1.0 + 0.6 * ask.rows, 15.2 + 0.02 * ask.rows)
-        trial = super().try_batch(ask)
+    def trial(self, request: TrialRequest) -> Trial:
+        used = min(1.0 + 0.6 * request.batch, 15.2 + 0.02 * request.batch)
+        trial = super().trial(request)
         return dataclasses.replace(trial, fits=used <= 16, used_bytes=int(used * GIB))
 
 
 def test_a_margin_is_left_where_memory_hardly_grows():
-    finding = find(NearlyFull(target="v5e-1"), start=36)
-    assert finding.largest == 40
-    assert finding.recommended == 20
-    assert finding.note is None
+    found = recommend(NearlyFull(target="v5e-1"), start=36)
+    assert found.largest == 40
+    assert found.recommended == 20
+    assert found.note is None
 
 
 def test_no_margin_is_said():
-    finding = find(Played(fixed=15.3, per_row=0.3))
-    assert finding.recommended == finding.largest == 2
-    assert "leaves 5%" in finding.note
+    found = recommend(Simulated(fixed=15.3, per_row=0.3))
+    assert found.recommended == found.largest == 2
+    assert "leaves 5%" in found.note
 
 
-def test_one_batch_is_asked_about_once():
-    answerer = Played(target="v5e-1")
-    assert find(answerer, start=8, maximum=8).largest == 8
-    assert [(ask.rows, ask.effort) for ask in answerer.asked] == [(8, "full")]
-    answerer = Played(target="v5e-1")
-    assert find(answerer, start=50, maximum=40).largest == 30
-    assert [ask.rows for ask in answerer.asked if ask.effort == "full"] == [40, 30, 31]
+def test_one_batch_is_tried_once():
+    evaluator = Simulated(target="v5e-1")
+    assert recommend(evaluator, start=8, max=8).largest == 8
+    assert [(request.batch, request.effort) for request in evaluator.requests] == [(8, "full")]
+    evaluator = Simulated(target="v5e-1")
+    assert recommend(evaluator, start=50, max=40).largest == 30
+    assert [request.batch for request in evaluator.requests if request.effort == "full"] == [
+        40,
+        30,
+        31,
+    ]
 
 
-def test_an_answer_that_full_effort_contradicts_is_searched_anew():
+def test_a_draft_that_full_effort_contradicts_is_searched_anew():
     # The draft says 30; at full effort 27 is the most.
-    finding = find(Played(target="v5e-1", more=1.5))
-    assert (finding.largest, finding.next_failed) == (27, 28)
-    assert finding.trial_of(27).effort == "full"
+    found = recommend(Simulated(target="v5e-1", more=1.5))
+    assert (found.largest, found.next_failed) == (27, 28)
+    assert found.trial_of(27).effort == "full"
 
 
 def test_accumulation_reaches_the_wanted_batch_and_is_tried():
-    finding = find(Played(devices=8), wanted_global_batch=512)
-    assert finding.recommended * finding.accumulate * 8 == 512
-    assert finding.accumulate > 1
-    assert finding.trial_of(finding.recommended, finding.accumulate).fits
+    found = recommend(Simulated(devices=8), global_batch_size=512)
+    assert found.recommended * found.accumulate * 8 == 512
+    assert found.accumulate > 1
+    assert found.trial_of(found.recommended, found.accumulate).fits
 
 
 def test_a_wanted_batch_that_fits_needs_no_accumulation():
-    finding = find(Played(devices=8), wanted_global_batch=64)
-    assert (finding.recommended, finding.accumulate) == (8, 1)
-    assert finding.trial_of(8, 1).fits
+    found = recommend(Simulated(devices=8), global_batch_size=64)
+    assert (found.recommended, found.accumulate) == (8, 1)
+    assert found.trial_of(8, 1).fits
 
 
 def test_a_wanted_batch_that_does_not_divide_is_said():
-    finding = find(Played(devices=8), wanted_global_batch=100)
-    assert "100" in finding.note and "96" in finding.note
+    found = recommend(Simulated(devices=8), global_batch_size=100)
+    assert "100" in found.note and "96" in found.note
 
 
 def test_nothing_fits():
     with pytest.raises(OutOfMemoryError) as caught:
-        find(Played(fixed=20.0))
+        recommend(Simulated(fixed=20.0))
     assert caught.value.id == "nothing-fits"
     assert "20.50 of 16.00 GiB" in caught.value.message
 
 
 def test_everything_fits_up_to_the_maximum():
-    finding = find(Played(), maximum=16)
-    assert (finding.largest, finding.next_failed) == (16, None)
+    found = recommend(Simulated(), max=16)
+    assert (found.largest, found.next_failed) == (16, None)

@@ -6,42 +6,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpukit.probe.batch.search import Found, Reading, SearchSettings, search
-
-GIB = 2**30
+from tpukit.io.units import GIB
+from tpukit.probe.batch.search import Bracket, SearchSettings, search
+from tpukit.probe.batch.trial import Trial
 
 
 class Curve:
-    """Answers from a list of memory figures; remembers what was asked."""
+    """Trials from a list of memory usages; remembers the batches that were tried."""
 
-    def __init__(self, used: list[int], limit: int, *, says: bool = True, fixed: int = 0) -> None:
-        self.used, self.limit, self.says, self.fixed = used, limit, says, fixed
-        self.asked: list[int] = []
+    def __init__(
+        self, used: list[int], limit: int, *, reports: bool = True, fixed: int = 0
+    ) -> None:
+        self.used, self.limit, self.reports, self.fixed = used, limit, reports, fixed
+        self.tried: list[int] = []
 
     def fits(self, batch: int) -> bool:
         return self.used[batch - 1] <= self.limit
 
-    def __call__(self, batch: int, reason: str) -> Reading:
+    def __call__(self, batch: int, reason: str) -> Trial:
         assert reason
-        self.asked.append(batch)
-        used = self.used[batch - 1] if self.says else None
-        return Reading(self.fits(batch), used, self.limit, self.fixed)
+        self.tried.append(batch)
+        used = self.used[batch - 1] if self.reports else None
+        return Trial(batch, self.fits(batch), used, self.limit, self.fixed)
 
 
-def assert_confirmed(curve: Curve, found: Found, sought: SearchSettings) -> None:
-    step, top = sought.multiple, sought.maximum // sought.multiple * sought.multiple
-    assert tuple(curve.asked) == found.trials
-    assert len(set(curve.asked)) == len(curve.asked), "a batch was tried twice"
-    assert all(b % step == 0 and 0 < b <= top for b in curve.asked)
-    if found.largest:
-        assert found.largest in curve.asked
-        assert curve.fits(found.largest)
-    if found.next_failed is None:
-        assert found.largest == top
+def assert_confirmed(curve: Curve, found: Bracket, sought: SearchSettings) -> None:
+    step, top = sought.multiple_of, sought.top
+    assert curve.tried == list(found.trials)
+    assert len(set(curve.tried)) == len(curve.tried), "a batch was tried twice"
+    assert all(b % step == 0 and 0 < b <= top for b in curve.tried)
+    if found.low:
+        assert found.low in curve.tried
+        assert curve.fits(found.low)
+    if found.high is None:
+        assert found.low == top
     else:
-        assert found.next_failed == found.largest + step
-        assert found.next_failed in curve.asked
-        assert not curve.fits(found.next_failed)
+        assert found.high == found.low + step
+        assert found.high in curve.tried
+        assert not curve.fits(found.high)
 
 
 @settings(max_examples=600, deadline=None)
@@ -50,14 +52,14 @@ def assert_confirmed(curve: Curve, found: Found, sought: SearchSettings) -> None
     start=st.integers(1, 300),
     multiple=st.integers(1, 9),
     stretch=st.sampled_from([1.0, 1.33]),
-    says=st.booleans(),
+    reports=st.booleans(),
     fixed=st.integers(0, 20 * GIB),
 )
-def test_any_curve_ends_with_both_sides_tried(used, start, multiple, stretch, says, fixed):
+def test_any_curve_ends_with_both_sides_tried(used, start, multiple, stretch, reports, fixed):
     used = used + [used[-1]] * max(0, multiple - len(used))
-    sought = SearchSettings(start, len(used), multiple, stretch)
-    curve = Curve(used, 16 * GIB, says=says, fixed=fixed)
-    assert_confirmed(curve, search(curve, sought), sought)
+    sought = SearchSettings(start, len(used), multiple)
+    curve = Curve(used, 16 * GIB, reports=reports, fixed=fixed)
+    assert_confirmed(curve, search(curve, sought, stretch=stretch), sought)
 
 
 @settings(max_examples=300, deadline=None)
@@ -77,7 +79,7 @@ def test_curves_that_flatten_take_few_trials(fixed, slope, knee, flat, noise, st
     sought = SearchSettings(start, 2048)
     curve = Curve(used, 16 * GIB, fixed=fixed)
     assert_confirmed(curve, search(curve, sought), sought)
-    assert len(curve.asked) <= 24
+    assert len(curve.tried) <= 24
 
 
 def test_gpt2_on_a_v5e_chip_takes_three_trials():
@@ -86,63 +88,64 @@ def test_gpt2_on_a_v5e_chip_takes_three_trials():
     used = [int(known[min(points, key=lambda p: (abs(p - b), p))] * GIB) for b in range(1, 65)]
     used[20:] = [int((16.39 + 0.1 * ((b * 7) % 5)) * GIB) for b in range(21, 65)]
     curve = Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB))
-    found = search(curve, SearchSettings(4, 64, stretch=1.33))
-    assert (found.largest, found.next_failed) == (20, 21)
-    assert curve.asked == [4, 20, 21]
+    found = search(curve, SearchSettings(4, 64), stretch=1.33)
+    assert (found.low, found.high) == (20, 21)
+    assert curve.tried == [4, 20, 21]
 
 
-def test_settling_leaves_the_very_next_batch_to_a_better_question():
+def test_settling_leaves_the_very_next_batch_to_a_better_trial():
     curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
-    found = search(curve, SearchSettings(4, 200, stretch=1.33), settle=True)
-    assert (found.largest, found.next_failed) == (40, None)
-    assert 41 not in curve.asked
-    assert len(curve.asked) == 3
+    found = search(curve, SearchSettings(4, 200), stretch=1.33, settle=True)
+    assert found.low == 40
+    assert found.high is not None and found.high > 41
+    assert 41 not in curve.tried
+    assert len(curve.tried) == 3
 
 
 def test_a_linear_model_is_found_at_once():
     curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
-    assert search(curve, SearchSettings(4, 200)).largest == 40
-    assert len(curve.asked) == 3
+    assert search(curve, SearchSettings(4, 200)).low == 40
+    assert len(curve.tried) == 3
 
 
 def test_nothing_fits():
     curve = Curve([20 * GIB] * 64, 16 * GIB)
     found = search(curve, SearchSettings(16, 64))
-    assert (found.largest, found.next_failed) == (0, 1)
-    assert 1 in curve.asked
+    assert (found.low, found.high) == (0, 1)
+    assert 1 in curve.tried
 
 
 def test_never_fails_up_to_the_maximum():
     curve = Curve([GIB] * 100, 16 * GIB)
     found = search(curve, SearchSettings(4, 100))
-    assert (found.largest, found.next_failed) == (100, None)
-    assert 100 in curve.asked
+    assert (found.low, found.high) == (100, None)
+    assert 100 in curve.tried
 
 
 def test_silent_failures_are_halved():
-    curve = Curve([b * GIB for b in range(1, 1025)], 100 * GIB, says=False)
+    curve = Curve([b * GIB for b in range(1, 1025)], 100 * GIB, reports=False)
     found = search(curve, SearchSettings(1024, 1024))
-    assert found.largest == 100
-    assert len(curve.asked) <= 12
+    assert found.low == 100
+    assert len(curve.tried) <= 12
 
 
 def test_a_maximum_below_one_multiple_is_refused():
     with pytest.raises(ValueError, match="multiple"):
-        search(Curve([1] * 8, 2), SearchSettings(4, 4, multiple=8))
+        search(Curve([1] * 8, 2), SearchSettings(4, 4, multiple_of=8))
 
 
-def test_a_processor_that_says_nothing_when_it_fails():
-    """The figures of the smallest EIT network under 500 MB: small batches tell of too much."""
-    asked = []
+def test_a_cpu_that_reports_nothing_when_it_fails():
+    """Memory of the smallest EIT network under 500 MB: small batches suggest too much."""
+    tried = []
 
-    def measured(batch: int, reason: str) -> Reading:
-        asked.append(batch)
+    def measured(batch: int, reason: str) -> Trial:
+        tried.append(batch)
         used = max(265_400_000, 208_800_000 + 1_276_500 * batch)
         if used > 500_000_000:
-            return Reading(False, None, 500_000_000)
+            return Trial(batch, False, None, 500_000_000)
         growth = 3_850_000 if batch < 20 else 1_103_400
-        return Reading(True, used, 500_000_000, used - growth * batch)
+        return Trial(batch, True, used, 500_000_000, used - growth * batch)
 
     found = search(measured, SearchSettings(start=4))
-    assert (found.largest, found.next_failed) == (228, 229)
-    assert len(asked) <= 6
+    assert (found.low, found.high) == (228, 229)
+    assert len(tried) <= 6

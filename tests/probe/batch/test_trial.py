@@ -1,4 +1,4 @@
-"""Verdicts, and what a failure's text or a process' end means."""
+"""Verdicts, and the classification of a failure's text or a process' end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from tpukit.hardware.launch.child import Death
-from tpukit.probe.batch.evaluators import crash_place, last_words
-from tpukit.probe.batch.trial import Trial, wanted_and_limit
-
-GIB = 2**30
+from tpukit.io.units import GIB
+from tpukit.probe.batch.evaluators import crash_place, last_message
+from tpukit.probe.batch.trial import Trial
+from tpukit.probe.compiler.hlo import requested_and_limit
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_what_does_not_fit_is_over_and_unknown_memory_is_fine():
         ("CompileTimeHbmOom: memory (1.00T) exceeds available HBM (15.75G)", 1024, 15.75),
     ],
 )
-def test_the_three_forms_say_what_was_wanted(text, wanted, limit):
-    assert wanted_and_limit(text) == (int(wanted * GIB), int(limit * GIB))
+def test_the_three_forms_of_an_out_of_memory_message(text, wanted, limit):
+    assert requested_and_limit(text) == (int(wanted * GIB), int(limit * GIB))
     assert Death(1, text).is_out_of_memory(limited=False)
 
 
-def test_a_text_without_figures_says_nothing():
-    assert wanted_and_limit("DefaultCPUAllocator: can't allocate memory") == (None, None)
+def test_a_message_without_sizes():
+    assert requested_and_limit("DefaultCPUAllocator: can't allocate memory") == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ Current thread 0x00007f (most recent call first):
 """
 
 
-def test_a_crash_names_the_models_line_and_the_last_words():
+def test_a_crash_names_the_models_line_and_the_last_message():
     place = crash_place(CRASH)
     assert place is not None
     assert (place.path, place.line) == ("/home/user/model.py", 7)
-    assert last_words(CRASH) == "Aborting: bad shape"
+    assert last_message(CRASH) == "Aborting: bad shape"
     assert crash_place("no stack") is None

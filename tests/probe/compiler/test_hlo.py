@@ -58,7 +58,7 @@ def test_the_largest_buffers_at_the_peak_and_their_places():
     largest = hlo.largest_buffers(PROGRAM)
     assert [a.size_bytes for a in largest] == [16 * 2**20, 256_000]
     assert largest[0].operator == "aten__mul"
-    assert largest[0].place == ("/u/model.py", 12)
+    assert largest[0].place == "/u/model.py:12"
     assert largest[1].place is None
 
 
@@ -94,9 +94,9 @@ REFUSAL = """RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 16.
 
 
 def test_a_refusal_lists_allocations():
-    first, second = hlo.refused_allocations(REFUSAL)
+    first, second = hlo.listed_allocations(REFUSAL)
     assert first.size_bytes == 1008 * 2**20
-    assert first.place == ("/u/model.py", 20)
+    assert first.place == "/u/model.py:20"
     assert first.shape == "f32[252,1024,1024]"
     assert second.size_bytes == 4608
     assert second.place is None

@@ -20,6 +20,7 @@ Given = dict[str, Any]
 ALIASES = {"devices": "--nproc"}
 PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_time": (parse_duration, "DURATION"),
+    "time_limit": (parse_duration, "DURATION"),
     "memory_limit": (parse_bytes, "SIZE"),
 }
 """Fields whose option has a unit, and how its value is shown in `--help`."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import Given, options_of
+from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig
 
 TASK, SEARCH, HARDWARE = "Task", "Search", "Hardware"
@@ -19,26 +20,15 @@ def _option(*names: str, panel: str, help: str) -> Any:
     return typer.Option(*names, rich_help_panel=panel, help=help)
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """Where the batch is looked for."""
-
-    start: Annotated[
-        int, _option("--start", panel=SEARCH, help="The first batch a device to try.")
-    ] = 4
-    maximum: Annotated[
-        int, _option("--max", panel=SEARCH, help="The largest batch a device to try.")
-    ] = 4096
-    multiple_of: Annotated[
-        int, _option("--multiple-of", panel=SEARCH, help="Try multiples of this only.")
-    ] = 1
-    margin: Annotated[
-        float, _option("--margin", panel=SEARCH, help="Memory the recommended batch leaves free.")
-    ] = 0.05
-    time_limit: Annotated[
-        str | None,
-        _option("--time-limit", panel=SEARCH, help="Longest a trial may take (10m; compiler 30m)."),
-    ] = None
+SearchOptions = Annotated[
+    Given,
+    options_of(
+        SearchSettings,
+        {
+            SEARCH: ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit"),
+        },
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -80,13 +70,16 @@ PlaceOptions = Annotated[
         {
             HARDWARE: ("hw", "devices", "precision", "shard", "memory_limit"),
             TASK: ("data_path",),
-            SEARCH: ("global_batch_size",),
         },
     ),
 ]
-"""Where the task would be trained, on what data, and at which global batch size."""
+"""Where the task would be trained, and on what data."""
 
 TargetOption = Annotated[
     str | None,
-    _option("--target", panel=HARDWARE, help="Ask the TPU compiler: v5e-8, v6e-1, v4-8, ..."),
+    _option(
+        "--target",
+        panel=HARDWARE,
+        help="TPU to compile for (v5e-8, v6e-1, v4-8, ...) instead of measuring.",
+    ),
 ]

@@ -1,17 +1,15 @@
-"""What `probe-batch` and `--plan` print: a table, a chart, the training command; or JSON."""
+"""Report of `probe-batch` and `--plan`: a table, a chart, the training command; or JSON."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpukit.io.units import GIB
-from tpukit.probe.batch.recommend import Finding, estimate
+from tpukit.io.units import GIB, format_bytes, format_duration
+from tpukit.probe.batch.recommend import Recommendation, estimate, format_memory
 from tpukit.probe.batch.trial import Trial
-from tpukit.probe.compiler.roofline import StepEstimate
 
 CHART_WIDTH = 44
 SHOWN_ALLOCATIONS = 4
@@ -19,92 +17,75 @@ EPOCHS = (1000, 5000)
 """Samples of the epochs whose time is estimated."""
 
 
-def as_fields(finding: Finding, task: str, command: str) -> dict[str, Any]:
+def as_fields(found: Recommendation, task: str, command: str) -> dict[str, Any]:
     """The fields of `--json`."""
-    chosen = finding.recommended_trial
-    cost = chosen.cost if chosen else None
+    chosen, target = found.recommended_trial, found.target
+    step = estimate(target, chosen) if chosen else None
     return {
         "task": task,
-        "target": finding.target.name if finding.target else None,
-        "devices": finding.devices,
-        "parameters": finding.parameters,
-        "largest_batch_per_device": finding.largest,
-        "largest_global_batch": finding.largest * finding.devices,
-        "recommended_batch_per_device": finding.recommended,
-        "recommended_global_batch": finding.recommended_global_batch,
-        "accumulate": finding.accumulate,
-        "limit_bytes": next((t.limit_bytes for t in finding.trials if t.limit_bytes), None),
-        "trials": [_trial_fields(trial) for trial in finding.trials],
-        "memory": dataclasses.asdict(chosen.memory) if chosen and chosen.memory else None,
+        "target": target.name if target else None,
+        "devices": found.devices,
+        "parameters": found.parameters,
+        "largest_batch_per_device": found.largest,
+        "largest_global_batch": found.largest * found.devices,
+        "recommended_batch_per_device": found.recommended,
+        "recommended_global_batch": found.recommended_global_batch,
+        "accumulate": found.accumulate,
+        "limit_bytes": found.limit_bytes,
+        "trials": [_trial_fields(trial) for trial in found.trials],
+        "memory": chosen.memory if chosen else None,
         "largest_allocations": list(chosen.largest) if chosen else [],
         "collectives": dict(chosen.collectives) if chosen else {},
         "step": {
-            "flops": cost.flops if cost else None,
-            "kernel_flops": cost.kernel_flops if cost else None,
-            "bytes": cost.bytes_accessed if cost else None,
+            "flops": chosen.flops if chosen else None,
+            "kernel_flops": chosen.kernel_flops if chosen else None,
+            "bytes": chosen.bytes_accessed if chosen else None,
             "collective_bytes": chosen.collective_bytes if chosen else None,
-            "estimate_seconds": _seconds(estimate(finding.target, chosen) if chosen else None),
+            "estimate_seconds": step.seconds if step else None,
         },
-        "compiles": finding.compiles,
-        "seconds": finding.seconds,
-        "versions": dict(finding.versions),
-        "approximate": finding.target.generation.approximate if finding.target else None,
-        "note": finding.note,
+        "compiles": found.compiles,
+        "seconds": found.seconds,
+        "versions": dict(found.versions),
+        "approximate": target.generation.approximate if target else None,
+        "note": found.note,
         "command": command,
     }
 
 
-def _seconds(step: StepEstimate | None) -> float | None:
-    return step.seconds if step else None
-
-
 def _trial_fields(trial: Trial) -> dict[str, Any]:
-    cost = trial.cost
+    same = ("batch", "accumulate", "fits", "used_bytes", "limit_bytes", "verdict",
+            "samples_per_second", "flops")  # fmt: skip
+    more = ("effort", "compiles", "cached", "seconds", "error")
     return {
-        "batch": trial.batch,
-        "accumulate": trial.accumulate,
-        "fits": trial.fits,
-        "used_bytes": trial.used_bytes,
-        "limit_bytes": trial.limit_bytes,
-        "verdict": trial.verdict,
-        "samples_per_second": trial.samples_per_second,
-        "flops": cost.flops if cost else None,
-        "bytes": cost.bytes_accessed if cost else None,
-        "effort": trial.effort,
-        "compiles": trial.compiles,
-        "cached": trial.cached,
-        "seconds": trial.seconds,
-        "error": trial.error,
+        **{name: getattr(trial, name) for name in same},
+        "bytes": trial.bytes_accessed,
+        **{name: getattr(trial, name) for name in more},
     }
 
 
-def as_text(finding: Finding, task: str, command: str) -> Iterator[str]:
+def as_text(found: Recommendation, task: str, command: str) -> Iterator[str]:
     """The lines for people."""
     yield ""
-    yield f"{task} on {_where(finding)}"
-    yield from table(finding.trials)
+    yield f"{task} on {_where(found)}"
+    yield from table(found.trials)
     yield ""
-    yield from chart(finding.trials)
+    yield from chart(found)
     yield ""
-    yield from _answer(finding)
-    chosen = finding.recommended_trial
-    if chosen is not None:
-        yield from _details(finding, chosen)
-    if finding.note:
-        yield f"Note: {finding.note}"
+    yield from _summary(found)
+    if found.recommended_trial is not None:
+        yield from _details(found, found.recommended_trial)
+    if found.note:
+        yield f"Note: {found.note}"
     yield f"Train with: {command}"
 
 
-def _where(finding: Finding) -> str:
-    count = f"{finding.devices} device{'s' * (finding.devices > 1)}"
-    if finding.target is None:
+def _where(found: Recommendation) -> str:
+    count = f"{found.devices} device{'s' * (found.devices > 1)}"
+    if found.target is None:
         return f"{count} of this machine, measured"
-    versions = finding.versions
-    about = finding.target.generation.approximate
-    return (
-        f"{finding.target.name} ({count}), by the TPU compiler libtpu {versions.get('libtpu')}"
-        + (f"; approximate: {about}" if about else "")
-    )
+    about = found.target.generation.approximate
+    compiler = f"by the TPU compiler libtpu {found.versions.get('libtpu')}"
+    return f"{found.target.name} ({count}), {compiler}{f'; approximate: {about}' if about else ''}"
 
 
 def table(trials: tuple[Trial, ...]) -> Iterator[str]:
@@ -113,69 +94,60 @@ def table(trials: tuple[Trial, ...]) -> Iterator[str]:
     for trial in trials:
         steps = f" x {trial.accumulate}" if trial.accumulate > 1 else ""
         speed = f"{trial.samples_per_second:.3g} samples/s" if trial.samples_per_second else "-"
-        took = "known" if trial.cached else f"{trial.seconds:.0f} s"
+        took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
         effort = "  full effort" if trial.effort == "full" else ""
         why = f"  {trial.error}" if trial.error and not trial.used_bytes else ""
-        yield (
-            f"{f'{trial.batch}{steps}':>14}  {_memory(trial):>18}  {trial.verdict:<8} {speed:>14}"
-            f"  {took:>7}{effort}{why}"
-        )
+        batch, memory = f"{trial.batch}{steps}", format_memory(trial)
+        yield (f"{batch:>14}  {memory:>18}  {trial.verdict:<8} {speed:>14}  {took:>7}{effort}{why}")
 
 
-def _memory(trial: Trial) -> str:
-    if trial.used_bytes is None:
-        return "not said"
-    limit = f" of {trial.limit_bytes / GIB:.2f}" if trial.limit_bytes else ""
-    return f"{trial.used_bytes / GIB:.2f}{limit} GiB"
-
-
-def chart(trials: tuple[Trial, ...]) -> Iterator[str]:
+def chart(found: Recommendation) -> Iterator[str]:
     """Memory against batch as bars, the limit marked."""
-    known = {t.batch: t for t in trials if t.used_bytes and t.accumulate == 1}
-    limit = next((t.limit_bytes for t in known.values() if t.limit_bytes), None)
-    if not known or not limit:
+    used = {t.batch: t.used_bytes for t in found.trials if t.used_bytes and t.accumulate == 1}
+    limit = found.limit_bytes
+    if not used or not limit:
         return
-    most = max(limit, *(t.used_bytes or 0 for t in known.values()))
+    most = max(limit, *used.values())
     mark = min(CHART_WIDTH - 1, round(CHART_WIDTH * limit / most))
-    for batch in sorted(known):
-        filled = max(1, round(CHART_WIDTH * (known[batch].used_bytes or 0) / most))
+    for batch in sorted(used):
+        filled = max(1, round(CHART_WIDTH * used[batch] / most))
         bar = "█" * filled + " " * (CHART_WIDTH - filled)
         if filled <= mark:
             bar = bar[:mark] + "│" + bar[mark + 1 :]
         yield f"{batch:>6} {bar}"
-    yield f"{'':>6} {'':>{mark}}└ {limit / GIB:.2f} GiB"
+    yield f"{'':>6} {'':>{mark}}└ {format_bytes(limit)}"
 
 
-def _answer(finding: Finding) -> Iterator[str]:
-    total = finding.largest * finding.devices
-    if finding.next_failed is None:
-        yield f"Largest tried: {finding.largest} a device ({total} in all); it fits, as all did."
+def _summary(found: Recommendation) -> Iterator[str]:
+    total = found.largest * found.devices
+    if found.next_failed is None:
+        yield f"Largest tried: {found.largest} a device ({total} in all); all that were tried fit."
     else:
         yield (
-            f"Largest: {finding.largest} a device ({total} in all): it fits, and "
-            f"{finding.next_failed} does not; both were tried."
+            f"Largest: {found.largest} a device ({total} in all): it fits, and "
+            f"{found.next_failed} does not; both were tried."
         )
-    steps = f" x {finding.accumulate} micro-steps" if finding.accumulate > 1 else ""
+    steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
-        f"Recommended: {finding.recommended} a device{steps} "
-        f"({finding.recommended_global_batch} a step)"
+        f"Recommended: {found.recommended} a device{steps} "
+        f"(global batch size {found.recommended_global_batch})"
     )
 
 
-def _details(finding: Finding, chosen: Trial) -> Iterator[str]:
-    if finding.parameters:
-        yield f"Model: {finding.parameters / 1e6:.1f} M parameters"
+def _details(found: Recommendation, chosen: Trial) -> Iterator[str]:
+    if found.parameters:
+        yield f"Model: {found.parameters / 1e6:.1f} M parameters"
     if chosen.memory:
-        kinds = dataclasses.asdict(chosen.memory)
-        parts = [f"{name} {size / GIB:.2f}" for name, size in kinds.items() if size]
+        parts = [f"{name} {size / GIB:.2f}" for name, size in chosen.memory.items() if size]
         yield f"Memory a device at {chosen.batch}, GiB: {', '.join(parts)}"
     if chosen.largest:
         yield "Largest allocations at its peak:"
         yield from _allocations(chosen.largest)
     if chosen.collectives:
-        found = ", ".join(f"{count} {name}" for name, count in chosen.collectives.items())
-        yield f"Collectives a step: {found} ({chosen.collective_bytes / 1e6:.0f} MB a device)"
-    yield from _cost(finding, chosen)
+        names = ", ".join(f"{count} {name}" for name, count in chosen.collectives.items())
+        size = format_bytes(chosen.collective_bytes)
+        yield f"Collectives a step: {names} ({size} a device)"
+    yield from _step(found, chosen)
 
 
 def _allocations(largest: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -191,24 +163,19 @@ def _allocations(largest: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ).rstrip()
 
 
-def _cost(finding: Finding, chosen: Trial) -> Iterator[str]:
-    cost, step = chosen.cost, estimate(finding.target, chosen)
-    if cost is None or step is None:
+def _step(found: Recommendation, chosen: Trial) -> Iterator[str]:
+    step = estimate(found.target, chosen)
+    if step is None:
         return
-    kernels = f" ({cost.kernel_flops / 1e12:.2f} of them in kernels)" if cost.kernel_flops else ""
+    kernels = chosen.kernel_flops or 0.0
     yield (
-        f"A step on a device: {cost.flops / 1e12:.2f} T operations{kernels}, "
-        f"{cost.bytes_accessed / 1e9:.0f} GB moved"
+        f"A step on a device: {(chosen.flops or 0.0) / 1e12:.2f} TFLOP"
+        f"{f' ({kernels / 1e12:.2f} in kernels)' if kernels else ''}, "
+        f"{format_bytes(chosen.bytes_accessed or 0)} moved"
     )
-    samples = chosen.batch * chosen.accumulate * finding.devices
-    epochs = ", ".join(f"{n} samples {_duration(n / samples * step.seconds)}" for n in EPOCHS)
+    samples = chosen.batch * chosen.accumulate * found.devices
+    epochs = ", ".join(f"{n} samples {format_duration(n / samples * step.seconds)}" for n in EPOCHS)
     yield (
         f"Estimate (roofline, bound by {step.bound_by}): at least {step.seconds:.3f} s a step; "
         f"an epoch of {epochs}"
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

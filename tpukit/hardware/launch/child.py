@@ -151,7 +151,12 @@ class Child:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            if not select.select([self._answers], [], [], min(left, SECONDS_BETWEEN_LOOKS))[0]:
+            # A forked grandchild keeps the pipe open: its end is not enough.
+            has_ended = self._process.poll() is not None
+            wait = 0.0 if has_ended else min(left, SECONDS_BETWEEN_LOOKS)
+            if not select.select([self._answers], [], [], wait)[0]:
+                if has_ended:
+                    return None
                 self._shorten_output()
                 continue
             chunk = os.read(self._answers, 1 << 20)

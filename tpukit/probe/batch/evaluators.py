@@ -1,4 +1,4 @@
-"""Who answers whether a batch fits: the hardware that is here, or the TPU compiler."""
+"""Evaluators run trials: on the hardware of this machine, or with the TPU compiler."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol, Self
 
-from tpukit.errors import JobError, TpukitError, UsageError
+from tpukit.errors import JobError
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
-from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.io.units import GIB
-from tpukit.probe.batch.trial import MemoryByKind, StepCost, TaskSource, Trial, first_line
+from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, first_line
+from tpukit.probe.batch.worker import MODULE, read_result
 from tpukit.probe.compiler.compile import check_versions
 from tpukit.probe.compiler.source_map import Place
 from tpukit.probe.compiler.targets import Target
@@ -33,151 +32,117 @@ COMPILER_ENVIRONMENT = {
     "XLA_HLO_DEBUG": "1",
     "USE_TORCH_XLA": "1",
 }
-
-
 CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
-"""A compilation keeps about one core busy, and takes 2 to 5 GiB."""
+"""For two compilations at a time: one keeps about one core busy, and takes 2 to 5 GiB."""
+MEASURED_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
+"""Default time limits of a trial."""
+TRACE_CRASH_HINT = (
+    "This is not a lack of memory. Operations that XLA runs on the CPU crash in a trace: write "
+    "them with operations that XLA has."
+)
+CRASH_HINT = "This is not a lack of memory: run the training command to see the whole error."
 
 
-WORKER = ("-m", "tpukit.probe.batch.worker")
-"""The command of a child that tries batches."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One question to an answerer."""
-
-    rows: int
-    """Samples a device and micro-step."""
-    accumulate: int = 1
-    effort: str = "fast"
-
-
-class Answerer(Protocol):
-    """Tries batches."""
+class Evaluator(Protocol):
+    """Runs trials."""
 
     devices: int
     stretch: float
-    """See `SearchSettings.stretch`."""
-    parameters: int | None
-    """The model's weights, known after the first trial."""
+    """How far beyond the linear guess the search first jumps; above 1 where memory grows more
+    slowly near the limit."""
     target: Target | None
     versions: Mapping[str, str]
 
-    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
-        """Whether each fits; several are tried at the same time where there is room for that.
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        """One trial each, at the same time where there is room for that.
 
         Raises:
-            JobError: a trial failed for another reason than memory.
+            TpukitError: a trial failed for another reason than memory.
         """
         ...
 
-    def __enter__(self) -> Answerer: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class ChildAnswerer:
-    """What both kinds share: a child a trial (or for many), and what its end means."""
+class ChildEvaluator:
+    """Runs each trial in a child process, and classifies the death of a child."""
 
     stretch = 1.0
     target: Target | None = None
     versions: Mapping[str, str]
+    environment: Mapping[str, str]
+    crash_hint = CRASH_HINT
 
-    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float) -> None:
-        self.task = task
-        self.config = config
+    def __init__(self, setup: TrialSetup, devices: int, seconds: float) -> None:
+        self.setup = setup
+        self.devices = devices
         self.seconds = seconds
-        self.parameters: int | None = None
-        self.devices = 1
+        """Time limit of a trial."""
         self.fitted = 0
         """The largest batch that fitted so far."""
         self._children: dict[int, Child] = {}
 
-    def environment(self) -> dict[str, str]:
-        raise NotImplementedError
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        return [trial for request in requests for trial in self.evaluate_together([request])]
 
-    def question(self, ask: Ask) -> dict[str, Any]:
-        """What the child is asked."""
-        return {
-            "task": dataclasses.asdict(self.task),
-            "config": dataclasses.asdict(self.config),
-            "rows": ask.rows,
-            "accumulate": ask.accumulate,
-        }
-
-    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
-        return [trial for ask in asks for trial in self.try_together([ask])]
-
-    def try_together(self, asks: Sequence[Ask]) -> list[Trial]:
-        """Each ask in a child of its own, all at the same time."""
+    def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        """Each request in a child of its own, all at the same time."""
         started = time.monotonic()
-        for place, ask in enumerate(asks):
+        for place, request in enumerate(requests):
             if place not in self._children:
-                self._children[place] = Child(self.environment(), WORKER)
-            self._children[place].send(self.question(ask))
-        return [self._answer(place, ask, started) for place, ask in enumerate(asks)]
+                self._children[place] = Child(self.environment, ("-m", MODULE))
+                self._children[place].send(dataclasses.asdict(self.setup))
+            self._children[place].send(dataclasses.asdict(request))
+        return [self._receive(place, request, started) for place, request in enumerate(requests)]
 
-    def _answer(self, place: int, ask: Ask, started: float) -> Trial:
+    def _receive(self, place: int, request: TrialRequest, started: float) -> Trial:
         try:
-            answer = self._children[place].receive(started + self.seconds)
+            trial = read_result(self._children[place].receive(started + self.seconds))
         except ChildDiedError as error:
             self._children.pop(place).close()
-            trial = self._after_death(ask, error.death, time.monotonic() - started)
-        else:
-            if "error" in answer:
-                raise _as_error(answer["error"], ask)
-            self.parameters = self.parameters or answer["parameters"]
-            self.devices = answer["devices"] or self.devices
-            trial = read_trial(answer["trial"])
+            trial = self._after_death(request, error.death, time.monotonic() - started)
+        self.devices = trial.devices or self.devices
         if trial.fits:
-            self.fitted = max(self.fitted, ask.rows)
+            self.fitted = max(self.fitted, request.batch)
         return trial
 
-    def _after_death(self, ask: Ask, death: Death, seconds: float) -> Trial:
-        """A batch that does not fit, if that is what the child died of."""
-        hung_at_once = death.return_code is None and self.fitted == 0
-        if hung_at_once or not death.is_out_of_memory(limited=self.config.memory_limit is not None):
-            raise self._failure(ask, death)
+    def _after_death(self, request: TrialRequest, death: Death, seconds: float) -> Trial:
+        """A batch that does not fit, if the child died of that."""
+        limit = self.setup.config.memory_limit
+        hung_at_first = death.return_code is None and self.fitted == 0
+        if hung_at_first or not death.is_out_of_memory(limited=limit is not None):
+            raise self._failure(request, death)
         return Trial(
-            batch=ask.rows,
+            batch=request.batch,
             fits=False,
-            limit_bytes=self.config.memory_limit,
+            limit_bytes=limit,
             seconds=seconds,
             error=death.describe(),
-            accumulate=ask.accumulate,
+            accumulate=request.accumulate,
         )
 
-    def _failure(self, ask: Ask, death: Death) -> JobError:
+    def _failure(self, request: TrialRequest, death: Death) -> JobError:
         place = crash_place(death.output)
         where = f" at {place.path}:{place.line}" if place else ""
         if death.return_code is None:
             return JobError(
-                f"Batch {ask.rows}: no answer within {self.seconds:.0f} s{where}, and no smaller "
-                "batch has fitted yet.",
+                f"batch {request.batch}: no result within {self.seconds:.0f} s{where}, and no "
+                "smaller batch has fitted yet.",
                 "Give it longer (--time-limit 30m), or start smaller (--start 1).",
                 id="trial-timeout",
             )
-        words = last_words(death.output)
+        message = last_message(death.output)
         return JobError(
-            f"Batch {ask.rows}: the trial's process {death.describe()}{where}."
-            + (f" Its last words: {words}" if words else ""),
-            "This is not a lack of memory. Operations that XLA runs on the CPU crash in a trace: "
-            "write them with plain ones." if self.environment().get("XLA_IR_DEBUG") else
-            "This is not a lack of memory: run the training command to see the whole error.",
+            f"batch {request.batch}: the trial's process {death.describe()}{where}."
+            + (f" Its last message: {message}" if message else ""),
+            self.crash_hint,
             id="trial-crashed",
-        )  # fmt: skip
+        )
 
-    def close(self) -> None:
-        while self._children:
-            self._children.popitem()[1].close()
+    def close(self, keep: int = 0) -> None:
+        """Ends the children, except for the first `keep`."""
+        for place in [place for place in self._children if place >= keep]:
+            self._children.pop(place).close()
 
-    def __enter__(self) -> Answerer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -189,72 +154,47 @@ class ChildAnswerer:
         self.close()
 
 
-class MeasuredAnswerer(ChildAnswerer):
-    """Trains a few steps here; each trial in a process of its own."""
+class MeasuredEvaluator(ChildEvaluator):
+    """Trains a few steps on this machine; each trial in a process of its own."""
 
-    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float) -> None:
-        super().__init__(task, config, seconds)
-        names = {field.name for field in dataclasses.fields(HardwareOptions)}
-        values = {n: v for n, v in dataclasses.asdict(config).items() if n in names}
-        self.hardware = HardwareOptions(**values)
-        self.kind = find_kind(self.hardware)
-        self.processes = rank_count(self.hardware, self.kind)
-        self.devices = self.processes
+    def __init__(self, task: TaskSource, config: TrainConfig, seconds: float | None) -> None:
+        world_size = rank_count(config, find_kind(config))
+        setup = TrialSetup(task, config, world_size=world_size)
+        super().__init__(setup, world_size, seconds or MEASURED_SECONDS)
+        self.environment = {}
         self.versions = {}
 
-    def environment(self) -> dict[str, str]:
-        return {}
-
-    def question(self, ask: Ask) -> dict[str, Any]:
-        return {
-            **super().question(ask),
-            "kind": "measure",
-            "hardware": dataclasses.asdict(self.hardware),
-            "processes": self.processes,
-        }
-
-    def try_together(self, asks: Sequence[Ask]) -> list[Trial]:
+    def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         try:
-            return super().try_together(asks)
+            return super().evaluate_together(requests)
         finally:
-            # What ran out of memory once is poisoned, and what did not leaves fragments.
+            # After running out of memory a process is unusable; otherwise it keeps fragments.
             self.close()
 
 
-class CompiledAnswerer(ChildAnswerer):
-    """Asks the TPU compiler; one process answers until it dies."""
+class CompilerEvaluator(ChildEvaluator):
+    """Compiles the training step for a TPU; one process runs all trials until it dies."""
 
     stretch = 1.33
-    """The compiler recomputes near the limit; GPT-2 fitted a third more than a line foretold."""
+    """The compiler recomputes near the limit; GPT-2 fitted a third more than a line predicted."""
+    crash_hint = TRACE_CRASH_HINT
 
     def __init__(
-        self, task: TaskSource, config: TrainConfig, target: Target, seconds: float
+        self, task: TaskSource, config: TrainConfig, target: Target, seconds: float | None
     ) -> None:
         self.versions = check_versions()
-        super().__init__(task, config, seconds)
+        setup = TrialSetup(task, config, target.name)
+        super().__init__(setup, target.devices, seconds or COMPILED_SECONDS)
         self.target = target
-        self.devices = target.devices
+        self.environment = {**COMPILER_ENVIRONMENT, "CPU_NUM_DEVICES": str(target.devices)}
 
-    def try_batches(self, asks: Sequence[Ask]) -> list[Trial]:
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         if not can_compile_two():
-            return super().try_batches(asks)
-        trials = self.try_together(asks)
-        # The memory of those that helped is given back.
-        for place in [place for place in self._children if place > 0]:
-            self._children.pop(place).close()
+            return super().evaluate(requests)
+        trials = self.evaluate_together(requests)
+        # The second process gives its memory back.
+        self.close(keep=1)
         return trials
-
-    def environment(self) -> dict[str, str]:
-        return {**COMPILER_ENVIRONMENT, "CPU_NUM_DEVICES": str(self.devices)}
-
-    def question(self, ask: Ask) -> dict[str, Any]:
-        assert self.target is not None
-        return {
-            **super().question(ask),
-            "kind": "compile",
-            "target": self.target.name,
-            "effort": ask.effort,
-        }
 
 
 def can_compile_two() -> bool:
@@ -263,39 +203,6 @@ def can_compile_two() -> bool:
 
     enough_memory = psutil.virtual_memory().available >= MEMORY_FOR_TWO_BYTES
     return len(os.sched_getaffinity(0)) >= CORES_FOR_TWO and enough_memory
-
-
-def read_trial(fields: Mapping[str, Any]) -> Trial:
-    """A trial as the child sent it."""
-    memory, cost = fields["memory"], fields["cost"]
-    return Trial(
-        **{
-            **fields,
-            "memory": MemoryByKind(**memory) if memory else None,
-            "cost": StepCost(**cost) if cost else None,
-            "largest": tuple(fields["largest"]),
-        }
-    )
-
-
-def _as_error(error: Mapping[str, Any], ask: Ask) -> TpukitError:
-    """The child's error as this process' own."""
-    if "exit_code" in error:
-        kind = UsageError if error["exit_code"] == 2 else JobError
-        return kind(error["message"], error["hint"], id=error["id"])
-    if error["id"] == "LeftDeviceError":
-        message = error["message"].removeprefix("LeftDeviceError: ")
-        return JobError(
-            f"An operation would leave the TPU in the middle of the step, at {message}.",
-            "Keep it a tensor: read values (`.item()`, `float()`, `if tensor:`) after the step, "
-            "and write operations that XLA lacks with plain ones.",
-            id="leaves-device",
-        )
-    return JobError(
-        f"The task failed at batch {ask.rows}, and not for lack of memory: {error['message']}",
-        "Mend the task; --debug shows more of a training command's error.",
-        id="task-failed",
-    )
 
 
 def crash_place(output: str) -> Place | None:
@@ -313,7 +220,7 @@ def crash_place(output: str) -> Place | None:
     return None
 
 
-def last_words(output: str) -> str:
+def last_message(output: str) -> str:
     """The last line that a process wrote before any stack."""
     before = output.partition("Fatal Python error:")[0]
     lines = [line.strip() for line in before.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Inside the child: the engine's own step on a made-up batch, timed, its memory read."""
+"""Measured trials: the engine's own step on synthetic batches, timed, with its peak memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.batch.gauges import watched_memory
-from tpukit.probe.batch.trial import MemoryByKind, Trial
+from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
 from tpukit.train.restore import load_learner
@@ -25,28 +24,17 @@ from tpukit.train.step import Learner
 from tpukit.train.task import PlanSettings, Task
 
 WARM_STEPS = 2
-"""Steps that are not timed: they compile, and show what the optimizer's state adds."""
+"""Steps that are not timed: they compile, and allocate the optimizer's state."""
 TIMED_STEPS = 3
 LONGEST_TIMING_SECONDS = 20.0
 RUN_BYTES = 40 * 2**20
-"""A run's reading of its data, its progress and their threads: up to 38 MB were seen."""
+"""What a run's DataLoader, progress bar and their threads take: up to 38 MB were seen."""
 
 
-@dataclass(frozen=True)
-class MeasureRequest:
-    """One batch to try on the hardware that is here."""
+def measure(task: Task, config: TrainConfig, backend: Backend, request: TrialRequest) -> Trial:
+    """Trains, evaluates and copies a checkpoint as a run would.
 
-    rows: int
-    """Samples a device and micro-step."""
-    accumulate: int
-
-
-def measure(
-    task: Task, config: TrainConfig, backend: Backend, request: MeasureRequest
-) -> tuple[Trial, int]:
-    """Trains, evaluates and copies a checkpoint as a run would; the trial, and the parameters.
-
-    Whatever the hardware raises when memory runs out passes through.
+    Raises whatever the hardware raises when memory runs out.
     """
     with watched_memory(backend) as gauge, run_companions():
         learner = load_learner(task, config, backend)
@@ -61,38 +49,30 @@ def measure(
         for host in others:
             _step(learner, config, list(backend.batches([host] * request.accumulate)))
         _evaluate(learner, next(source))
-        fixed = _copy_checkpoint(learner, backend)
-        # What could not be sent is said when it is asked for.
+        resident = _copy_checkpoint(learner, backend)
+        # Transfer errors surface when a batch is consumed.
         _next(source, BATCHES_AHEAD)
     used, limit = gauge.reading(config.memory_limit)
-    samples = request.rows * backend.devices * request.accumulate
-    trial = Trial(
-        batch=request.rows,
+    return Trial(
+        batch=request.batch,
         fits=True,
         used_bytes=used,
         limit_bytes=limit,
-        # Between steps a batch leaves nothing behind; the most may have been taken elsewhere.
+        # Between steps a batch leaves nothing behind; the peak may be outside of training.
         fixed_bytes=used - (taken[1] - taken[0]) if used and taken else None,
-        samples_per_second=samples / seconds,
+        samples_per_second=request.batch * backend.devices * request.accumulate / seconds,
         accumulate=request.accumulate,
-        memory=fixed
-        if used is None
-        else MemoryByKind(
-            fixed.parameters,
-            fixed.optimizer,
-            fixed.ema,
-            temporaries=max(0, used - fixed.parameters - fixed.optimizer - fixed.ema),
-        ),
+        memory=memory_by_kind(used or 0, 0, resident),
+        parameters=sum(p.numel() for p in backend.parameters(learner.model).values()),
+        devices=backend.devices,
     )
-    parameters = sum(p.numel() for p in backend.parameters(learner.model).values())
-    return trial, parameters
 
 
 @contextmanager
 def run_companions() -> Iterator[None]:
-    """What a run keeps beside the training: its logs, event files and checkpoint writer.
+    """A run's logs, event files and checkpoint writer.
 
-    Libraries and threads take memory of the process, which a limit on it counts.
+    Their libraries and threads take memory of the process, which a limit on it includes.
     """
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
@@ -111,10 +91,10 @@ def run_companions() -> Iterator[None]:
             log.close()
 
 
-def _host_batches(task: Task, backend: Backend, request: MeasureRequest) -> list[Batch]:
-    """This process' part of a batch in each shape, the costliest first."""
+def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[Batch]:
+    """This rank's part of a batch in each shape, the costliest first."""
     devices = backend.devices // backend.world_size
-    rows = request.rows * devices
+    rows = request.batch * devices
     return task.probe_batches(PlanSettings(rows * request.accumulate, rows, devices, 0))
 
 
@@ -143,7 +123,7 @@ def _seconds_per_step(
 
 
 def _evaluate(learner: Learner, batch: Batch) -> None:
-    """An evaluation batch by the averaged weights, as a run validates."""
+    """An evaluation batch by the EMA weights, as a run validates."""
     average = learner.average
     with average.in_place_of_weights(learner.backend) if average else nullcontext():
         learner.model.eval()
@@ -152,14 +132,14 @@ def _evaluate(learner: Learner, batch: Batch) -> None:
         learner.model.train()
 
 
-def _copy_checkpoint(learner: Learner, backend: Backend) -> MemoryByKind:
+def _copy_checkpoint(learner: Learner, backend: Backend) -> dict[str, int]:
     """What a checkpoint copies to the host, held at once; its bytes by kind."""
     copies = {
         "parameters": backend.to_host(learner.model_tensors()),
         "optimizer": backend.to_host(learner.optimizer_tensors()),
         "ema": backend.to_host(learner.average.averages) if learner.average else {},
     }
-    return MemoryByKind(
-        **{kind: sum(t.numel() * t.element_size() for t in tensors.values())
-           for kind, tensors in copies.items()}
-    )  # fmt: skip
+    return {
+        kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        for kind, tensors in copies.items()
+    }

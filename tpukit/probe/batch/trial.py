@@ -1,20 +1,20 @@
-"""One trial of one batch: what is asked, what comes of it, and what a failure means."""
+"""One trial of one batch size: the request that a child process gets, and the result it sends."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tpukit.probe.compiler.hlo import parse_size
+from tpukit.train.config import TrainConfig
 
+Effort = Literal["fast", "full"]
 Verdict = Literal["grow", "fine", "near", "over"]
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """How a child process builds the task: a function by its place, and what it is given."""
+    """How a child process builds the task: a function by its place, and its arguments."""
 
     factory: str
     """`package.module:function`."""
@@ -22,95 +22,105 @@ class TaskSource:
 
 
 @dataclass(frozen=True)
-class MemoryByKind:
-    """Bytes of one device by kind."""
+class TrialSetup:
+    """What all trials of a search share."""
 
-    parameters: int = 0
-    optimizer: int = 0
-    ema: int = 0
-    temporaries: int = 0
-    program: int = 0
+    task: TaskSource
+    config: TrainConfig
+    target: str | None = None
+    """TPU to compile for; None: measure on this machine."""
+    world_size: int = 1
+    """Ranks of a measured trial."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> TrialSetup:
+        """The setup from the fields of `dataclasses.asdict`."""
+        task, config = TaskSource(**fields["task"]), TrainConfig(**fields["config"])
+        return cls(task, config, fields["target"], fields["world_size"])
 
 
 @dataclass(frozen=True)
-class StepCost:
-    """What one optimizer step costs one device."""
+class TrialRequest:
+    """One batch size to try."""
 
-    flops: float
-    """Operations, those of custom kernels added by formula."""
-    bytes_accessed: float
-    kernel_flops: float = 0.0
-    """The part of `flops` that custom kernels do."""
+    batch: int
+    """Samples a device and micro-batch."""
+    accumulate: int = 1
+    """Gradient accumulation steps."""
+    effort: Effort = "fast"
+    """How hard the TPU compiler optimizes; measured trials ignore it."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one batch."""
+    """The result of one trial."""
 
     batch: int
-    """Samples a device."""
+    """Samples a device and micro-batch."""
     fits: bool
     used_bytes: int | None = None
-    """Bytes of one device in use at most; where it did not fit, what it wanted."""
+    """Peak memory of one device; of a batch that does not fit, the memory it requested. None:
+    unknown (killed by the system, or hung)."""
     limit_bytes: int | None = None
     fixed_bytes: int | None = None
-    """The part that does not depend on the batch."""
+    """The part of `used_bytes` that does not depend on the batch: parameters, optimizer, EMA, and
+    in a measured trial what libraries and the run itself hold."""
     samples_per_second: float | None = None
     """Measured, over all devices."""
     seconds: float = 0.0
-    """How long the trial took."""
+    """Duration of the trial."""
     error: str | None = None
     """Why it does not fit, in one line."""
     accumulate: int = 1
-    memory: MemoryByKind | None = None
-    cost: StepCost | None = None
+    memory: Mapping[str, int] | None = None
+    """Bytes of one device by kind; see `memory_by_kind`."""
+    flops: float | None = None
+    """Operations of one optimizer step on one device, custom kernels' included."""
+    kernel_flops: float | None = None
+    """The part of `flops` in custom kernels, by formula."""
+    bytes_accessed: float | None = None
+    """Bytes that one optimizer step moves on one device."""
     collectives: Mapping[str, int] = field(default_factory=dict)
+    """Number of each collective in one optimizer step."""
     collective_bytes: int = 0
-    largest: tuple[Mapping[str, Any], ...] = ()
+    largest: Sequence[Mapping[str, Any]] = ()
     """The largest allocations: `size_bytes`, `shape`, `operator`, `place`."""
-    effort: str | None = None
-    """How hard the compiler tried; None for a measured trial."""
+    effort: Effort | None = None
+    """None: a measured trial."""
     cached: bool = False
     compiles: int = 0
     """Programs compiled for this trial."""
+    parameters: int | None = None
+    """Number of weights of the model."""
+    devices: int | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """How much room is left, as a share of the device's memory."""
-        return verdict(self.fits, self.used_bytes, self.limit_bytes)
+        """Under a quarter of the memory limit "grow", up to a half "fine", then "near"."""
+        if not self.fits:
+            return "over"
+        if self.used_bytes is None or not self.limit_bytes:
+            return "fine"
+        share = self.used_bytes / self.limit_bytes
+        if share < 0.25:
+            return "grow"
+        return "fine" if share <= 0.5 else "near"
+
+    def leaves_margin(self, margin: float) -> bool:
+        """Whether this part of the limit stays free; unknown memory usage counts as so."""
+        if self.used_bytes is None or not self.limit_bytes:
+            return True
+        return self.used_bytes <= self.limit_bytes * (1 - margin)
 
 
-def verdict(fits: bool, used: int | None, limit: int | None) -> Verdict:
-    """Under a quarter of the memory the batch can grow, to a half it is fine, then near."""
-    if not fits:
-        return "over"
-    if used is None or not limit:
-        return "fine"
-    share = used / limit
-    if share < 0.25:
-        return "grow"
-    return "fine" if share <= 0.5 else "near"
-
-
-# -- failures -----------------------------------------------------------------------------------
-
-USED_OF = re.compile(r"Used ([0-9.]+[KMGT]?) of ([0-9.]+[KMGT]?) hbm")
-ONE_BUFFER = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
-EXCEEDS = re.compile(r"\(([0-9.]+[KMGT]?)\) exceeds available HBM \(([0-9.]+[KMGT]?)\)")
-
-
-def wanted_and_limit(text: str) -> tuple[int | None, int | None]:
-    """What an out-of-memory message of the TPU says was wanted, and what there was, in bytes."""
-    for pattern in (USED_OF, EXCEEDS):
-        if match := pattern.search(text):
-            return parse_size(match[1]), parse_size(match[2])
-    if match := ONE_BUFFER.search(text):
-        # One buffer alone; everything together is more.
-        return int(match[1]), int(match[2])
-    return None, None
+def memory_by_kind(used: int, program: int, resident: Mapping[str, int]) -> dict[str, int]:
+    """`used` bytes by kind: parameters, optimizer, ema and program code; the rest temporaries."""
+    kinds = {name: resident.get(name, 0) for name in ("parameters", "optimizer", "ema")}
+    temporaries = max(0, used - program - sum(kinds.values()))
+    return {**kinds, "temporaries": temporaries, "program": program}
 
 
 def first_line(text: str, width: int = 300) -> str:
-    """The first line that says something, cut to a width."""
+    """The first line that is not blank, cut to a width."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -1,171 +1,184 @@
-"""The process that tries batches: it may be killed, hang or crash; the one that asks does not.
+"""The child process that runs trials: it may be killed, hang or crash without ending its parent.
 
-Started by `tpukit.hardware.launch.child`; reads requests from standard input and writes results
-to the descriptor it is given, a line of JSON each.
+Started by `tpukit.hardware.launch.child`. Standard input: a line of JSON with the `TrialSetup`,
+then a `TrialRequest` a line. Each result is a line of JSON on the descriptor in the first argument.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import importlib
+import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpukit.errors import TpukitError
+from tpukit.errors import JobError, TpukitError, UsageError
 from tpukit.hardware.out_of_memory import is_out_of_memory
+from tpukit.io.files import write_file
 from tpukit.io.process import die_with_parent
-from tpukit.probe.batch.trial import TaskSource, Trial, first_line, wanted_and_limit
-from tpukit.probe.compiler.source_map import Place
-from tpukit.train.config import TrainConfig
-from tpukit.train.task import PlanSettings, Task
+from tpukit.probe.batch.trial import Trial, TrialRequest, TrialSetup, first_line
+from tpukit.probe.compiler.hlo import requested_and_limit
+from tpukit.probe.compiler.source_map import model_frame
 
-KILLED = "Signal 9 (SIGKILL)"
-"""torchrun's word for a process that the system ended."""
+if TYPE_CHECKING:
+    from tpukit.probe.compiler.compiled_trial import CompiledTrials
+    from tpukit.train.task import Task
+
+MODULE = "tpukit.probe.batch.worker"
 
 
 def main(arguments: list[str]) -> int:
-    """Answers until standard input ends; as a rank of a launched trial, once."""
+    """Runs trials until standard input ends; as a rank of a launched trial, one."""
     faulthandler.enable()
     if arguments[0] == "--rank":
-        return _answer_as_rank(Path(arguments[1]))
+        return _run_as_rank(Path(arguments[1]))
     descriptor, parent = int(arguments[0]), int(arguments[1])
     die_with_parent(parent)
-    answerers: dict[str, Any] = {}
+    runner = TrialRunner(TrialSetup.from_json(json.loads(sys.stdin.readline())))
     for line in sys.stdin:
-        answer = _answer(json.loads(line), answerers)
-        os.write(descriptor, json.dumps(answer).encode() + b"\n")
+        result = runner.result(TrialRequest(**json.loads(line)))
+        os.write(descriptor, json.dumps(result).encode() + b"\n")
     return 0
 
 
-def _answer(question: dict[str, Any], answerers: dict[str, Any]) -> dict[str, Any]:
-    """The trial, or what went wrong."""
-    started = time.monotonic()
-    try:
-        if question["kind"] == "compile":
-            trial, parameters, devices = _compile(question, answerers)
-        elif question["processes"] > 1:
-            return _launch(question)
-        else:
-            trial, parameters, devices = _measure(question)
-    except Exception as error:
-        return failure(error, question, time.monotonic() - started)
-    seconds = time.monotonic() - started
-    return {
-        "trial": dataclasses.asdict(dataclasses.replace(trial, seconds=seconds)),
-        "parameters": parameters,
-        "devices": devices,
-    }
+class TrialRunner:
+    """Runs the trials of one setup in this process."""
 
+    def __init__(self, setup: TrialSetup) -> None:
+        self.setup = setup
 
-def failure(error: Exception, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """An answer for an exception: a batch that does not fit, or an error to report."""
-    traceback.print_exc()
-    limited = question["config"].get("memory_limit") is not None
-    if is_out_of_memory(error, limited=limited):
-        wanted, limit = wanted_and_limit(str(error))
-        trial = Trial(
-            batch=question["rows"],
+    def result(self, request: TrialRequest) -> dict[str, Any]:
+        """`{"trial": ...}`; `{"error": ...}` where it failed for another reason than memory."""
+        started = time.monotonic()
+        try:
+            trial = self._run(request)
+        except Exception as error:
+            traceback.print_exc()
+            if not is_out_of_memory(error, limited=self.setup.config.memory_limit is not None):
+                return {"error": _error_fields(error, request)}
+            trial = self._out_of_memory(error, request)
+        seconds = time.monotonic() - started
+        return {"trial": dataclasses.asdict(dataclasses.replace(trial, seconds=seconds))}
+
+    def _run(self, request: TrialRequest) -> Trial:
+        if self.setup.target is not None:
+            return self._compiled.run(request)
+        if self.setup.world_size > 1:
+            return _run_in_ranks(self.setup, request)
+        return self._measure(request)
+
+    @cached_property
+    def _compiled(self) -> CompiledTrials:
+        from tpukit.probe.compiler.compiled_trial import CompiledTrials
+        from tpukit.probe.compiler.targets import find_target
+
+        assert self.setup.target is not None
+        return CompiledTrials(self._task(), self.setup.config, find_target(self.setup.target))
+
+    def _measure(self, request: TrialRequest) -> Trial:
+        from tpukit.hardware.select import open_backend
+        from tpukit.probe.batch.measure import measure
+        from tpukit.train.task import PlanSettings
+
+        # As in a run: memory that the task's libraries take comes before a limit on memory.
+        task = self._task()
+        task.probe_batches(PlanSettings(1, 1, 1, 0))
+        backend = open_backend(self.setup.config)
+        try:
+            return measure(task, self.setup.config, backend, request)
+        finally:
+            backend.close()
+
+    def _task(self) -> Task:
+        source = self.setup.task
+        module, _, name = source.factory.partition(":")
+        task: Task = getattr(importlib.import_module(module), name)(**source.arguments)
+        return task.for_probing()
+
+    def _out_of_memory(self, error: Exception, request: TrialRequest) -> Trial:
+        requested, limit = requested_and_limit(str(error))
+        return Trial(
+            batch=request.batch,
             fits=False,
-            used_bytes=wanted,
-            limit_bytes=limit or question["config"].get("memory_limit"),
-            seconds=seconds,
+            used_bytes=requested,
+            limit_bytes=limit or self.setup.config.memory_limit,
             error=first_line(str(error) or type(error).__name__),
-            accumulate=question["accumulate"],
+            accumulate=request.accumulate,
         )
-        return {"trial": dataclasses.asdict(trial), "parameters": None, "devices": None}
-    if isinstance(error, TpukitError):
-        return {"error": {"message": error.message, "hint": error.hint, "id": error.id,
-                          "exit_code": error.exit_code}}  # fmt: skip
-    return {"error": {"message": describe(error), "id": type(error).__name__}}
 
 
-def describe(error: BaseException) -> str:
-    """An exception in one line, with the model's own line where there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if Place(f.filename, f.lineno or 0).is_the_models]
-    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {first_line(str(error))}{where}"
+def _error_fields(error: Exception, request: TrialRequest) -> dict[str, Any]:
+    """An error as JSON; one that is not tpukit's own is the task's."""
+    if not isinstance(error, TpukitError):
+        frame = model_frame(error)
+        where = f" ({frame.filename}:{frame.lineno})" if frame else ""
+        cause = f"{type(error).__name__}: {first_line(str(error))}{where}"
+        error = JobError(
+            f"the task failed at batch {request.batch}, not for lack of memory: {cause}",
+            "Fix the task; --debug shows more of a training command's error.",
+            id="task-failed",
+        )
+    return {"message": error.message, "hint": error.hint, "id": error.id,
+            "exit_code": error.exit_code}  # fmt: skip
 
 
-# -- the two kinds of trial ----------------------------------------------------------------------
-def build_task(question: Mapping[str, Any]) -> tuple[Task, TrainConfig]:
-    """The task and the training's settings of a question."""
-    source = TaskSource(**question["task"])
-    module, _, name = source.factory.partition(":")
-    task: Task = getattr(importlib.import_module(module), name)(**source.arguments)
-    return task.for_probing(), TrainConfig(**question["config"])
+def read_result(result: Mapping[str, Any]) -> Trial:
+    """The trial of a result; raises its error."""
+    if "trial" in result:
+        return Trial(**result["trial"])
+    error = result["error"]
+    kind = UsageError if error["exit_code"] == UsageError.exit_code else JobError
+    raise kind(error["message"], error["hint"], id=error["id"])
 
 
-def _compile(question: Mapping[str, Any], answerers: dict[str, Any]) -> tuple[Trial, int, int]:
-    from tpukit.probe.compiler.compiled_trial import CompiledTrials, CompileRequest
-    from tpukit.probe.compiler.targets import find_target
+# -- several ranks -------------------------------------------------------------------------------
+def _run_in_ranks(setup: TrialSetup, request: TrialRequest) -> Trial:
+    """The same trial in as many ranks as a run would have, under torchrun."""
+    from tpukit.hardware.launch.launcher import launch
 
-    if "compiled" not in answerers:
-        task, config = build_task(question)
-        answerers["compiled"] = CompiledTrials(task, config, find_target(question["target"]))
-    request = CompileRequest(question["rows"], question["accumulate"], question["effort"])
-    trials: CompiledTrials = answerers["compiled"]
-    return *trials.run(request), trials.target.devices
-
-
-def _measure(question: Mapping[str, Any]) -> tuple[Trial, int, int]:
-    from tpukit.hardware.options import HardwareOptions
-    from tpukit.hardware.select import open_backend
-    from tpukit.probe.batch.measure import MeasureRequest, measure
-
-    # As a run does: what the task's libraries take comes before a limit on memory.
-    task, config = build_task(question)
-    task.probe_batches(PlanSettings(1, 1, 1, 0))
-    backend = open_backend(HardwareOptions(**question["hardware"]))
-    try:
-        request = MeasureRequest(question["rows"], question["accumulate"])
-        return *measure(task, config, backend, request), backend.devices
-    finally:
-        backend.close()
-
-
-# -- several processes -----------------------------------------------------------------------------
-def _launch(question: Mapping[str, Any]) -> dict[str, Any]:
-    """The same trial in as many processes as a run would have, under torchrun."""
+    message = {"setup": dataclasses.asdict(setup), "request": dataclasses.asdict(request)}
     with tempfile.TemporaryDirectory() as folder:
-        asked = Path(folder) / "question.json"
-        asked.write_text(json.dumps({**question, "processes": 1}))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                   "--nproc-per-node", str(question["processes"]),
-                   "-m", "tpukit.probe.batch.worker", "--rank", str(asked)]  # fmt: skip
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
-        )
-        print(done.stderr, file=sys.stderr)
-        answers: list[dict[str, Any]] = [
-            json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*"))
-        ]
-    worst = [a for a in answers if "error" in a or not a["trial"]["fits"]]
-    if worst:
-        return next((a for a in worst if "trial" in a), worst[0])
-    if KILLED in done.stderr:
-        raise MemoryError("a process of the trial was ended by SIGKILL")
-    if done.returncode or not answers:
-        raise RuntimeError(f"torchrun ended with exit code {done.returncode} and said no reason")
-    return answers[0]
+        file = Path(folder) / "message.json"
+        file.write_text(json.dumps(message))
+        log, code = io.StringIO(), 1
+        with contextlib.redirect_stderr(log):
+            try:
+                code = launch(["--rank", str(file)], setup.world_size, setup.config, module=MODULE)
+            except JobError as killed:
+                print(killed.message, file=log)
+        print(log.getvalue(), file=sys.stderr)
+        results = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*"))]
+    # Other ranks' errors (a lost connection) follow from these two.
+    for result in results:
+        if "trial" in result and not result["trial"]["fits"]:
+            return read_result(result)
+    if "SIGKILL" in log.getvalue():
+        raise MemoryError("a rank was ended by SIGKILL")
+    for result in results:
+        read_result(result)
+    if code or not results:
+        raise RuntimeError(f"torchrun ended with exit code {code} and no reason")
+    return read_result(results[0])
 
 
-def _answer_as_rank(asked: Path) -> int:
-    """One process of a launched trial: its answer goes into a file beside the question."""
-    answer = _answer(json.loads(asked.read_text()), {})
-    partial = asked.with_name(f".rank-{os.environ['RANK']}")
-    partial.write_text(json.dumps(answer))
-    partial.rename(asked.with_name(f"rank-{os.environ['RANK']}"))
-    return 0 if answer.get("trial", {}).get("fits") else 1
+def _run_as_rank(file: Path) -> int:
+    """One rank of a launched trial: its result goes into a file beside the message."""
+    message = json.loads(file.read_text())
+    setup = dataclasses.replace(TrialSetup.from_json(message["setup"]), world_size=1)
+    result = TrialRunner(setup).result(TrialRequest(**message["request"]))
+    path = file.with_name(f"rank-{os.environ['RANK']}")
+    write_file(path, json.dumps(result).encode(), sync=False)
+    return 0 if result.get("trial", {}).get("fits") else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The TPU compiler without a TPU: JAX's compile-only client over libtpu.
+"""Compiles traced programs for a TPU without a TPU: JAX's compile-only client over libtpu.
 
-It is reached through `jax._src`, which has no promise of stability: only this module does so, and
-`check_versions` says plainly when what is installed is not what it was written against.
+The client is part of `jax._src`, which has no promise of stability: only this module uses it, and
+`check_versions` refuses versions other than those it was written against.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import importlib.util
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tpukit.errors import HardwareError
-
-Effort = Literal["fast", "full"]
+from tpukit.probe.batch.trial import Effort
 
 WRITTEN_AGAINST = {"torch": "2.9", "torch_xla": "2.9", "jax": "0.7.1", "jaxlib": "0.7.1",
                    "libtpu": "0.0.21"}  # fmt: skip
 """Version prefixes of the parts that have to fit each other."""
 
 FAST_EFFORT = -1.0
-"""Compiles 3 to 5 times faster; its memory reads 0.04 to 0.2 GiB low."""
+"""Compiles 3 to 5 times faster, but reports 0.04 to 0.7 GiB too little memory (GPT-2 and EIT for
+v5e; docs/probe_batch.md): a result is confirmed at full effort."""
 
 
 @dataclass(frozen=True)
@@ -35,45 +35,24 @@ class Program:
     bytecode: bytes
     """StableHLO as a portable artifact."""
     aliases: Mapping[int, int]
-    """Argument -> the output that takes its place (a donated buffer)."""
+    """Argument -> the output that shares its buffer (donated)."""
     argument_shardings: tuple[str | None, ...]
-    """Each argument's layout over the devices, as mhlo.sharding writes it; None: replicated."""
+    """Each argument's mhlo.sharding; None: replicated."""
     outputs: int
     kernel_share: float
-    """The part of their score blocks that fused attention kernels compute (causal ones: fewer)."""
+    """The part of their score tiles that fused attention kernels compute (fewer where causal)."""
     resident: Mapping[str, int]
     """Bytes of a device that outlive the step, by kind: parameters, optimizer, ema, ..."""
     resident_elsewhere: int
-    """The part of them that is no argument of this program, but is held all the same."""
-
-
-@dataclass(frozen=True)
-class CompiledProgram:
-    """What the compiler says of one program on one device. All sizes in bytes."""
-
-    arguments: int
-    outputs: int
-    aliased: int
-    temporaries: int
-    code: int
-    flops: float
-    """Operations of one step on one device; a custom kernel's own are not in it."""
-    bytes_accessed: float
-    hlo: str
-    """The scheduled program."""
-
-    @property
-    def total(self) -> int:
-        """Everything at once: what has to fit."""
-        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+    """The part of them that is not an argument of this program."""
 
 
 class CompilerRefusedError(Exception):
-    """The compiler would not compile it; its own words."""
+    """The compiler's error message for a program that it does not compile."""
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Versions of the parts, None where one is missing; nothing is imported."""
+    """Installed versions of WRITTEN_AGAINST, None where one is missing; nothing is imported."""
     found: dict[str, str | None] = {}
     for name in WRITTEN_AGAINST:
         try:
@@ -84,24 +63,25 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def check_versions() -> dict[str, str]:
-    """The installed versions, which fit.
+    """The installed versions, all compatible.
 
     Raises:
-        HardwareError: the `plan` extra is missing or does not fit, or this is not Linux on x86.
+        HardwareError: the `plan` extra is missing or of other versions, or this is not Linux on
+            x86-64.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise HardwareError(
-            f"The TPU compiler (libtpu) exists for Linux on x86-64 only; this is "
+            f"the TPU compiler (libtpu) exists for Linux on x86-64 only; this is "
             f"{platform.system()} on {platform.machine()}.",
             "Run it in a Linux container, in Colab or on Kaggle; without --target the batch is "
-            "measured here.",
+            "measured on this machine.",
             id="no-compiler",
         )
     found = installed_versions()
     missing = [name for name, version in found.items() if version is None]
     if missing:
         raise HardwareError(
-            f"Asking the TPU compiler needs {', '.join(missing)}, which this environment lacks.",
+            f"the TPU compiler needs {', '.join(missing)}, not installed in this environment.",
             "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
             id="no-plan-extra",
         )
@@ -113,7 +93,7 @@ def check_versions() -> dict[str, str]:
     ]
     if wrong:
         raise HardwareError(
-            f"The TPU compiler was found with versions that do not fit: {', '.join(wrong)}.",
+            f"the TPU compiler needs other versions: {', '.join(wrong)}.",
             "Install tpukit's extra [plan] into an environment of its own.",
             id="plan-versions",
         )
@@ -136,21 +116,20 @@ class TpuCompiler:
         if len(self.devices) != devices:
             raise HardwareError(f"libtpu gives {topology} {len(self.devices)} devices.")
 
-    def compile(self, program: Program, effort: Effort) -> CompiledProgram:
-        """Asks the compiler.
+    def compile(self, program: Program, effort: Effort) -> Any:
+        """The executable; `report` describes it.
 
         Raises:
-            CompilerRefusedError: it says no; the text is its own (out of memory, say).
+            CompilerRefusedError: it does not compile (out of memory, say).
         """
         from jax._src.lib import xla_client
 
         bytecode = _with_arguments(program, len(self.devices))
         devices = xla_client.DeviceList(tuple(self.devices))
         try:
-            executable = self.devices[0].client.compile(bytecode, devices, self._options(effort))
+            return self.devices[0].client.compile(bytecode, devices, self._options(effort))
         except Exception as error:  # XlaRuntimeError or ValueError: the class varies
             raise CompilerRefusedError(str(error)) from error
-        return _describe(executable)
 
     def _options(self, effort: Effort) -> Any:
         import numpy as np
@@ -169,7 +148,7 @@ class TpuCompiler:
 
 
 def program_key(program: Program) -> str:
-    """A fingerprint of what is compiled: the same for the same program wherever it was traced."""
+    """A program's fingerprint: the same wherever it was traced."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir.dialects import hlo
 
@@ -181,7 +160,7 @@ def program_key(program: Program) -> str:
 
 
 def _with_arguments(program: Program, devices: int) -> bytes:
-    """The module with donated and sharded arguments marked, and each operation's place resolved."""
+    """The module with aliased and sharded arguments marked, and each operation's place resolved."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
     from jax._src.lib.mlir.dialects import hlo
@@ -209,7 +188,7 @@ def _with_arguments(program: Program, devices: int) -> bytes:
 def _attributes(
     program: Program, devices: int
 ) -> tuple[list[dict[str, int | str]], list[dict[str, int | str]]]:
-    """What is said of each argument and each output."""
+    """The attributes of each argument and each output."""
     arguments: list[dict[str, int | str]] = [{} for _ in program.argument_shardings]
     outputs: list[dict[str, int | str]] = [{} for _ in range(program.outputs)]
     if devices > 1:
@@ -225,7 +204,7 @@ def _attributes(
 
 
 def _merged(main: Any, name: str, index: int, given: Mapping[str, int | str]) -> Any:
-    """An argument's (or output's) attributes with those given put over them."""
+    """An argument's (or output's) attributes, updated with those given."""
     from jax._src.lib.mlir import ir
 
     attributes = {}
@@ -238,19 +217,3 @@ def _merged(main: Any, name: str, index: int, given: Mapping[str, int | str]) ->
             else ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
         )
     return ir.DictAttr.get(attributes)
-
-
-def _describe(executable: Any) -> CompiledProgram:
-    memory = executable.get_compiled_memory_stats()
-    costs = executable.cost_analysis()
-    costs = costs[0] if isinstance(costs, Sequence) else costs
-    return CompiledProgram(
-        arguments=memory.argument_size_in_bytes,
-        outputs=memory.output_size_in_bytes,
-        aliased=memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes,
-        flops=float(costs.get("flops", 0.0)),
-        bytes_accessed=float(costs.get("bytes accessed", 0.0)),
-        hlo="\n".join(module.to_string() for module in executable.hlo_modules()),
-    )

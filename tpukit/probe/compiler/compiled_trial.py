@@ -1,242 +1,192 @@
-"""Inside the child: traces the engine's step, compiles its programs, adds up what they need."""
+"""Trials by the compiler: trace the training step, compile its programs, add up what they need."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from tpukit.errors import JobError
+from tpukit.hardware.options import Precision
 from tpukit.hardware.out_of_memory import is_out_of_memory_text
+from tpukit.io.cache import cache_folder
 from tpukit.io.units import GIB
-from tpukit.probe.batch.trial import MemoryByKind, StepCost, Trial, first_line, wanted_and_limit
+from tpukit.probe.batch.trial import Effort, Trial, TrialRequest, first_line, memory_by_kind
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.compile import (
-    CompiledProgram,
     CompilerRefusedError,
-    Effort,
     Program,
     TpuCompiler,
     installed_versions,
     program_key,
 )
-from tpukit.probe.compiler.report_cache import AnswerCache, cache_folder
+from tpukit.probe.compiler.report_cache import ProgramReport, ReportCache, report
 from tpukit.probe.compiler.targets import Target
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
 SURELY_LESS = 0.9
-"""The fast setting reads up to 0.2 GiB low; an evaluation this much under training is no matter."""
+"""An evaluation that needs less than this part of training's memory is compiled at the fast setting
+only (which reports too little; see `FAST_EFFORT`)."""
+LISTED_ALLOCATIONS = 8
 
 
 @dataclass(frozen=True)
-class CompileRequest:
-    """One batch to ask the compiler about."""
+class Compiled:
+    """A program and the compiler's report on it."""
 
-    rows: int
-    """Samples a device and micro-step."""
-    accumulate: int
-    effort: Effort
-    """At full effort the evaluation program is compiled too, and held together with training's."""
+    program: Program
+    report: ProgramReport
 
-
-@dataclass(frozen=True)
-class ProgramReport:
-    """What is kept of one compiled program: all that JSON can hold."""
-
-    total: int = 0
-    temporaries: int = 0
-    code: int = 0
-    flops: float = 0.0
-    kernel_flops: float = 0.0
-    bytes_accessed: float = 0.0
-    collectives: Mapping[str, int] = field(default_factory=dict)
-    collective_bytes: int = 0
-    largest: Sequence[Mapping[str, Any]] = ()
-    refusal: str | None = None
-    """The compiler's words where it would not."""
+    @property
+    def held(self) -> int:
+        """Bytes held while it runs, without any program's code."""
+        return self.report.total - self.report.code + self.program.resident_elsewhere
 
 
-class RefusedForAnotherReasonError(Exception):
-    """The compiler refused, and not for lack of memory."""
+class CachedCompiler:
+    """Compiles programs for one target; reads reports that were kept."""
 
-
-class Compilations:
-    """Compiles programs for one target, or finds what was said of them before."""
-
-    def __init__(self, target: Target, cache: AnswerCache) -> None:
+    def __init__(self, target: Target, cache: ReportCache) -> None:
         self.target = target
         self.cache = cache
-        self.compiled = 0
+        self.compiles = 0
+        """Programs that were not in the cache."""
         self._compiler: TpuCompiler | None = None
 
-    def report(self, program: Program, effort: Effort) -> ProgramReport:
-        """What the compiler says of it."""
-        parts = {
+    def compile(self, program: Program, effort: Effort) -> Compiled:
+        """The program with its report."""
+        key = {
             "program": program_key(program),
             "topology": self.target.topology,
             "devices": self.target.devices,
             "versions": installed_versions(),
             "effort": effort,
         }
-        known = self.cache.read(parts)
+        known = self.cache.read(key)
         if known is not None:
-            return ProgramReport(**known)
-        report = self._compile(program, effort)
-        self.cache.write(parts, dataclasses.asdict(report))
-        return report
+            return Compiled(program, ProgramReport(**known))
+        found = self._report(program, effort)
+        self.cache.write(key, dataclasses.asdict(found))
+        return Compiled(program, found)
 
-    def _compile(self, program: Program, effort: Effort) -> ProgramReport:
+    def _report(self, program: Program, effort: Effort) -> ProgramReport:
         self._compiler = self._compiler or TpuCompiler(self.target.topology, self.target.devices)
-        self.compiled += 1
+        self.compiles += 1
         try:
-            compiled = self._compiler.compile(program, effort)
-            return _report(compiled, program.kernel_share)
+            return report(self._compiler.compile(program, effort), program.kernel_share)
         except CompilerRefusedError as error:
             text = str(error)
             if not is_out_of_memory_text(text):
-                raise RefusedForAnotherReasonError(first_line(text)) from error
-            largest = [_shown(a) for a in hlo.refused_allocations(text)[:8]]
-            return ProgramReport(refusal=first_line(text, 1000), largest=largest)
-
-
-def _report(compiled: CompiledProgram, kernel_share: float) -> ProgramReport:
-    kernels = hlo.kernel_flops(compiled.hlo) * kernel_share
-    return ProgramReport(
-        total=compiled.total,
-        temporaries=compiled.temporaries,
-        code=compiled.code,
-        flops=compiled.flops + kernels,
-        kernel_flops=kernels,
-        bytes_accessed=compiled.bytes_accessed,
-        collectives=hlo.collectives(compiled.hlo),
-        collective_bytes=hlo.collective_bytes(compiled.hlo),
-        largest=[_shown(allocation) for allocation in hlo.largest_buffers(compiled.hlo)],
-    )
-
-
-def _shown(allocation: hlo.Allocation) -> dict[str, Any]:
-    place = f"{allocation.place.path}:{allocation.place.line}" if allocation.place else None
-    return {
-        "size_bytes": allocation.size_bytes,
-        "shape": allocation.shape,
-        "operator": allocation.operator,
-        "place": place,
-    }
+                raise JobError(
+                    f"the TPU compiler does not compile the step: {first_line(text)}",
+                    "This is not a lack of memory: try a smaller model to find the operation.",
+                    id="task-failed",
+                ) from error
+            largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
+            return ProgramReport(
+                refusal=first_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
+            )
 
 
 class CompiledTrials:
-    """Answers for one task on one target; lives in the child."""
+    """Runs trials of one task for one target."""
 
     def __init__(self, task: Task, config: TrainConfig, target: Target) -> None:
         self.task = task
         self.config = config
         self.target = target
-        self.compilations = Compilations(target, AnswerCache(cache_folder()))
+        self.compiler = CachedCompiler(target, ReportCache(cache_folder()))
 
-    def run(self, request: CompileRequest) -> tuple[Trial, int]:
-        """The trial, and the model's number of parameters."""
-        precision = "fp32" if self.config.precision == "fp32" else "bf16"
+    def run(self, request: TrialRequest) -> Trial:
+        """The result of one trial."""
+        precision: Precision = "fp32" if self.config.precision == "fp32" else "bf16"
         fused = self.target.has_kernels
-        backend = open_tracing(cast("Any", precision), shard=self.config.shard, fused=fused)
-        traced = trace_step(self.task, self.config, backend, request.rows, request.accumulate)
-        before = self.compilations.compiled
-        programs, reports = self._reports(traced, request.effort)
-        compiles = self.compilations.compiled - before
-        trial = self._trial(request, traced, programs, reports, compiles)
-        return trial, traced.parameters
-
-    def _reports(
-        self, traced: TracedStep, effort: Effort
-    ) -> tuple[list[Program], list[ProgramReport]]:
-        """The step's programs and what was said of each, up to the first that was refused."""
-        programs: list[Program] = []
-        reports: list[ProgramReport] = []
-        for program in traced.training:
-            programs.append(program)
-            reports.append(self.compilations.report(program, effort))
-            if reports[-1].refusal is not None:
-                return programs, reports
-        if effort == "full":
-            most = max(_held(p, r) for p, r in zip(programs, reports, strict=True))
-            programs.append(traced.evaluation)
-            reports.append(self._evaluation_report(traced.evaluation, most))
-        return programs, reports
-
-    def _evaluation_report(self, program: Program, most: int) -> ProgramReport:
-        """Quickly, unless it comes near what training holds: then as carefully."""
-        report = self.compilations.report(program, "fast")
-        if report.refusal is None and _held(program, report) < SURELY_LESS * most:
-            return report
-        return self.compilations.report(program, "full")
-
-    def _trial(
-        self,
-        request: CompileRequest,
-        traced: TracedStep,
-        programs: Sequence[Program],
-        reports: Sequence[ProgramReport],
-        compiles: int,
-    ) -> Trial:
-        resident = traced.training[-1].resident
-        code = sum(report.code for report in reports)
-        held = [_held(p, r) for p, r in zip(programs, reports, strict=True)]
-        used, limit = max(held) + code, self.target.memory_bytes
-        refusal, elsewhere = reports[-1].refusal, programs[len(reports) - 1].resident_elsewhere
-        error = refusal
-        if refusal is not None:
-            wanted, stated = wanted_and_limit(refusal)
-            used, limit = (wanted or 0) + elsewhere, stated or limit
-        elif used > limit:
-            error = f"all that is held together needs {used / GIB:.2f} of {limit / GIB:.2f} GiB"
-        fullest = reports[-1] if refusal else reports[held.index(max(held))]
-        kinds = {"parameters", "optimizer", "ema"}
-        return Trial(
-            batch=request.rows,
-            fits=error is None,
-            used_bytes=used or None,
-            limit_bytes=limit,
-            fixed_bytes=sum(resident.values()) + code,
-            error=error,
+        backend = open_tracing(precision, shard=self.config.shard, fused=fused)
+        step = trace_step(self.task, self.config, backend, request.batch, request.accumulate)
+        before = self.compiler.compiles
+        training, evaluation = self._compile(step, request.effort)
+        compiles = self.compiler.compiles - before
+        trial = Trial(
+            batch=request.batch,
+            fits=False,
             accumulate=request.accumulate,
-            memory=None
-            if refusal
-            else MemoryByKind(
-                **{kind: resident.get(kind, 0) for kind in kinds},
-                temporaries=used - code - sum(resident.get(kind, 0) for kind in kinds),
-                program=code,
-            ),
-            cost=None if refusal else _cost(request, reports),
-            collectives=_added(reports[: len(traced.training)]),
-            collective_bytes=_step_sum(request, [r.collective_bytes for r in reports]),
-            largest=tuple(fullest.largest),
             effort=request.effort,
             cached=compiles == 0,
             compiles=compiles,
+            parameters=step.parameters,
+            devices=self.target.devices,
+        )
+        refused = next((c for c in (*training, *evaluation) if c.report.refusal), None)
+        if refused:
+            return self._refused(trial, step, refused)
+        return self._compiled(trial, step, training, evaluation)
+
+    def _compile(self, step: TracedStep, effort: Effort) -> tuple[list[Compiled], list[Compiled]]:
+        """The training programs; at full effort the evaluation program. Up to the first refusal."""
+        training: list[Compiled] = []
+        for program in step.training:
+            training.append(self.compiler.compile(program, effort))
+            if training[-1].report.refusal:
+                return training, []
+        if effort == "fast":
+            return training, []
+        evaluation = self.compiler.compile(step.evaluation, "fast")
+        most = max(compiled.held for compiled in training)
+        if evaluation.report.refusal or evaluation.held >= SURELY_LESS * most:
+            evaluation = self.compiler.compile(step.evaluation, "full")
+        return training, [evaluation]
+
+    def _refused(self, trial: Trial, step: TracedStep, refused: Compiled) -> Trial:
+        message = refused.report.refusal or ""
+        requested, limit = hlo.requested_and_limit(message)
+        return dataclasses.replace(
+            trial,
+            used_bytes=(requested or 0) + refused.program.resident_elsewhere or None,
+            limit_bytes=limit or self.target.memory_bytes,
+            fixed_bytes=sum(step.resident.values()),
+            error=message,
+            largest=refused.report.largest,
+        )
+
+    def _compiled(
+        self, trial: Trial, step: TracedStep, training: list[Compiled], evaluation: list[Compiled]
+    ) -> Trial:
+        programs = [*training, *evaluation]
+        reports = [compiled.report for compiled in training]
+        fullest = max(programs, key=lambda compiled: compiled.held)
+        # The programs of a run stay on the device together.
+        code = sum(compiled.report.code for compiled in programs)
+        used, limit = fullest.held + code, self.target.memory_bytes
+        error = None
+        if used > limit:
+            error = f"all programs together need {used / GIB:.2f} of {limit / GIB:.2f} GiB"
+        steps = trial.accumulate
+        return dataclasses.replace(
+            trial,
+            fits=error is None,
+            used_bytes=used,
+            limit_bytes=limit,
+            fixed_bytes=sum(step.resident.values()) + code,
+            error=error,
+            memory=memory_by_kind(used, code, step.resident),
+            flops=_over_step([r.flops for r in reports], steps),
+            kernel_flops=_over_step([r.kernel_flops for r in reports], steps),
+            bytes_accessed=_over_step([r.bytes_accessed for r in reports], steps),
+            collectives=_sum_collectives(reports),
+            collective_bytes=int(_over_step([r.collective_bytes for r in reports], steps)),
+            largest=fullest.report.largest,
         )
 
 
-def _held(program: Program, report: ProgramReport) -> int:
-    """Bytes that are held while a program runs, without any program's code."""
-    return report.total - report.code + program.resident_elsewhere
-
-
-def _step_sum(request: CompileRequest, values: Sequence[float]) -> Any:
-    """Over the programs of one step, micro-steps counted as often as they run."""
-    if request.accumulate == 1:
+def _over_step(values: Sequence[float], accumulate: int) -> float:
+    """Sum over the programs of one optimizer step; the first runs once a micro-batch."""
+    if accumulate == 1:
         return values[0]
-    return values[0] * request.accumulate + (values[1] if len(values) > 1 else 0)
+    return values[0] * accumulate + sum(values[1:])
 
 
-def _cost(request: CompileRequest, reports: Sequence[ProgramReport]) -> StepCost:
-    return StepCost(
-        flops=_step_sum(request, [r.flops for r in reports]),
-        bytes_accessed=_step_sum(request, [r.bytes_accessed for r in reports]),
-        kernel_flops=_step_sum(request, [r.kernel_flops for r in reports]),
-    )
-
-
-def _added(reports: Sequence[ProgramReport]) -> dict[str, int]:
+def _sum_collectives(reports: Sequence[ProgramReport]) -> dict[str, int]:
     names = {name for report in reports for name in report.collectives}
     return {name: sum(r.collectives.get(name, 0) for r in reports) for name in sorted(names)}

@@ -1,4 +1,4 @@
-"""What a scheduled TPU program and a refusal say: collectives, kernels, the largest buffers."""
+"""Parses scheduled HLO and the compiler's error messages: collectives, kernels, allocations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-from tpukit.probe.compiler.source_map import Place
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
 ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?")
@@ -36,13 +34,13 @@ class Allocation:
     size_bytes: int
     shape: str
     operator: str
-    place: Place | None
-    """The line it comes from, where that is known."""
+    place: str | None
+    """The line it comes from (`path:line`), where that is known."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """One instruction of a computation."""
 
     name: str
     shape: str
@@ -51,32 +49,32 @@ class Instruction:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its result in HBM, padding counted."""
+        """Bytes of its result in HBM, padding included."""
         return shape_bytes(self.shape)
 
     @property
     def operands(self) -> list[str]:
-        """Names of what it reads (and of computations it calls)."""
+        """Names of its operands (and of computations it calls)."""
         return OPERAND.findall(self.rest.partition(", metadata=")[0])
 
     def allocation(self) -> Allocation:
-        """Its result as a buffer to show."""
+        """The buffer of its result."""
         match = METADATA.search(self.rest)
         operator, path, line = match.groups() if match else (None, None, None)
-        place = Place(path, int(line)) if path and line else None
+        place = f"{path}:{line}" if path and line else None
         shape = re.sub(r"\{[^}]*\}|/\*.*?\*/", "", self.shape)
         return Allocation(self.size_bytes, shape, operator or self.opcode, place)
 
 
 def parse(lines: Iterable[str]) -> Iterator[Instruction]:
-    """The instructions among these lines."""
+    """The instructions in the text of a computation."""
     for line in lines:
         if match := INSTRUCTION.match(line):
             yield Instruction(*match.groups())
 
 
 def collectives(program: str) -> dict[str, int]:
-    """How many of each collective a program has."""
+    """Number of each collective in a program."""
     return dict(sorted(Counter(opcode for opcode, _ in _by_channel(program)).items()))
 
 
@@ -101,10 +99,10 @@ def _by_channel(program: str) -> dict[tuple[str, str], int]:
 
 
 def kernel_flops(program: str) -> float:
-    """Operations of the fused attention kernels in a program, every tile of scores counted.
+    """Operations of the fused attention kernels in a program, every tile of scores included.
 
-    Of 2 batch heads queries keys width each: the forward kernel (3 inputs, 4 with a bias) makes 2
-    products, the backward kernel (6 or 7) 5. Other kernels cannot be counted.
+    A matrix product takes 2 batch heads queries keys width: the forward kernel (3 inputs, 4 with a
+    bias) has 2 products, the backward kernel (6 or 7) 5. Other kernels cannot be counted.
     """
     shapes: dict[str, str] = {}
     total = 0.0
@@ -132,10 +130,10 @@ def _dims(shape: str) -> list[int]:
 
 
 def largest_buffers(program: str, count: int = 8) -> list[Allocation]:
-    """The largest temporaries alive at the moment when most memory is in use.
+    """The largest temporaries alive at the peak of memory usage.
 
-    Reckoned from the schedule: each buffer lives from its instruction to its last reader. The
-    compiler's own assignment also shares and splits buffers, so this says where the memory goes,
+    Computed from the schedule: each buffer lives from its instruction to its last reader. The
+    compiler's own assignment also shares and splits buffers, so this shows where the memory goes,
     not how much there is.
     """
     body = list(parse(_entry(program)))
@@ -188,7 +186,7 @@ def _entry(program: str) -> list[str]:
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes in HBM of an array or tuple shape as HLO text has it, tiles filled up.
+    """Bytes in HBM of an array or tuple shape in HLO text, padded to whole tiles.
 
     A buffer in another memory space (`S(1)`: on-chip) takes none.
     """
@@ -211,9 +209,12 @@ def _padded_elements(sizes: list[int], minor_to_major: list[int], tiling: str) -
     return math.prod(sizes)
 
 
-# -- what a refusal says ------------------------------------------------------------------------
+# -- out-of-memory messages -----------------------------------------------------------------------
 
-REFUSED_ALLOCATION = re.compile(
+USED_OF = re.compile(r"Used ([0-9.]+[KMGT]?) of ([0-9.]+[KMGT]?) hbm")
+ONE_BUFFER = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
+EXCEEDS = re.compile(r"\(([0-9.]+[KMGT]?)\) exceeds available HBM \(([0-9.]+[KMGT]?)\)")
+LISTED_ALLOCATION = re.compile(
     r"Size: (?P<size>[0-9.]+[KMGT]?)\s*\n"
     r"(?:\s*Operator: (?:op_name=\"(?P<operator>[^\"]*)\")?"
     r"(?:\s*source_file=\"(?P<path>[^\"]*)\" source_line=(?P<line>\d+))?[^\n]*\n)?"
@@ -221,11 +222,22 @@ REFUSED_ALLOCATION = re.compile(
 )
 
 
-def refused_allocations(text: str) -> list[Allocation]:
+def requested_and_limit(text: str) -> tuple[int | None, int | None]:
+    """Bytes requested and available, from an out-of-memory message of a TPU or its compiler."""
+    for pattern in (USED_OF, EXCEEDS):
+        if match := pattern.search(text):
+            return parse_size(match[1]), parse_size(match[2])
+    if match := ONE_BUFFER.search(text):
+        # One buffer alone; everything together is more.
+        return int(match[1]), int(match[2])
+    return None, None
+
+
+def listed_allocations(text: str) -> list[Allocation]:
     """The largest allocations that an out-of-memory message lists."""
     found = []
-    for match in REFUSED_ALLOCATION.finditer(text):
-        place = Place(match["path"], int(match["line"])) if match["path"] else None
+    for match in LISTED_ALLOCATION.finditer(text):
+        place = f"{match['path']}:{match['line']}" if match["path"] else None
         shape = re.sub(r"\{[^}]*\}", "", match["shape"]).strip()
         operator = match["operator"] or "?"
         found.append(Allocation(parse_size(match["size"]), shape, operator, place))
@@ -236,5 +248,5 @@ def parse_size(text: str) -> int:
     """Bytes in libtpu's `16.42G`, `692.56M`, `180.59M`, `0B`."""
     match = re.match(r"([0-9.]+)\s*([KMGT]?)i?B?$", text.strip())
     if not match:
-        raise ValueError(f"{text!r} is no amount of memory")
+        raise ValueError(f"invalid amount of memory {text!r}")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))

@@ -1,53 +1,96 @@
-"""What the compiler said before: one small file a program, target and version."""
+"""The compiler's report on a program, and the cache of reports."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tpukit.io.files import write_file
+from tpukit.probe.compiler import hlo
 
 FORMAT = 2
 """Raised when what is stored changes its meaning."""
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$TPUKIT_CACHE_DIR`, or a folder in the user's cache."""
-    if given := environment.get("TPUKIT_CACHE_DIR"):
-        return Path(given)
-    base = environment.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tpukit"
+@dataclass(frozen=True)
+class ProgramReport:
+    """The compiler's report on one program for one device, as JSON can hold it. Sizes in bytes."""
+
+    total: int = 0
+    """All memory needed at once: arguments, outputs (aliased ones once), temporaries, code."""
+    temporaries: int = 0
+    code: int = 0
+    flops: float = 0.0
+    """Operations of one run on one device, those of fused attention added by formula."""
+    kernel_flops: float = 0.0
+    """The part of `flops` in fused attention."""
+    bytes_accessed: float = 0.0
+    collectives: Mapping[str, int] = field(default_factory=dict)
+    collective_bytes: int = 0
+    largest: Sequence[Mapping[str, Any]] = ()
+    """The largest allocations; see `hlo.Allocation`."""
+    refusal: str | None = None
+    """The compiler's message where the program does not fit."""
 
 
-class AnswerCache:
-    """Answers by the fingerprint of all that decides them."""
+def scheduled_hlo(executable: Any) -> str:
+    """The text of a compiled program."""
+    return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
+def report(executable: Any, kernel_share: float = 1.0) -> ProgramReport:
+    """Memory, operations and collectives of a compiled program.
+
+    kernel_share: see `Program`.
+    """
+    memory = executable.get_compiled_memory_stats()
+    costs = executable.cost_analysis()
+    costs = costs[0] if isinstance(costs, Sequence) else costs
+    text = scheduled_hlo(executable)
+    kernels = hlo.kernel_flops(text) * kernel_share
+    return ProgramReport(
+        total=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        flops=float(costs.get("flops", 0.0)) + kernels,
+        kernel_flops=kernels,
+        bytes_accessed=float(costs.get("bytes accessed", 0.0)),
+        collectives=hlo.collectives(text),
+        collective_bytes=hlo.collective_bytes(text),
+        largest=[asdict(allocation) for allocation in hlo.largest_buffers(text)],
+    )
+
+
+class ReportCache:
+    """A file for each report, by everything that decides it: program, target, versions, effort."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "compiled"
 
-    def path(self, parts: Mapping[str, Any]) -> Path:
-        """The file of an answer: `parts` are program, target, versions and effort."""
-        text = json.dumps({"format": FORMAT, **parts}, sort_keys=True)
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file of a report."""
+        text = json.dumps({"format": FORMAT, **key}, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
-    def read(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer, or None; a damaged file counts as none."""
+    def read(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The report's fields, or None; a damaged file counts as none."""
         try:
-            answer = json.loads(self.path(parts).read_text(encoding="utf-8"))
+            report = json.loads(self.path(key).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return answer if isinstance(answer, dict) else None
+        return report if isinstance(report, dict) else None
 
-    def write(self, parts: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        """Keeps an answer; a cache that cannot be written is no failure."""
-        path = self.path(parts)
+    def write(self, key: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+        """Keeps a report; a cache that cannot be written is no failure."""
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(answer, file)
-            Path(partial).replace(path)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self.path(key), json.dumps(report).encode(), sync=False)

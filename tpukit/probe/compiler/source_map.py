@@ -1,8 +1,9 @@
-"""Which line an operation comes from: a trace's call stacks cut down to the model's own line."""
+"""Maps operations to lines of source: a trace's call stacks reduced to the model's own line."""
 
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -27,8 +28,15 @@ class Place(NamedTuple):
         return not any(part in self.path for part in FOREIGN)
 
 
+def model_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The model's innermost frame in an error's traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = (f for f in reversed(frames) if Place(f.filename, f.lineno or 0).is_the_models)
+    return next(own, None)
+
+
 def resolve_places(module: str) -> str:
-    """A module's text with each call stack replaced by the one place that helps.
+    """A StableHLO module's text with each call stack replaced by one place.
 
     torch_xla records the whole Python stack of each operation; the compiler keeps the innermost
     frame alone, which is a line of torch. The innermost frame of the model's own is kept instead,

@@ -1,17 +1,17 @@
 """Traces a training step with torch_xla's CPU device: no accelerator, no storage, no execution.
 
-Every tensor is a placeholder that has a shape and nothing behind it. The step is the engine's own
-and runs on the real XLA backend, up to the moment where that would execute: what is pending then
-is the program that a TPU would be given.
+Every device tensor is a placeholder: a shape without storage. The engine's own step runs on the
+real XLA backend, whose lazy tensors record a graph; where the backend would execute the graph, it
+is kept as the program that a TPU would be given.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch_xla
@@ -19,6 +19,7 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor, nn
 from torch_xla.core.xla_builder import create_placeholder_tensor
 
+from tpukit.errors import JobError
 from tpukit.hardware.backend import AdamSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
@@ -26,7 +27,7 @@ from tpukit.hardware.xla.backend import XlaBackend
 from tpukit.hardware.xla.flash_attention import TILES
 from tpukit.hardware.xla.mesh import DeviceMesh, Spec
 from tpukit.probe.compiler.compile import Program
-from tpukit.probe.compiler.source_map import Place
+from tpukit.probe.compiler.source_map import model_frame
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import Learner, build_learner
 from tpukit.train.task import PlanSettings, Task
@@ -34,47 +35,44 @@ from tpukit.train.task import PlanSettings, Task
 HIDDEN_EXECUTION = "Unexpected execution happens inside the compiled function"
 
 
-class LeftDeviceError(Exception):
-    """An operation would have left the device in the middle of the step."""
-
-    def __init__(self, place: Place | None, source: str) -> None:
-        where = f"{place.path}:{place.line}" if place else "an unknown place"
-        super().__init__(f"{where}: `{source}`" if source else where)
-
-
 @dataclass
-class Named:
-    """What a placeholder stands for."""
+class Placeholder:
+    """What a device tensor without storage stands for."""
 
     kind: str
+    """parameters, optimizer, ema, gradients, batch, other."""
     sharding: str | None
+    """Its mhlo.sharding; None: replicated."""
     bytes_per_device: int
 
 
 @dataclass
-class Ledger:
-    """Every placeholder by its handle, and the tensors that outlive a step."""
+class Placeholders:
+    """Creates device tensors without storage, and knows each one by its handle."""
 
     devices: int
-    names: dict[int, Named] = field(default_factory=dict)
+    by_handle: dict[int, Placeholder] = field(default_factory=dict)
     kind: str = "other"
-    """What is being sent just now."""
+    """The kind of those created now."""
 
-    def placeholder(self, like: Tensor, spec: Spec | None = None) -> Tensor:
-        """A device tensor of this shape and type with nothing behind it."""
-        tensor: Tensor = create_placeholder_tensor(tuple(like.shape), like.dtype)
-        self.enter(tensor, spec)
-        return tensor
-
-    def enter(self, tensor: Tensor, spec: Spec | None) -> None:
-        """Books a placeholder under its present kind and layout."""
+    def like(self, tensor: Tensor, spec: Spec | None = None) -> Tensor:
+        """A placeholder of this shape and dtype, sharded by `spec`."""
         split = self.devices if spec and any(spec) else 1
         size = tensor.numel() * tensor.element_size() // split
-        self.names[handles_of([tensor])[0]] = Named(self.kind, _layout(spec, self.devices), size)
+        return self._create(tensor, Placeholder(self.kind, _sharding(spec, self.devices), size))
+
+    def replace(self, tensor: Tensor, handle: int) -> None:
+        """Gives a tensor that was computed a new placeholder of the kind of its former handle."""
+        tensor.data = self._create(tensor, self.by_handle[handle])
+
+    def _create(self, like: Tensor, placeholder: Placeholder) -> Tensor:
+        tensor: Tensor = create_placeholder_tensor(tuple(like.shape), like.dtype)
+        self.by_handle[handles_of([tensor])[0]] = placeholder
+        return tensor
 
     @contextmanager
-    def sending(self, kind: str) -> Iterator[None]:
-        """What is sent inside is of this kind."""
+    def of_kind(self, kind: str) -> Iterator[None]:
+        """Placeholders created inside are of this kind."""
         before, self.kind = self.kind, kind
         try:
             yield
@@ -83,39 +81,39 @@ class Ledger:
 
 
 class TracingMesh(DeviceMesh):
-    """A mesh that sends nothing: what arrives is a placeholder."""
+    """A mesh whose transfers create placeholders."""
 
-    def __init__(self, real: DeviceMesh, ledger: Ledger) -> None:
+    def __init__(self, real: DeviceMesh, placeholders: Placeholders) -> None:
         super().__init__(real.mesh, real.device, shard=real.shard)
-        self.ledger = ledger
+        self.placeholders = placeholders
 
     def send(self, value: Tensor, spec: Spec | None = None) -> Tensor:
-        return self.ledger.placeholder(value, spec)
+        return self.placeholders.like(value, spec)
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
-        return self.ledger.placeholder(tensor, self.parameter_spec(tensor))
+        return self.placeholders.like(tensor, self.parameter_spec(tensor))
 
 
 class TracingBackend(XlaBackend):
-    """The XLA backend as it is on a TPU, but its programs are kept instead of executed."""
+    """The XLA backend as it is on a TPU, but its graphs are kept as programs, not executed."""
 
     def __init__(self, mesh: TracingMesh, precision: Precision, *, fused: bool) -> None:
         super().__init__(mesh, SingleRank(), precision, fused=fused)
-        self.ledger = mesh.ledger
+        self.placeholders = mesh.placeholders
         self.programs: list[Program] = []
         self.kernel_shares: list[float] = []
-        """For each fused attention so far, the part of its score blocks that are computed."""
+        """For each fused attention so far, the part of its score tiles that is computed."""
         self.persistent: Callable[[], Sequence[Tensor]] = list
         self._before: list[int] = []
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
-        with self.ledger.sending("parameters"):
+        with self.placeholders.of_kind("parameters"):
             return super().prepare(model, train=train)
 
     def optimizer(
         self, groups: Sequence[ParameterGroup], settings: AdamSettings
     ) -> torch.optim.Optimizer:
-        with self.ledger.sending("optimizer"):
+        with self.placeholders.of_kind("optimizer"):
             return super().optimizer(groups, settings)
 
     def attention(
@@ -132,16 +130,16 @@ class TracingBackend(XlaBackend):
         return super().attention(query, key, value, bias, causal=causal)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
-        """From now on: what these tensors hold at each sync is a program's outcome."""
+        """From now on these tensors, where a sync finds them changed, are a program's outputs."""
         self.persistent = persistent
         self._before = handles_of(persistent())
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        # Earlier micro-steps' parts were executed with their own programs.
-        return self.ledger.placeholder(tensor) if self._adds_up else tensor
+        # Earlier micro-batches' sums were computed by their own programs.
+        return self.placeholders.like(tensor) if self._adds_up else tensor
 
     def _start_gradients(self, model: nn.Module) -> None:
-        with self.ledger.sending("gradients"):
+        with self.placeholders.of_kind("gradients"):
             super()._start_gradients(model)
         self._before = handles_of(self.persistent())
 
@@ -152,27 +150,29 @@ class TracingBackend(XlaBackend):
         updated = [(tensor, handle) for tensor, handle, is_new in pairs if is_new]
         self.programs.append(self._program([t for t, _ in updated], [h for _, h in updated]))
         for tensor, handle in updated:
-            fresh = create_placeholder_tensor(tuple(tensor.shape), tensor.dtype)
-            self.ledger.names[handles_of([fresh])[0]] = self.ledger.names[handle]
-            tensor.data = fresh
+            self.placeholders.replace(tensor, handle)
         self._before = handles_of(kept)
 
     def _program(self, outputs: list[Tensor], replaced: list[int]) -> Program:
+        """The pending graph of `outputs`, which take the place of the handles `replaced`."""
         _, arguments = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
-        handles = handles_of(arguments)
-        names = [self.ledger.names.get(handle) for handle in handles]
-        places = {handle: index for index, handle in enumerate(handles)}
-        resident = {handle: self.ledger.names[handle] for handle in self._before}
+        known, handles = self.placeholders.by_handle, handles_of(arguments)
+        index_of = {handle: index for index, handle in enumerate(handles)}
+        resident: Counter[str] = Counter()
+        elsewhere = 0
+        for handle in self._before:
+            resident[known[handle].kind] += known[handle].bytes_per_device
+            elsewhere += 0 if handle in index_of else known[handle].bytes_per_device
         return Program(
             bytecode=xm.get_stablehlo_bytecode(outputs),
-            aliases={places[h]: output for output, h in enumerate(replaced) if h in places},
-            argument_shardings=tuple(name.sharding if name else None for name in names),
+            aliases={index_of[h]: output for output, h in enumerate(replaced) if h in index_of},
+            argument_shardings=tuple(
+                known[handle].sharding if handle in known else None for handle in handles
+            ),
             outputs=len(outputs),
             kernel_share=sum(self.kernel_shares) / max(1, len(self.kernel_shares)),
-            resident=_sizes(resident.values()),
-            resident_elsewhere=sum(
-                name.bytes_per_device for handle, name in resident.items() if handle not in places
-            ),
+            resident=dict(resident),
+            resident_elsewhere=elsewhere,
         )
 
 
@@ -183,36 +183,42 @@ class TracedStep:
     training: tuple[Program, ...]
     evaluation: Program
     parameters: int
-    """Weights of the model."""
+    """Number of weights of the model."""
+
+    @property
+    def resident(self) -> Mapping[str, int]:
+        """Bytes of a device that outlive the step, by kind."""
+        return self.training[-1].resident
 
 
 def open_tracing(precision: Precision, *, shard: bool, fused: bool) -> TracingBackend:
-    """A backend on as many virtual devices as CPU_NUM_DEVICES says."""
+    """A backend on CPU_NUM_DEVICES virtual devices."""
     real = DeviceMesh.open(shard=shard)
-    return TracingBackend(TracingMesh(real, Ledger(real.devices)), precision, fused=fused)
+    mesh = TracingMesh(real, Placeholders(real.devices))
+    return TracingBackend(mesh, precision, fused=fused)
 
 
 def trace_step(
     task: Task, config: TrainConfig, backend: TracingBackend, rows: int, accumulate: int
 ) -> TracedStep:
-    """What a TPU would be given for one step of `rows` rows a device, and for an evaluation.
+    """The programs of one step of micro-batches of `rows` samples a device, and of an evaluation.
 
     Raises:
-        LeftDeviceError: an operation wanted a value, or ran on the CPU, in the middle of it.
+        JobError: an operation reads a value, or runs on the CPU, in the middle of the step.
     """
-    ledger = backend.ledger
     torch.manual_seed(0)
     with without_storage():
         model = task.build_model(backend)
     learner = _learner(task, config, backend, model)
-    with ledger.sending("batch"):
+    with backend.placeholders.of_kind("batch"):
         micro_rows = rows * backend.devices
-        settings = PlanSettings(micro_rows * accumulate, micro_rows, backend.devices, 0)
+        settings = PlanSettings(micro_rows * accumulate, micro_rows, backend.devices, seed=0)
         host = task.probe_batches(settings)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     with no_execution():
         learner.train_step(batches, lr=config.lr)
-        training = _one_of_each(backend.programs)
+        # All micro-batches but the last have the same program.
+        training = (*backend.programs[:1], *backend.programs[1:][-1:])
         backend.programs.clear()
         for parameter in learner.model.parameters():
             parameter.grad = None
@@ -223,24 +229,16 @@ def trace_step(
     return TracedStep(training, backend.programs[-1], count)
 
 
-def _one_of_each(programs: Sequence[Program]) -> tuple[Program, ...]:
-    """Micro-steps are all the same program: the first and the update stand for all."""
-    if len(programs) <= 2:
-        return tuple(programs)
-    return (programs[0], programs[-1])
-
-
 def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn.Module) -> Learner:
-    """The engine's learner, all it holds replaced by placeholders."""
-    ledger, mesh = backend.ledger, backend.mesh
+    """The engine's learner, all its tensors replaced by placeholders."""
     learner = build_learner(task, backend, model, config)
     if learner.average:
-        with ledger.sending("ema"):
+        with backend.placeholders.of_kind("ema"):
             averages = learner.average.averages
-            averages.update({name: mesh.zeros_like(value) for name, value in averages.items()})
+            averages.update({n: backend.mesh.zeros_like(v) for n, v in averages.items()})
     for name, value in vars(learner).items():
         if isinstance(value, Tensor):
-            setattr(learner, name, ledger.placeholder(value))
+            setattr(learner, name, backend.placeholders.like(value))
     backend.programs.clear()
     backend.watch(lambda: _state(learner))
     return learner
@@ -258,8 +256,8 @@ def _state(learner: Learner) -> list[Tensor]:
     ]
     averages = list(learner.average.averages.values()) if learner.average else []
     buffers = [b for b in learner.model.buffers() if b.device.type == "xla"]
-    figures = [value for value in vars(learner).values() if isinstance(value, Tensor)]
-    kept = [*parameters, *buffers, *optimizer, *averages, *figures]
+    sums = [value for value in vars(learner).values() if isinstance(value, Tensor)]
+    kept = [*parameters, *buffers, *optimizer, *averages, *sums]
     return [*kept, *(gradients if learner.backend._adds_up else [])]  # type: ignore[attr-defined]
 
 
@@ -280,17 +278,22 @@ def no_execution() -> Iterator[None]:
         except RuntimeError as error:
             if HIDDEN_EXECUTION not in str(error):
                 raise
-            raise LeftDeviceError(*_origin(error)) from error
+            raise _execution_error(error) from error
         finally:
             torch_xla._XLAC._set_allow_execution(True)
 
 
-def _origin(error: BaseException) -> tuple[Place | None, str]:
-    """The model's innermost line in an error's traceback, and what stands there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if Place(f.filename, f.lineno or 0).is_the_models]
-    frame = (own or list(frames))[-1]
-    return Place(frame.filename, frame.lineno or 0), frame.line or ""
+def _execution_error(error: RuntimeError) -> JobError:
+    """Names the model's line where the graph would have been executed."""
+    frame = model_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
+    source = f": `{frame.line}`" if frame.line else ""
+    return JobError(
+        f"an operation would leave the TPU in the middle of the step, at {frame.filename}:"
+        f"{frame.lineno}{source}.",
+        "Keep it a tensor: read values (`.item()`, `float()`, `if tensor:`) after the step, and "
+        "replace operations that XLA lacks.",
+        id="leaves-device",
+    )
 
 
 @contextmanager
@@ -313,8 +316,8 @@ def without_storage() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _layout(spec: Spec | None, devices: int) -> str | None:
-    """A spec as mhlo.sharding writes it; None: every device has it all."""
+def _sharding(spec: Spec | None, devices: int) -> str | None:
+    """A spec as mhlo.sharding; None: replicated."""
     if devices == 1 or spec is None or not any(spec):
         return None
     shape = ",".join(str(devices) if axis else "1" for axis in spec)
@@ -325,11 +328,3 @@ def _share_of_tiles(queries: int, *, causal: bool) -> float:
     """A causal kernel leaves out the tiles above the diagonal."""
     tiles = queries // next(size for size in TILES if queries % size == 0)
     return (tiles + 1) / (2 * tiles) if causal else 1.0
-
-
-def _sizes(named: Any) -> Mapping[str, int]:
-    """Bytes of a device by kind."""
-    sizes: dict[str, int] = {}
-    for name in named:
-        sizes[name.kind] = sizes.get(name.kind, 0) + name.bytes_per_device
-    return sizes
