@@ -172,7 +172,7 @@ def test_nothing_is_known_is_said(tmp_path):
     assert found["explanations"] == []
     assert found["unknown"][0]["line"] == 1
     told = tpukit("doctor", "--explain", path).stdout
-    assert "Nothing in these 1 lines is known here." in told
+    assert "No known error in these 1 lines." in told
     assert "FrobError" in told
 
 
@@ -193,8 +193,8 @@ def test_own_knowledge(tmp_path):
         (["none.py"], "no such file"),
         (["--explain", "none.log"], "cannot be read"),
         (["--explain", "."], "is a folder"),
-        (["--fix"], "need code"),
-        (["a.py", "--explain", "b"], "at once"),
+        (["--fix"], "need paths"),
+        (["a.py", "--explain", "b"], "cannot be combined"),
         (["a.py", "--report"], "--report"),
         (["--hw", "abacus"], "abacus"),
         (["--explain", "log", "--knowledge", "none.toml"], "none.toml"),

@@ -1,4 +1,4 @@
-"""`tpukit doctor`: the environment, a user's code, an error log. Imports no torch."""
+"""`tpukit doctor`: checks the environment, scans code, explains logs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIVE_SECONDS = 120.0
 
 
 class Hardware(StrEnum):
-    """What the machine is wanted for."""
+    """The hardware to check for."""
 
     auto = "auto"
     tpu = "tpu"
@@ -31,43 +31,43 @@ def doctor(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATH...]", help="Code to scan instead: Python files, notebooks, folders."
+            metavar="[PATH...]", help="Python files, notebooks or folders to scan instead."
         ),
     ] = None,
     explain: Annotated[
         str | None,
-        typer.Option("--explain", metavar="FILE", help="Explain an error log (`-`: from a pipe)."),
+        typer.Option(
+            "--explain", metavar="FILE", help="Explain an error log (`-`: standard input)."
+        ),
     ] = None,
     knowledge: Annotated[
         list[Path] | None,
-        typer.Option("--knowledge", metavar="FILE", help="Your own error texts besides (TOML)."),
+        typer.Option("--knowledge", metavar="FILE", help="TOML file with additional known errors."),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Rewrite what has one right replacement.")
+        bool, typer.Option("--fix", help="Rewrite calls that have a single replacement.")
     ] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show what --fix would change, and change nothing.")
+        bool, typer.Option("--diff", help="Show the changes of --fix without applying them.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out the checks that start torch.")
+        bool, typer.Option("--quick", help="Skip the checks that import torch.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail as well.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="A text to paste into an issue; no secrets in it.")
+        bool, typer.Option("--report", help="Print a report for an issue, without secrets.")
     ] = False,
-    hw: Annotated[
-        Hardware, typer.Option("--hw", help="What you want to train on.")
-    ] = Hardware.auto,
+    hw: Annotated[Hardware, typer.Option("--hw", help="Hardware to train on.")] = Hardware.auto,
     time_limit: Annotated[
         float,
-        typer.Option("--time-limit", min=1.0, help="Seconds for the checks that start torch."),
+        typer.Option("--time-limit", min=1.0, help="Seconds for the checks that import torch."),
     ] = LIVE_SECONDS,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Check the environment, scan code for deprecated calls, explain an error log.
 
-    Without arguments: is this machine ready to train?
+    Without arguments, check whether this machine is ready to train.
     """
     _refuse_mixtures(paths or [], explain, fix or diff, report)
     output = Output(as_json=json)
@@ -92,11 +92,13 @@ def doctor(
 def _refuse_mixtures(paths: list[str], explain: str | None, rewrites: bool, report: bool) -> None:
     if explain is not None and paths:
         raise ConfigError(
-            "doctor: --explain and code to scan at once.", "Ask for one after the other."
+            "doctor: --explain cannot be combined with paths.", "Run them one after the other."
         )
     if rewrites and not paths:
         raise ConfigError(
-            "doctor: --fix and --diff need code.", "Name files: tpukit doctor train.py --diff"
+            "doctor: --fix and --diff need paths.", "Name files: tpukit doctor train.py --diff"
         )
     if report and (paths or explain is not None):
-        raise ConfigError("doctor: --report is about the machine.", "Leave the files out.")
+        raise ConfigError(
+            "doctor: --report cannot be combined with paths or --explain.", "Remove them."
+        )

@@ -1,4 +1,4 @@
-"""Environment variables that may be shown, and values that bite."""
+"""Environment variables that a report may show, and values that cause problems."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _OFF = ("", "0", "false", "False", "no")
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable and the values of it that bite."""
+    """A variable and the values of it that cause problems."""
 
     name: str
     status: str
-    says: str
+    message: str
     fix: str
     when: str = ""
-    """A regular expression for the whole value; empty: any value but one that says no."""
+    """A regular expression for the whole value; empty: any value except those in `_OFF`."""
 
-    def bites(self, value: str) -> bool:
+    def applies_to(self, value: str) -> bool:
         if self.when:
             return re.fullmatch(self.when, value) is not None
         return value not in _OFF
@@ -41,7 +41,9 @@ def allowed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in _table()["allowed"] if name in environment}
 
 
-def biting(environment: Mapping[str, str]) -> list[Variable]:
-    """The variables of this environment whose values bite."""
+def problematic(environment: Mapping[str, str]) -> list[Variable]:
+    """The rows whose variable has such a value in this environment."""
     rows = (Variable(**row) for row in _table()["variable"])
-    return [row for row in rows if row.name in environment and row.bites(environment[row.name])]
+    return [
+        row for row in rows if row.name in environment and row.applies_to(environment[row.name])
+    ]

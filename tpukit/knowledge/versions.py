@@ -1,4 +1,4 @@
-"""Which releases of torch, torch_xla, libtpu, jax, torchvision and CUDA belong together."""
+"""Compatible releases of torch, torch_xla, libtpu, jax, torchvision and CUDA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_version(text: str) -> Release:
 
 @dataclass(frozen=True)
 class Pair:
-    """What belongs to one release of torch_xla."""
+    """The releases that one release of torch_xla requires."""
 
     torch_xla: str
     torch: str
@@ -35,11 +35,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class OldPackage:
-    """A package that was renamed, replaced or given up."""
+    """A package that was renamed, replaced or discontinued."""
 
     name: str
     status: str
-    says: str
+    message: str
     fix: str
     below: str | None = None
     """Only releases before this one."""
@@ -50,12 +50,12 @@ class OldPackage:
 
 @cache
 def table() -> dict[str, Any]:
-    """The version table as it is written."""
+    """The raw version table."""
     return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
 
 
 def pair_of(torch_xla: str) -> Pair | None:
-    """What belongs to this release of torch_xla; None for one that the table does not know."""
+    """The requirements of this release of torch_xla; None for one that the table lacks."""
     for row in table()["pair"]:
         if same_release(torch_xla, row["torch_xla"]):
             return Pair(**row)
@@ -69,13 +69,13 @@ def same_release(version: str, release: str) -> bool:
 
 
 def torchvision_of(torch: str) -> str | None:
-    """The torchvision release of a torch release (`2.9.1` asks for `2.9`)."""
+    """The torchvision release of a torch release (`2.9.1` is looked up as `2.9`)."""
     releases: Mapping[str, str] = table()["torchvision"]
     return releases.get(".".join(str(part) for part in parse_version(torch)[:2]))
 
 
 def architectures_of(torch: str, cuda: str) -> list[float] | None:
-    """Compute capabilities a torch wheel was compiled for; None where the table does not know."""
+    """Compute capabilities a torch wheel was compiled for; None where the table lacks it."""
     release, build = parse_version(torch)[:2], parse_version(cuda)[:2]
     for row in table()["cuda_build"]:
         first, before = (parse_version(text) for text in row["torch"])
@@ -96,5 +96,5 @@ def runs_on(capability: float, architectures: list[float]) -> bool:
 
 
 def old_packages() -> list[OldPackage]:
-    """Packages to get rid of."""
+    """Packages to remove or upgrade."""
     return [OldPackage(**row) for row in table()["package"]]

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a case is one line
-"""Habits that hurt on XLA: each found where it hurts, and not beside it."""
+"""Habits: each found where it is slow or wrong on TPU, and not beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tpukit doctor PATH...`: deprecated and removed calls in a user's code."""
+"""`tpukit doctor PATH...`: reports removed and deprecated calls in a user's code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from tpukit.commands.output import Output
 from tpukit.knowledge.calls import CallStatus
 from tpukit.probe.lint import Finding, ScanReport, scan_paths
 
-_WORDS: dict[CallStatus, str] = {"removed": "gone", "deprecated": "deprecated", "habit": "hurts"}
+_LABELS: dict[CallStatus, str] = {
+    "removed": "removed",
+    "deprecated": "deprecated",
+    "habit": "avoid",
+}
 
 
 def scan_code(paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool) -> int:
-    """Scans, shows or makes the changes that are asked for; the exit code."""
+    """Scans, shows or applies the requested changes; returns the exit code."""
     changed = _rewrite(paths, output, write=fix) if show else []
     report = scan_paths(paths)
-    for line in _told(report):
+    for line in _report_lines(report):
         output.text(line)
     failing = [f for f in report.findings if f.status == "removed" or strict]
     output.result({
@@ -34,7 +38,7 @@ def scan_code(paths: Sequence[str], output: Output, *, fix: bool, show: bool, st
 
 
 def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[str]:
-    """The diffs, and with `write` the changed files' paths."""
+    """Prints the diffs; with `write` applies them and returns the changed files' paths."""
     from tpukit.probe.lint.fix import apply_fix, plan_fixes
 
     changed = []
@@ -42,18 +46,18 @@ def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[str]:
         output.text(fix.diff)
         if write:
             backup = apply_fix(fix)
-            kept = f"; the old one is {backup}" if backup else ""
+            kept = f"; backup: {backup}" if backup else ""
             output.text(f"{fix.path}: {fix.rewritten} places rewritten{kept}")
             changed.append(str(fix.path))
     return changed
 
 
-def _told(report: ScanReport) -> list[str]:
+def _report_lines(report: ScanReport) -> list[str]:
     lines = [_line(finding) for finding in report.findings]
     lines += [f"note: {note}" for note in report.notes]
     counts = Counter(finding.status for finding in report.findings)
-    said = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items())
-    lines.append(f"{report.files} file{'s' * (report.files != 1)}: {said}.")
+    counted = ", ".join(f"{counts[status]} {word}" for status, word in _LABELS.items())
+    lines.append(f"{report.files} file{'s' * (report.files != 1)}: {counted}.")
     if any(finding.fixable for finding in report.findings):
         lines.append(
             "`--diff` shows what `--fix` would rewrite; `# tpukit: ignore` silences a line."
@@ -65,4 +69,4 @@ def _line(finding: Finding) -> str:
     cell = f"cell {finding.cell}, " if finding.cell is not None else ""
     where = f"{finding.path}:{cell}{finding.line}:{finding.column}"
     since = "" if finding.status == "habit" else f" ({finding.since})"
-    return f"{where}: {_WORDS[finding.status]}: {finding.old} -> {finding.new}{since}"
+    return f"{where}: {_LABELS[finding.status]}: {finding.old} -> {finding.new}{since}"

@@ -1,4 +1,4 @@
-"""`tpukit doctor --explain`: an error log, its causes first."""
+"""`tpukit doctor --explain`: explains an error log, causes first."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tpukit.probe.logs.matching import Explanation
 
 _HEADINGS: dict[Role, str] = {
     "cause": "Cause",
-    "consequence": "Follows from it",
+    "consequence": "Consequence",
     "warning": "Warning",
     "harmless": "Harmless",
 }
 
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
-    """Prints what is known about a log. Knowing nothing is an answer too."""
+    """Prints the explanations of a log, or that it has no known error."""
     entries = read_known_errors(knowledge)
     log = explain_log(open_log(name, seconds), entries)
-    for line in _told(log):
+    for line in _report_lines(log):
         output.text(line)
     output.result({
         "ok": True,
@@ -38,24 +38,24 @@ def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: O
     })  # fmt: skip
 
 
-def _told(log: ExplainedLog) -> list[str]:
+def _report_lines(log: ExplainedLog) -> list[str]:
     lines = list(log.notes)
     for role in ROLES:
         same = [e for e in log.explanations if e.entry.role == role]
         for index, explanation in enumerate(same):
             lines += _explanation(explanation, _heading(role, index, log))
     if not log.explanations:
-        lines.append(f"Nothing in these {log.lines} lines is known here.")
-        lines += [f"  Looks like an error, line {e.number}: {e.text[:200]}" for e in log.unknown]
-        lines.append("  Add your own with --knowledge FILE (docs/doctor.md shows how).")
+        lines.append(f"No known error in these {log.lines} lines.")
+        lines += [f"  Possibly an error, line {e.number}: {e.text[:200]}" for e in log.unknown]
+        lines.append("  Add your own entries with --knowledge FILE (see docs/doctor.md).")
     elif log.explanations[0].entry.role == "consequence":
-        lines.append("The cause itself is not in this log: look for the first error of all ranks.")
+        lines.append(
+            "The cause is not in this log: look for the first error in the logs of all ranks."
+        )
     return [_printable(line) for line in lines]
 
 
 def _heading(role: Role, index: int, log: ExplainedLog) -> str:
-    if role == "consequence" and log.explanations[0].entry.role == "consequence":
-        return "Consequence"
     return "First cause" if role == "cause" and index == 0 else _HEADINGS[role]
 
 
@@ -72,5 +72,5 @@ def _explanation(explanation: Explanation, heading: str) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """Without control characters, which a log may have brought along."""
+    """The text without control characters."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "", text)

@@ -1,4 +1,4 @@
-"""What in a user's code is deprecated, gone or hurts on XLA, and how to rewrite it."""
+"""Finds removed and deprecated calls, and code that is slow or wrong on TPU, and rewrites it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of a rewritten call: dropped, renamed, moved to keywords, put first."""
+"""The arguments of a rewritten call: removed, renamed, turned into keywords, prepended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpukit.knowledge.calls import Fix
 
 
 def new_arguments(fix: Fix, call: cst.Call) -> list[cst.Arg] | None:
-    """The arguments of the new call; None where one cannot be carried over."""
+    """The arguments of the new call; None where it does not take one of them."""
     kept: list[cst.Arg] = []
     by_name = fix.as_keywords
     for index, argument in enumerate(call.args):
@@ -44,7 +44,7 @@ def parameter(fix: Fix, argument: cst.Arg, index: int) -> str:
 def with_arguments(
     call: cst.Call, function: cst.BaseExpression, arguments: Sequence[cst.Arg]
 ) -> cst.Call:
-    """The call with these arguments; commas and line breaks between them stay where they can."""
+    """The call with these arguments; keeps commas and line breaks where possible."""
     last = len(arguments) - 1
     trailing = call.args[-1].comma if call.args else cst.MaybeSentinel.DEFAULT
     placed = []
@@ -62,7 +62,7 @@ def with_arguments(
 
 
 def separator(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
-    """What stands behind the call's commas: a blank, or a line break."""
+    """The white space after the call's commas."""
     for argument in call.args[:-1]:
         if isinstance(argument.comma, cst.Comma):
             return argument.comma.whitespace_after
@@ -70,7 +70,7 @@ def separator(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
 
 
 def mixed_precision(call: cst.Call) -> cst.Call | None:
-    """`fp16=True` is `mixed_precision="fp16"`; `fp16=False` is nothing."""
+    """`fp16=True` becomes `mixed_precision="fp16"`; `fp16=False` is removed."""
     if "mixed_precision" in given_keywords(call):
         return None
     kept: list[cst.Arg] = []

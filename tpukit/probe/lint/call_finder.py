@@ -1,4 +1,4 @@
-"""Finds the table's calls in a module: names resolved, conditions looked at, guards respected."""
+"""Finds the uses of removed and deprecated calls in a module's syntax tree."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Finder:
             self.visit_body(node, self.names.scopes.get(node, scope))
 
     def _try(self, node: ast.Try, scope: Scope) -> None:
-        """A handler for a missing name is the way for old releases; it is left alone."""
+        """A handler for a missing name supports old releases; it is not reported."""
         fallbacks = [h for h in node.handlers if _catches(h, _FALLBACKS)]
         alternative = any(
             isinstance(inner, ast.Import | ast.ImportFrom) for h in fallbacks for inner in h.body
@@ -90,7 +90,7 @@ class _Finder:
         if isinstance(node, ast.Name):
             self._loaded.add(node.id)
             if node.id not in self.names.followed and not self.names.has_stars:
-                # What an assignment made of an old name was reported there.
+                # An alias made by an assignment is reported at the assignment.
                 return
         elif node.attr not in self.table.lasts:
             return
@@ -104,13 +104,13 @@ class _Finder:
                 self._found(node, self.table.modules[modules[0]], modules[0])
 
     def _rows(self, meanings: Sequence[str]) -> Iterator[tuple[OldCall, str]]:
-        """Rows for a name, unless it may also mean something that is not old."""
+        """Rows for a name, unless it may also mean something else."""
         if meanings and all(meaning in self.table.by_name for meaning in meanings):
             for row in self.table.by_name[meanings[0]]:
                 yield row, meanings[0]
 
     def _getattr(self, node: ast.Call, scope: Scope) -> None:
-        """`getattr(xm, "xla_device")` is a use; with a default it is a check of its own."""
+        """`getattr(xm, "xla_device")` is a use; with a default it is a feature check."""
         if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
             for row, name in self._rows(self.names.resolve(node, scope)):
                 if row.kind == "name":
@@ -166,7 +166,7 @@ class _Finder:
         return None, ""
 
     def unused_imports(self) -> None:
-        """A deprecated name that is imported to be passed on, and not used here."""
+        """Reports deprecated names that are imported but not used (re-exported, say)."""
         for local, alias, row, full in self._imported:
             if local not in self._loaded:
                 self._found(alias, row, full)
@@ -235,7 +235,7 @@ class _Finder:
 
 
 def _as_used(row: OldCall, name: str) -> str:
-    """The row's own words where it is one name's row; else the name that was used."""
+    """The row's text where the row has one name; else the name that was used."""
     if row.kind == "call" and row.keywords and len(row.names) > 3:
         return f"{name.rpartition('.')[2]}({row.keywords[0]}=...)"
     if name.startswith("torch_xla.core.xla_model."):
@@ -246,7 +246,7 @@ def _as_used(row: OldCall, name: str) -> str:
 
 
 def applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
-    """Whether a call row's conditions hold for a call. `constants`: what names are assigned."""
+    """Whether a call row's conditions hold for a call. constants: values assigned to names."""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     if row.lacks:
         return None not in given and not set(row.lacks) & set(given)
@@ -263,7 +263,7 @@ def applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> 
 
 
 def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
-    """The texts an expression may stand for."""
+    """The values that an expression may have, as code."""
     if isinstance(node, ast.IfExp):
         return _values(node.body, constants) | _values(node.orelse, constants)
     if isinstance(node, ast.Name) and constants.get(node.id):
@@ -272,7 +272,7 @@ def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
 
 
 def _constants(tree: ast.Module) -> dict[str, set[str]]:
-    """Name -> the texts it is assigned anywhere in a module."""
+    """Name -> the values assigned to it anywhere in a module, as code."""
     found: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

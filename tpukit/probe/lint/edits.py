@@ -1,4 +1,4 @@
-"""What a fix needs beyond its place: which local name to write, which import to add or drop."""
+"""Plans the imports of a rewrite: which local name to write, which import to add or remove."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Insertion:
 
 @dataclass
 class ImportPlanner:
-    """Decides how the new names are reached from a module's code."""
+    """Decides how a module's code spells the new names."""
 
     tree: ast.Module
     names: Names
     insertions: list[Insertion] = field(default_factory=list)
 
     def spell(self, name: str, module: str) -> str | None:
-        """How to write `name` (of `module`) here, planning an import where none brings it.
+        """How to write `name` (of `module`) here; plans an import where there is none.
 
-        None where the name that would be bound means something else in some scope.
+        None where the name to bind means something else in some scope.
         """
         local = self._local_name(module)
         if local is None:
@@ -52,7 +52,7 @@ class ImportPlanner:
         return member
 
     def _local_name(self, module: str) -> str | None:
-        """What the module is called at module level: bound itself, or through its package."""
+        """The module's name at module level: bound itself, or through its package."""
         for name, bindings in self.names.module.bindings.items():
             if any(b.name == module for b in bindings) and not self._is_shadowed(name):
                 return name
@@ -83,8 +83,8 @@ class ImportPlanner:
         return module
 
     def _insert(self, module: str, statement: str) -> None:
-        """Plans an import behind those of the same package: beside the module's, or else beside
-        every one that stands in a function."""
+        """Plans an import after those of the same package: at module level, or else in every
+        function that imports it."""
         root = module.partition(".")[0]
         candidates = (_import_lines(self.tree, name) for name in (root, "torch_xla", "torch"))
         lines = next(filter(None, candidates), [0])
@@ -118,7 +118,7 @@ def _import_lines(tree: ast.Module, package: str) -> list[int]:
 
 
 def unused_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, int]]:
-    """(line, column) of imported names whose every use is rewritten: nothing needs them any more.
+    """(line, column) of imported names that are unused after the rewrite.
 
     Columns are those of the syntax tree.
     """

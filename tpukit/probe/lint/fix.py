@@ -1,5 +1,4 @@
-"""Applies rewrites to files: shows the diff, keeps a backup where no version control does, and
-writes beside before it replaces."""
+"""Applies rewrites to files atomically; backs up files that git does not have."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ GIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class FileFix:
-    """What a fix does to one file."""
+    """The rewrite of one file."""
 
     path: Path
     diff: str
@@ -51,7 +50,7 @@ def plan_fixes(paths: Iterable[str]) -> list[FileFix]:
 
 
 def plan_fix(path: Path) -> FileFix | None:
-    """One file's fix; None where nothing in it has one right replacement."""
+    """One file's fix; None where nothing in it can be rewritten."""
     try:
         data = read_bytes(path)
         if not may_concern(data):
@@ -112,7 +111,7 @@ def _fixed_notebook(path: str, text: str) -> tuple[str, int]:
 
 
 def _marked(module: Module) -> Module:
-    """The module with a comment line between its cells, to part them again after rewriting."""
+    """The module with a comment line between its cells, to split it again after rewriting."""
     parts = [
         "\n".join(module.lines[chunk.first_line - 1 : chunk.first_line - 1 + chunk.lines])
         for chunk in module.chunks
@@ -148,9 +147,9 @@ def _dumped(notebook: Notebook, text: str) -> str:
 
 # -- writing -------------------------------------------------------------------------------------
 def apply_fix(fix: FileFix) -> Path | None:
-    """Replaces the file; the backup that was kept, None where version control has the old one.
+    """Replaces the file; returns the backup, None where git has the old content.
 
-    Raises DataError where it cannot be written; the file is then as it was.
+    Raises DataError where it cannot be written; the file is then unchanged.
     """
     backup = None if is_committed(fix.path) else _back_up(fix.path)
     target = fix.path.resolve()
@@ -160,7 +159,7 @@ def apply_fix(fix: FileFix) -> Path | None:
             partial.chmod(target.stat().st_mode)
     except OSError as error:
         raise DataError(
-            f"{fix.path}: cannot be written ({error.strerror})", "--diff only shows the changes."
+            f"{fix.path}: cannot be written ({error.strerror})", "Use --diff to see the changes."
         ) from None
     return backup
 
@@ -200,11 +199,11 @@ def _back_up(path: Path) -> Path:
             continue
         except OSError as error:
             raise DataError(
-                f"{backup}: no backup can be written ({error.strerror}), so nothing is changed",
-                "--diff only shows the changes.",
+                f"{backup}: the backup cannot be written ({error.strerror})",
+                "Use --diff to see the changes.",
             ) from None
         return backup
-    raise DataError(f"{path}: a thousand backups lie beside it already", "Remove some.")
+    raise DataError(f"{path}: 1000 backups exist already", "Remove some of them.")
 
 
 def _diff(path: Path, old: str, new: str) -> str:

@@ -1,7 +1,8 @@
-"""Habits that hurt on XLA: reads in the step, collectives under `if master`, shapes that change.
+"""Finds habits: code that works, but is slow or wrong on TPU (reads in the step, collectives on one
+rank, shapes that change).
 
-Looked for where torch_xla is imported (an fp16 Accelerator everywhere: accelerate finds the TPU
-by itself).
+Only modules that import torch_xla are checked, except for an fp16 Accelerator, which picks the TPU
+by itself.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class _Visitor:
                 node.func,
                 "fp16-accelerator",
                 'Accelerator(mixed_precision="fp16")',
-                'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or leave it to the launcher',
+                'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the launcher',
             )
 
     def _under_master(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
@@ -118,7 +119,7 @@ class _Visitor:
             return
         method = name.rpartition(".")[2]
         if method == "rendezvous" and self._rendezvous > 1:
-            # One before and one after the master's work: the way to let the master go first.
+            # A pair of rendezvous around rank 0's work lets rank 0 go first.
             return
         is_xla = name in _COLLECTIVES and _keyword(node, "master_only") is None
         is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
@@ -127,7 +128,7 @@ class _Visitor:
                 node.func,
                 "collective-under-master",
                 f"{method}() under `if {tests[-1][:40]}`",
-                "call it on every process: it waits for all of them (each writes or skips itself)",
+                "call it on every rank: it waits for all of them (only one of them writes)",
             )
 
     def _scaler(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
@@ -139,7 +140,7 @@ class _Visitor:
                     node.func,
                     "scaler-on-xla",
                     "GradScaler on XLA",
-                    "leave it out: bf16 has fp32's range and needs no scaler",
+                    "omit it: bf16 has the range of fp32 and needs no scaler",
                 )
 
     def _shapes(self, node: ast.Call, name: str) -> None:
@@ -156,14 +157,14 @@ class _Visitor:
                 node.func,
                 "padding-to-longest",
                 f"{called}(padding={source_text(padding)})",
-                'padding="max_length" with a few fixed lengths: every new length compiles again',
+                'padding="max_length" with a few fixed lengths: each new length is compiled',
             )
         if name == "torch.nn.utils.rnn.pad_sequence":
             self.emit(
                 node.func,
                 "padding-to-longest",
                 "pad_sequence(...)",
-                "pad to a few fixed lengths: every new length compiles again",
+                "pad to a few fixed lengths: each new length is compiled",
             )
 
     def _loader(self, node: ast.Call) -> None:
@@ -178,11 +179,11 @@ class _Visitor:
                 node.func,
                 "no-drop-last",
                 "DataLoader(...) without drop_last",
-                "drop_last=True, or fill the last batch: its shape compiles again",
+                "drop_last=True, or pad the last batch: its shape is compiled too",
             )
 
     def _step(self, node: ast.AST, scope: Scope) -> None:
-        """Reads in the body of a training loop or of a function that trains one step."""
+        """Reads in the body of a training loop or of a training step's function."""
         if not isinstance(node, (*_LOOPS, ast.AsyncFor, *_FUNCTIONS)):
             return
         is_function = isinstance(node, _FUNCTIONS)
@@ -210,8 +211,8 @@ class _Visitor:
 
 
 def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
-    """Several processes, a plain `optimizer.step()` and a sync, and nothing that reduces
-    gradients: `mark_step` is taken for it."""
+    """Several ranks, a plain `optimizer.step()` and a sync, but nothing that reduces gradients:
+    `mark_step` does not."""
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     meanings = {name for call in calls for name in _anywhere(call.func, names)}
     launches = {
@@ -231,8 +232,8 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
                 call.func,
                 "unsynchronised-gradients",
                 f"{source_text(call.func)}() and a sync",
-                "xm.optimizer_step(optimizer): mark_step synchronises no gradients, each "
-                "process trains a model of its own",
+                "xm.optimizer_step(optimizer): mark_step does not synchronise gradients, each "
+                "rank trains its own model",
             )
 
 

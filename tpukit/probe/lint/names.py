@@ -1,4 +1,4 @@
-"""Which qualified name an expression means: imports, aliases, assignments and scopes followed.
+"""Resolves an expression to qualified names through imports, aliases, assignments and scopes.
 
 import torch_xla.core.xla_model as xm      xm.xla_device   -> torch_xla.core.xla_model.xla_device
 accelerator = Accelerator()                accelerator.x   -> accelerate.Accelerator().x
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 _MOST_STEPS = 12
-"""Aliases of aliases are followed so far, so that a cycle ends."""
+"""Limit for aliases of aliases, so that a cycle ends."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -62,7 +62,7 @@ class Names:
 
     # -- what a name means ----------------------------------------------------------------------
     def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:
-        """Every qualified name an expression may mean; nothing where that is not known."""
+        """Every qualified name that an expression may mean; empty where that is unknown."""
         if steps <= 0:
             return []
         if isinstance(node, ast.Name):
@@ -95,7 +95,7 @@ class Names:
                 return self._once(name, where, steps)
             first, where = False, where.parent
         if hasattr(builtins, name):
-            # A module that exports a built-in's name under `*` is rarer than one that does not.
+            # A star import that shadows a built-in is rare.
             return []
         return [f"{module}.{name}" for module in self._stars(scope)]
 
@@ -216,7 +216,7 @@ _NO_NODES = frozenset((
     ast.Continue, *ast.operator.__subclasses__(), *ast.unaryop.__subclasses__(),
     *ast.cmpop.__subclasses__(), *ast.boolop.__subclasses__(),
 ))  # fmt: skip
-"""What stands in a node and binds or uses no name."""
+"""Types of fields that neither bind nor use a name."""
 
 
 def children(node: ast.AST) -> list[ast.AST]:

@@ -112,7 +112,7 @@ def _signs(row: OldCall, name: str) -> dict[str, set[str]]:
 
 
 def _short_forms(parent: str, last: str) -> set[str]:
-    """`module.last` under the module's usual short names, and `from module import last`."""
+    """`module.last` under the module's common short names, and `from module import last`."""
     module = parent.rpartition(".")[2].rstrip("()")
     is_class = module[:1].isupper()
     short = r"\w+" if is_class else r"np|th|xm|xr|nn|init"

@@ -1,4 +1,4 @@
-"""Scans files and folders: reads, parses, finds, and never stops at a file that it cannot read."""
+"""Scans files and folders for findings; a file that cannot be read becomes a note."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAMED_FILES = 20
 
 @dataclass
 class ScanReport:
-    """What a scan found, and which files it could not read."""
+    """The findings of a scan, and notes on files that could not be read."""
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -51,14 +51,14 @@ class ScanReport:
 def scan_paths(paths: Sequence[str]) -> ScanReport:
     """Scans files, and the Python files and notebooks in folders.
 
-    Raises DataError where a path is not there, or the one file that is named cannot be read.
+    Raises DataError where a path does not exist, or the only file that is named cannot be read.
     """
     start = time.perf_counter()
     report = ScanReport()
     named = [Path(path) for path in paths]
     for path in named:
         if not path.exists():
-            raise DataError(f"{path}: there is no such file or folder", "Check the path.")
+            raise DataError(f"{path}: no such file or folder", "Check the path.")
     files = list(dict.fromkeys(file for path in named for file in source_files(path)))
     asked_for = {str(path) for path in named}
     for found, notes in _scan_all([str(file) for file in files], asked_for):
@@ -74,7 +74,7 @@ def scan_paths(paths: Sequence[str]) -> ScanReport:
 
 
 def source_files(path: Path) -> Iterator[Path]:
-    """A file itself; of a folder the Python files and notebooks, in order."""
+    """A file itself; for a folder its Python files and notebooks, in order."""
     if not path.is_dir():
         yield path
         return
@@ -97,7 +97,7 @@ def _scan_all(files: list[str], asked_for: set[str]) -> Iterable[tuple[list[Find
 def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]:
     """The findings of one file, and notes on what could not be read in it.
 
-    `whole`: it is parsed even where none of the table's words is in it.
+    whole: parse it even where the prefilter rules out a finding.
     """
     try:
         data = read_bytes(Path(path))
@@ -143,7 +143,7 @@ def places_of(module: Module) -> list[Place]:
         if may_hold_habits(module.text.encode("utf-8", errors="replace")):
             places += find_habits(module, names)
     except RecursionError:
-        module.notes.append(f"{module.path}: nested too deeply: left out")
+        module.notes.append(f"{module.path}: nested too deeply: skipped")
         return []
     return sorted(places, key=lambda place: (place.line, place.column))
 

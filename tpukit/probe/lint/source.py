@@ -1,4 +1,4 @@
-"""Python files and notebooks as modules: one text each, and where its lines come from.
+"""Python files and notebooks as modules: one text each, with the origin of its lines.
 
 The cells of a notebook make one module, because names flow from cell to cell; what is not Python
 in them (magics, shell lines, cells in another language) becomes comments of as many lines.
@@ -75,19 +75,19 @@ class Module:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook as it lies in its file."""
+    """The content of a notebook's file."""
 
     document: dict[str, Any]
     cells: list[dict[str, Any]]
 
 
 def read_bytes(path: Path) -> bytes:
-    """A source file. Raises DataError where it cannot be read or is no source."""
+    """The content of a source file. Raises DataError where it cannot be read."""
     try:
         if not path.is_file():
-            raise DataError(f"{path}: is no file", "Name Python files, notebooks or folders.")
+            raise DataError(f"{path}: not a file", "Name Python files, notebooks or folders.")
         if path.stat().st_size > LARGEST_BYTES:
-            raise DataError(f"{path}: is larger than {LARGEST_BYTES >> 20} MiB", "Name its parts.")
+            raise DataError(f"{path}: larger than {LARGEST_BYTES >> 20} MiB", "Split it.")
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -113,7 +113,7 @@ def python_module(path: str, text: str) -> Module:
             module.tree, _ = parse(masked)
             module.text = masked if module.tree is not None else text
     if module.tree is None:
-        module.notes.append(f"{path}: no Python that can be parsed ({problem}): left out")
+        module.notes.append(f"{path}: invalid Python ({problem}): skipped")
     return module
 
 
@@ -130,7 +130,7 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
 
 
 def mask_magics(text: str) -> str:
-    """Lines that only a notebook understands, each behind a comment mark on a `pass`."""
+    """IPython magics and shell lines as comments behind a `pass`."""
     return "\n".join(
         f"{line[: len(line) - len(line.lstrip())]}pass  {MASK}{line.lstrip()}"
         if line.strip() and _MAGIC.match(line)
@@ -148,21 +148,23 @@ def unmask(text: str) -> str:
 
 
 def comment_out(text: str) -> str:
-    """A cell that is no Python, as comments."""
+    """A cell in another language, as comments."""
     return "\n".join(f"{MASK}{line}" for line in text.split("\n"))
 
 
 def read_notebook(path: str, text: str) -> Notebook:
-    """A notebook's cells. Raises DataError where the file is none."""
+    """A notebook's cells. Raises DataError for an invalid file."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is no notebook ({error})", "It must be JSON.") from None
+        raise DataError(f"{path}: invalid notebook ({error})", "A notebook is JSON.") from None
     cells = document.get("cells") if isinstance(document, dict) else None
     if cells is None and isinstance(document, dict):
         cells = _version_3_cells(document)
     if not isinstance(cells, list):
-        raise DataError(f"{path}: is no notebook (no cells)", "Jupyter's format 3 or 4 is read.")
+        raise DataError(
+            f"{path}: invalid notebook (no cells)", "Jupyter's formats 3 and 4 can be read."
+        )
     return Notebook(document, [cell if isinstance(cell, dict) else {} for cell in cells])
 
 
@@ -201,7 +203,7 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
     main.text = "\n".join(joined)
     main.tree, problem = parse(main.text)
     if main.tree is None:
-        main.notes.append(f"{path}: its cells together are no Python ({problem}): left out")
+        main.notes.append(f"{path}: its cells together are invalid Python ({problem}): skipped")
     return [main, *written]
 
 
@@ -210,7 +212,7 @@ def _written_file(path: str, source: str, number: int) -> Module:
     module = Module(path, text, [Chunk(1, text.count("\n") + 1, number, skipped=1)])
     module.tree, problem = parse(text)
     if module.tree is None:
-        module.notes.append(f"{path}, cell {number}: no Python ({problem}): left out")
+        module.notes.append(f"{path}, cell {number}: invalid Python ({problem}): skipped")
     return module
 
 
@@ -226,5 +228,5 @@ def _as_python(source: str, number: int, main: Module) -> str:
     _, problem = parse(masked)
     if not problem:
         return masked
-    main.notes.append(f"{main.path}, cell {number}: no Python ({problem}): left out")
+    main.notes.append(f"{main.path}, cell {number}: invalid Python ({problem}): skipped")
     return comment_out(source)

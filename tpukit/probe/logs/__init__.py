@@ -1,4 +1,4 @@
-"""What an error log says: its known texts, the first cause before what followed from it."""
+"""Explains error logs: finds known errors and orders them by cause and consequence."""
 
 from __future__ import annotations
 

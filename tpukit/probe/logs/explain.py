@@ -1,4 +1,4 @@
-"""A whole log, read in pieces and matched against the knowledge."""
+"""Explains a whole log: reads it in pieces and matches them against the known errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpukit.probe.logs.log_text import Line, clean_lines
 from tpukit.probe.logs.matching import Explanation, Matcher
 
 _WHOLE_BYTES = 4 << 20
-"""Up to here every line is looked at; beyond, only lines unlike those before."""
+"""Up to here every line is searched; beyond, only lines that differ by more than numbers."""
 _MOST_SHAPES = 400_000
 _LONGEST_LINE = 20_000
 _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
@@ -28,17 +28,17 @@ _ERROR_LINE = re.compile(
 
 @dataclass(frozen=True)
 class ExplainedLog:
-    """What is known about a log."""
+    """The explanations of a log."""
 
     explanations: list[Explanation]
     unknown: list[Line]
-    """Lines that look like errors and that nothing is known about (a few, the first ones)."""
+    """The first few lines that look like errors and match no known error."""
     lines: int
     notes: list[str]
 
 
 def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLog:
-    """Reads the log to its end (or its time limit) and explains every known text in it."""
+    """Reads the log to its end (or its time limit) and explains every known error in it."""
     matcher, suspects = Matcher(entries), _Suspects()
     count = 0
     try:
@@ -56,7 +56,7 @@ def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLo
 
 @dataclass
 class _Suspects:
-    """The first lines that look like errors, for when nothing is known about any."""
+    """Collects the first lines that look like errors, reported if none is known."""
 
     lines: list[Line] = field(default_factory=list)
     most: int = 5
@@ -69,8 +69,8 @@ class _Suspects:
 
 
 def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:
-    """Numbered lines of each piece, unpacked from JSON where the log is kept in that, and the
-    number of the piece's last line."""
+    """Numbered lines of each piece, unpacked from JSON where needed, and the number of the piece's
+    last line."""
     shapes: set[str] | None = None
     for number, text, offset in _lines_of_pieces(source):
         if offset > _WHOLE_BYTES and shapes is None:
@@ -119,7 +119,7 @@ def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
 
 
 def unpack(numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Lines kept in JSON (a notebook's outputs, Kaggle's and docker's logs) as once printed."""
+    """Lines stored in JSON (a notebook's outputs, Kaggle's and docker's logs) as printed."""
     if not any(line.lstrip()[:1] in ('"', "{", "[", ",") for _, line in numbered):
         return [(number, line[:_LONGEST_LINE]) for number, line in numbered]
     return [

@@ -1,7 +1,7 @@
-"""Where a log comes from: a file, a pipe or standard input, read in pieces, in a time limit.
+"""Reads a log from a file, a pipe or standard input in pieces, within a time limit.
 
-Nothing here waits for ever: a pipe that nobody closes ends at the time limit, and of a file that
-cannot be read in time the end is read, because that is where errors are.
+A pipe that is never closed ends at the time limit; of a file that takes longer the end is read,
+because that is where errors are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONTROLS = bytes(c for c in [*range(32), 127] if c not in _TEXT_CONTROLS)
 
 @dataclass
 class LogSource:
-    """An open log. `notes` says, after reading, what was left out and why."""
+    """An open log. After reading, `notes` lists what was skipped and why."""
 
     name: str
     descriptor: int
@@ -50,7 +50,7 @@ class LogSource:
     notes: list[str] = field(default_factory=list)
 
     def pieces(self) -> Iterator[tuple[bytes, int]]:
-        """The bytes in pieces, each with its offset; after the time limit the file's end."""
+        """The content in pieces, each with its offset; after the time limit the file's end."""
         offset = 0
         while True:
             if time.monotonic() > self.deadline:
@@ -68,7 +68,7 @@ class LogSource:
             os.close(self.descriptor)
 
     def _read(self) -> bytes:
-        """The next bytes; nothing at the end or when a pipe stays silent until the time limit."""
+        """The next bytes; empty at the end, or when a pipe stays silent until the time limit."""
         if self.size is None:
             left = max(self.deadline - time.monotonic(), 0.0)
             if not select.select([self.descriptor], [], [], left)[0]:
@@ -127,7 +127,7 @@ def _a_file_in(folder: Path) -> str:
 
 
 def decode(piece: bytes, name: str) -> tuple[str, str]:
-    """The encoding of a log, judged by its first piece, and that piece's text.
+    """The encoding of a log, detected from its first piece, and that piece's text.
 
     Raises DataError for a binary file.
     """
@@ -136,9 +136,11 @@ def decode(piece: bytes, name: str) -> tuple[str, str]:
             return encoding, piece.decode(encoding, errors="replace")
     for magic, what in _KNOWN_BINARY:
         if piece.startswith(magic):
-            raise DataError(f"{name}: is no text but {what}", "Name the log itself (unpacked).")
+            raise DataError(
+                f"{name}: not a text file but {what}", "Name the log itself (unpacked)."
+            )
     sample = piece[: 1 << 16]
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
     if controls > 0.02 * len(sample) + 4:
-        raise DataError(f"{name}: is a binary file", "Name a text log.")
+        raise DataError(f"{name}: is a binary file", "Name a text file.")
     return "utf-8", piece.decode("utf-8", errors="replace")

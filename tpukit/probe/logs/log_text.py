@@ -1,4 +1,4 @@
-"""Log lines as they were meant: without colours, time stamps, ranks and boxes around them."""
+"""Cleans log lines: removes colours, time stamps, rank prefixes and boxes."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Line(NamedTuple):
     text: str
     """Cleaned."""
     stream: str
-    """Which rank wrote it, where the line says so; else empty."""
+    """The rank that wrote it, where the line names one; else empty."""
 
 
 def clean_lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Line]:
-    """Lines without colours and prefixes. A progress bar's carriage returns part lines as well."""
+    """Lines without colours and prefixes, also split at a progress bar's carriage returns."""
     for number, raw in numbered:
         text = _ANSI.sub("", raw) if "\x1b" in raw or "[" in raw else raw
         for part in text.split("\r") if "\r" in text else (text,):
@@ -61,7 +61,7 @@ def clean_lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Line]:
 
 
 def strip_prefixes(text: str) -> str:
-    """The line without what a logger or a launcher put before it (and a box behind it)."""
+    """The line without the prefixes of loggers and launchers, and without a box around it."""
     start = 0
     for _ in range(_MOST_PREFIXES):
         found = _PREFIX.match(text, start)

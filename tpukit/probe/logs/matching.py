@@ -41,8 +41,8 @@ class Explanation:
 
     @property
     def cause(self) -> str:
-        said = self.entry.cause
-        return f"Probably: {said}" if self.entry.inferred else said
+        cause = self.entry.cause
+        return f"Probably: {cause}" if self.entry.inferred else cause
 
     @property
     def fix(self) -> str:
@@ -50,7 +50,7 @@ class Explanation:
         return f"{advice} {self.entry.fix}" if advice else self.entry.fix
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that `doctor --json` promises, and what else is known."""
+        """The fields of `doctor --json`."""
         return {
             "id": self.id,
             "line": self.line,
@@ -73,7 +73,7 @@ class Matcher:
     _counted: dict[str, set[int]] = field(default_factory=dict)
 
     def feed(self, lines: Iterable[Line]) -> None:
-        """Looks at further lines, together with the last ones of the piece before."""
+        """Searches further lines, together with the last ones of the previous piece."""
         fresh = list(lines)
         seen_until = self._kept[-1].number if self._kept else 0
         everything = [*self._kept, *fresh]
@@ -83,7 +83,7 @@ class Matcher:
         self._search_lines(fresh)
 
     def explanations(self) -> list[Explanation]:
-        """What was found: causes first, then what follows from them, then warnings."""
+        """The explanations: causes first, then consequences, warnings and harmless messages."""
         kept = [e for e in self.found.values() if not self._replaced(e)]
         return sorted(kept, key=lambda e: (ROLES.index(e.entry.role), e.line))
 
@@ -103,7 +103,7 @@ class Matcher:
         lines: Sequence[Line],
         seen_until: int,
     ) -> None:
-        """Every match of one pattern; one that lies in lines seen before was counted before."""
+        """Notes every match of one pattern that ends in lines not yet counted."""
         match = pattern.search(squeezed)
         while match is not None:
             around = squeezed[
@@ -155,8 +155,8 @@ class Matcher:
 
 
 def _streams(lines: Sequence[Line]) -> list[list[Line]]:
-    """The lines of each rank (a text wrapped over lines is broken by another rank's lines), and
-    all of them together where several wrote."""
+    """All lines, and where several ranks wrote, those of each: another rank's lines interrupt a
+    wrapped text."""
     by_rank: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         by_rank[line.stream].append(line)

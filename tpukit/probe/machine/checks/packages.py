@@ -179,7 +179,7 @@ def tensorflow(facts: Facts, asked: Asked) -> Verdict:
 def old_releases(facts: Facts, asked: Asked) -> Verdict:
     """No package here was renamed, replaced or given up."""
     found = [
-        warned(f"{old.says} (here: {facts.version(old.name)})", old.fix)
+        warned(f"{old.message} (here: {facts.version(old.name)})", old.fix)
         for old in old_packages()
         if (version := facts.version(old.name)) is not None and old.concerns(version)
     ]

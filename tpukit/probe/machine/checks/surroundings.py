@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpukit.knowledge.environment import biting
+from tpukit.knowledge.environment import problematic
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
     Asked,
@@ -26,11 +26,11 @@ def variables(facts: Facts, asked: Asked) -> Verdict:
     """No environment variable bites."""
     environment = facts.host.environment
     found: list[Verdict] = []
-    for variable in biting(environment):
+    for variable in problematic(environment):
         status: Status = "fail" if variable.status == "fail" else "warn"
         value = environment[variable.name]
         found.append(
-            Verdict(status, f"{variable.name}={value[:60]}: {variable.says}", variable.fix)
+            Verdict(status, f"{variable.name}={value[:60]}: {variable.message}", variable.fix)
         )
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if facts.hidden_gpus and not facts.gpus:
