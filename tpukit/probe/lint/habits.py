@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names, Scope, children, imported_packages, source_text
 from tpukit.probe.lint.source import Module
 
@@ -46,13 +46,13 @@ _OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
 _Emit = Callable[[ast.expr, str, str, str], None]
 
 
-def find_habits(module: Module, names: Names) -> list[Place]:
+def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
     """Habits of a parsed module."""
     assert module.tree is not None
-    found: list[Place] = []
+    found: list[ModuleFinding] = []
 
     def emit(node: ast.expr, id: str, old: str, new: str) -> None:
-        found.append(Place(*module.span(node), id, old, new, "XLA", "habit"))
+        found.append(ModuleFinding(*module.span(node), id, old, new, "XLA", "habit"))
 
     imports = (n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom))
     uses_xla = any("torch_xla" in imported_packages(node) for node in imports)
