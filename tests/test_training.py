@@ -220,29 +220,3 @@ def test_a_run_moves_from_virtual_tpu_to_cpu(tmp_path, whole):
     summary = result(tpukit(*arguments, "--max-steps", "40", "--hw", "cpu"))
     assert summary["resumed_from"] == 20
     assert relative_difference(parameters(run), parameters(whole[0])) < 1e-4
-
-
-def test_the_example_of_a_users_own_task(tmp_path):
-    """docs/own_task.py on red and blue pictures: it must learn to tell them apart."""
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 32), ("valid", 8)):
-        for name, channel in (("red", 0), ("blue", 2)):
-            folder = tmp_path / "photos" / part / name
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = rng.integers(0, 120, (32, 32, 3), dtype=np.uint8)
-                pixels[..., channel] += 100
-                Image.fromarray(pixels).save(folder / f"{index}.png")
-    example = Path(__file__).parent.parent / "docs" / "own_task.py"
-    summary = result(
-        tpukit(
-            "train", "--task", f"{example}:Images", "--data-path", tmp_path / "photos",
-            "--hw", "cpu", "--max-steps", "8", "--set", "side=32", "--set", "model=resnet10t",
-            "--results-dir", tmp_path / "run", "--json", "--ckpt-every", "8",
-        )
-    )  # fmt: skip
-    assert metrics(tmp_path / "run")[-1]["valid_accuracy"] == 1.0
-    assert summary["steps"] == 8

@@ -1,9 +1,7 @@
-"""`tpukit data`: makes data sets on the spot."""
+"""`tpukit data`: generates synthetic data sets."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import shlex
 import signal
 import sys
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tpukit.commands.dialogues import dialogues
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import InterruptedRunError
 
@@ -24,18 +23,18 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def data() -> None:
-    """Make data sets on the spot."""
+    """Generate synthetic data sets."""
 
 
 class Labels(StrEnum):
-    """What an image's values mean."""
+    """Meaning of an image's values."""
 
     classes = "classes"
     difference = "difference"
 
 
 class Contrast(StrEnum):
-    """How far objects differ from the water."""
+    """How much objects differ from the background."""
 
     strong = "strong"
     mild = "mild"
@@ -44,11 +43,9 @@ class Contrast(StrEnum):
 @app.command()
 def eit(
     out: Annotated[Path, typer.Option(help="Folder for train/, valid/, test/.")] = Path("data"),
-    n: Annotated[int, typer.Option(help="Samples in all: 80 % train, 10 % valid, 10 % test.")] = (
-        10_000
-    ),
-    seed: Annotated[int, typer.Option(help="Seed; a sample depends on it and its number.")] = 0,
-    start: Annotated[int, typer.Option(help="Number of the first sample.")] = 0,
+    n: Annotated[int, typer.Option(help="Samples: 80 % train, 10 % valid, 10 % test.")] = (10_000),
+    seed: Annotated[int, typer.Option(help="Seed; a sample depends on it and its index.")] = 0,
+    start: Annotated[int, typer.Option(help="Index of the first sample.")] = 0,
     labels: Annotated[
         Labels, typer.Option(help="classes: -1 resistive, +1 conductive; difference: sigma - 1.")
     ] = Labels.classes,
@@ -65,12 +62,12 @@ def eit(
         bool, typer.Option("--recon", help="Add Tikhonov and Gauss-Newton images (TR, xs_gn).")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.")
+        int | None, typer.Option(min=1, help="Worker processes (all cores).")
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Simulate an EIT data set. The same command again goes on where a killed one stopped."""
+    """Simulate an EIT data set; the same command continues a stopped one."""
     from tpukit.tasks.eit.simulation.generate import DatasetPlan
     from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
@@ -86,13 +83,13 @@ def eit(
 
 def _simulate(plan: DatasetPlan, workers: int | None, output: Output) -> None:
     from tpukit.io.process import allowed_cores
-    from tpukit.tasks.eit.progress import Progress
+    from tpukit.io.progress import Progress
     from tpukit.tasks.eit.simulation.generate import check_plan, make_dataset, missing_chunks
 
     check_plan(plan)
     already = plan.samples - sum(stop - start for start, stop in missing_chunks(plan))
     try:
-        with Progress("simulating", plan.samples, already=already) as progress:
+        with Progress("simulating", plan.samples, done=already) as progress:
             made = make_dataset(plan, workers or allowed_cores(), progress.advance)
     except KeyboardInterrupt:
         raise InterruptedRunError(
@@ -121,7 +118,4 @@ def parse_noise(text: str) -> tuple[float, float]:
         ) from None
 
 
-# The other kind of data is made in a module of its own.
-DIALOGUES = "tpukit.commands.dialogues"
-if importlib.util.find_spec(DIALOGUES):
-    app.command()(importlib.import_module(DIALOGUES).dialogues)
+app.command()(dialogues)

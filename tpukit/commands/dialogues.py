@@ -14,8 +14,8 @@ def dialogues(
     out: Annotated[
         Path, typer.Option(help="Folder for train.csv, test.csv, test_references.csv.")
     ] = Path("data"),
-    n: Annotated[int, typer.Option(help="Rows in all; a tenth (at most 5000) to test.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Seed; a row depends on it and its number.")] = 0,
+    n: Annotated[int, typer.Option(help="Rows; a tenth (at most 5000) for testing.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed; a row depends on it and its index.")] = 0,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -1,34 +1,38 @@
-"""`tpukit test`: evaluates a run."""
+"""`tpukit test`: evaluates a trained run."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpukit.commands.launching import in_all_processes
 from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.commands.trained_run import TaskOptions, use_model
 from tpukit.errors import ConfigError
-from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.select import open_backend, prepare_environment
+from tpukit.hardware.select import prepare_environment
 
 if TYPE_CHECKING:
-    from tpukit.tasks.evaluation import Evaluate
-    from tpukit.train.requests import EvaluationRequest
+    from torch import nn
+
+    from tpukit.hardware.backend import Backend
+    from tpukit.tasks.trained import TrainedTask
+
+    Log = Callable[[str], None]
 
 app = typer.Typer()
 
-USUAL_RUN = Path("results/deit")
+DEFAULT_RUN = Path("results/deit")
 
 
 @dataclasses.dataclass(frozen=True)
 class TestOptions:
-    """What is evaluated and how: fields of `EvaluationRequest`."""
+    """Fields of `EvaluationRequest`."""
 
     __test__ = False
 
@@ -41,15 +45,15 @@ class TestOptions:
     ] = None
     sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None
     samples: Annotated[
-        int, typer.Option(min=1, help="EIT: images a measurement; their mean is tested.")
+        int, typer.Option(min=1, help="EIT: images per measurement; their mean is evaluated.")
     ] = 1
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N samples.")] = None
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Samples at once, over devices.")
+        int | None, typer.Option("--batch-size", help="Samples in a batch, over all devices.")
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0
     out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions and pictures (in the run).")
+        Path | None, typer.Option(help="Folder for predictions and pictures (in the run folder).")
     ] = None
 
 
@@ -58,60 +62,42 @@ class TestOptions:
 def test(
     *,
     run: Annotated[
-        Path | None, typer.Option(help=f"Run folder, or one checkpoint in it ({USUAL_RUN}).")
+        Path | None, typer.Option(help=f"Run folder, or one checkpoint in it ({DEFAULT_RUN}).")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file of the published code (best.pt) instead of a run.")
     ] = None,
+    task: TaskOptions,
     options: TestOptions,
     hardware: UseHardware,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Evaluate a run: metrics, baselines and pictures."""
+    """Evaluate a trained run: metrics, baselines and pictures."""
+    from tpukit.train.requests import EvaluationRequest
+
     if run is not None and checkpoint is not None:
         raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
     output = Output(as_json=as_json)
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
-    request, evaluate = _request(run, checkpoint, output)
-    in_all_processes(chosen, kind, output)
-    _run(dataclasses.replace(request, **dataclasses.asdict(options)), evaluate, chosen, output)
+    trained = _open(run, checkpoint, task, output)
+    request = EvaluationRequest(trained.run, checkpoint, **dataclasses.asdict(options))
+
+    def evaluate(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
+        return trained.task.evaluate(model, backend, request, log)
+
+    use_model(trained, evaluate, chosen, kind, output)
 
 
-def _request(
-    run: Path | None, checkpoint: Path | None, output: Output
-) -> tuple[EvaluationRequest, Evaluate]:
-    """What is tested, and the function that tests it."""
-    from tpukit.tasks.evaluation import EVALUATIONS
-    from tpukit.train.requests import EvaluationRequest
-    from tpukit.train.run_folder import open_run
+def _open(
+    run: Path | None, checkpoint: Path | None, options: TaskOptions, output: Output
+) -> TrainedTask:
+    from tpukit.tasks.registry import load_task
+    from tpukit.tasks.trained import TrainedTask, open_trained
 
-    if checkpoint is not None:
-        request, task = EvaluationRequest(checkpoint=checkpoint), "eit"
-    else:
-        opened = open_run(run or USUAL_RUN, output.text)
-        request, task = EvaluationRequest(run=opened), opened.task
-    if task not in EVALUATIONS:
-        raise ConfigError(
-            f"`test` does not know how to evaluate {task!r}.",
-            f"It evaluates {', '.join(EVALUATIONS)}; training logs the validation loss of others.",
-        )
-    evaluate: Evaluate = importlib.import_module(EVALUATIONS[task]).evaluate
-    return request, evaluate
-
-
-def _run(
-    request: EvaluationRequest,
-    evaluate: Evaluate,
-    hardware: HardwareOptions,
-    output: Output,
-) -> None:
-    backend = open_backend(hardware)
-    try:
-        tell = output.text if backend.is_main else lambda message: None
-        result = evaluate(request, backend, tell)
-        if backend.is_main:
-            output.result(result)
-    finally:
-        backend.close()
+    settings = parse_settings(options.settings or [])
+    if checkpoint is None:
+        return open_trained(run or DEFAULT_RUN, output.text, options.task, settings)
+    task = load_task(options.task or "eit", settings, "./data")
+    return TrainedTask(task, checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Tasks by name, and a user's own by file and class."""
+"""Built-in tasks by name, a user's own by file and class."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_task(spec: str) -> type[Task]:
 
 
 def load_task(spec: str, settings: Mapping[str, Any], data_path: str) -> Task:
-    """The task by name or place, with its settings: what another process needs to make it again."""
+    """The task by name or `FILE:CLASS`, with its settings."""
     return make_task(find_task(spec), settings, data_path)
 
 
@@ -53,7 +53,7 @@ def _class_in_file(path: Path, name: str) -> type[Task]:
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Loading workers find the class again by its module's name.
+    # DataLoader workers find the class again by its module's name.
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
@@ -72,6 +72,7 @@ def _class_in_file(path: Path, name: str) -> type[Task]:
         )
     if not getattr(found, "name", None):
         found.name = name.lower()
+    found.source = f"{path.resolve()}:{name}"
     return found
 
 

@@ -208,7 +208,6 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         datasets=datasets,
         batches=batches,
         split=split,
-        settings=settings,
         config=config,
         total_steps=total,
         identity={**_identity(task, config, total), **datasets.identity},
@@ -282,7 +281,11 @@ def _config_tables(
 ) -> dict[str, Mapping[str, Any]]:
     return {
         "train": asdict(request.config),
-        "task": {"name": request.task.name, **request.task_settings},
+        "task": {
+            "name": request.task.name,
+            "source": type(request.task).source,
+            **request.task_settings,
+        },
         "decided": {
             **backend.describe(),
             "devices": backend.devices,

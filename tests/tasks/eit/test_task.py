@@ -55,9 +55,9 @@ def test_loss_is_each_rows_squared_error_of_the_clean_image(task, sample):
 
 
 def test_example_batches_are_of_the_shapes_of_training(task, sample):
-    (made_up,) = task.example_batches(3)
+    (example,) = task.example_batches(3)
     real = stack_samples([task.draw(sample, sample_rng(0, 0, 0))], 3)
-    assert {n: (v.shape, v.dtype) for n, v in made_up.items()} == {
+    assert {n: (v.shape, v.dtype) for n, v in example.items()} == {
         n: (v.shape, v.dtype) for n, v in real.items()
     }
 
@@ -79,15 +79,12 @@ def test_a_few_steps_learn_one_sample(task, sample):
 
 
 def test_normalisation_goes_with_the_run(task):
-    assert task.artifacts() == {}
-    task.normalisation = Normalisation(
-        np.arange(208, dtype=np.float32), np.ones(208, dtype=np.float32)
-    )
-    other = EITTask(size="tiny")
-    other.restore_artifacts(task.artifacts())
-    assert np.array_equal(other.normalisation.mean, task.normalisation.mean)
+    kept = Normalisation(np.arange(208, dtype=np.float32), np.ones(208, dtype=np.float32))
+    other = task.restore({NORMALISATION_FILE: kept.to_bytes()})
+    assert np.array_equal(other.normalisation.mean, kept.mean)
+    assert (other.config, task.normalisation) == (task.config, None)
     with pytest.raises(CheckpointError, match=NORMALISATION_FILE):
-        other.restore_artifacts({})
+        task.restore({})
 
 
 @pytest.mark.parametrize(

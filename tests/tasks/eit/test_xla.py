@@ -1,4 +1,4 @@
-"""The lean network on XLA: the same numbers as on the processor, and nothing leaves the device."""
+"""The lean network on XLA: the same numbers as on the CPU, and nothing leaves the device."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def eager(tmp_path_factory):
     return run(tmp_path_factory.mktemp("eager") / "out.pt", "cpu", USE_TORCH_XLA="0")
 
 
-def test_two_virtual_devices_give_the_processors_numbers(eager, tmp_path):
+def test_two_virtual_devices_give_the_cpus_numbers(eager, tmp_path):
     found = run(tmp_path / "out.pt", "tpu", PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2")
     assert found["devices"] == 2 and eager["devices"] == 1
     assert found["losses"] == pytest.approx(eager["losses"], rel=1e-4)

@@ -23,6 +23,8 @@ with pytest.MonkeyPatch.context() as environment:
 class PlainOps:
     """ModelOps by the book."""
 
+    devices = 1
+
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
 

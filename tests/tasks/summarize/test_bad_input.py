@@ -112,7 +112,7 @@ def test_a_run_of_another_task(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("id,dialogue\n1,a\n")
     done = tpukit("predict", "--run", tmp_path / "tiny", "--test-csv", tmp_path / "test.csv",
                   "--out", tmp_path / "out.csv", "--hw", "cpu")  # fmt: skip
-    assert "not of summaries" in failure(done)
+    assert "has no `predict`" in failure(done)
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -95,7 +95,8 @@ class GivenSettings:
 
         cls = find_task(spec)
         preset = cls.presets.get(self.preset or "", Preset())
-        file = {name: value for name, value in self.file.task.items() if name != "name"}
+        file = {name: value for name, value in self.file.task.items()
+                if name not in ("name", "source")}  # fmt: skip
         settings = {**preset.task, **file, **self.task}
         layers = [self.train, self.file.train, preset_values(self.preset, preset.train)]
         data_path = merge(*layers).get("data_path", TrainConfig.data_path)
@@ -119,8 +120,14 @@ def read_settings(
 def _split_settings(pairs: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`--set NAME=VALUE` pairs: those of the training, those of the task."""
     train_names = {field.name for field in dataclasses.fields(TrainConfig)}
-    train: dict[str, Any] = {}
-    task: dict[str, Any] = {}
+    settings = parse_settings(pairs)
+    train = {name: value for name, value in settings.items() if name in train_names}
+    return train, {name: value for name, value in settings.items() if name not in train_names}
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs of `--set`, values as in TOML, else text."""
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         name = name.strip().replace("-", "_")
@@ -130,8 +137,8 @@ def _split_settings(pairs: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        (train if name in train_names else task)[name] = value
-    return train, task
+        settings[name] = value
+    return settings
 
 
 def _task_defaults(task: Task) -> dict[str, Any]:

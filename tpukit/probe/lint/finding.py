@@ -32,7 +32,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class ModuleFinding:
+class Place:
     """A finding in one module's text."""
 
     line: int

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError, ConfigError
-from tpukit.hardware.backend import Batch, ModelOps
+from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.tasks.eit.data.dataset import data_normalisation, existing_data_path, open_split
-from tpukit.tasks.eit.data.linear_start import LinearMap, best_linear_map
 from tpukit.tasks.eit.data.normalisation import Normalisation
-from tpukit.tasks.eit.model.diffusion import (
-    Diffusion,
-    DiffusionConfig,
-    Sampler,
-)
+from tpukit.tasks.eit.data.ridge_regression import fit_images
+from tpukit.tasks.eit.model.diffusion import Diffusion, DiffusionConfig, Sampler
 from tpukit.tasks.eit.model.lean import lean_network
-from tpukit.tasks.eit.model.network import SIZES, NetworkConfig, reference_network
+from tpukit.tasks.eit.model.network import SIZES, Network, NetworkConfig, reference_network
+from tpukit.tasks.eit.model.published import load_published, read_published
+from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import Datasets, Preset, Sample, Task, TrainingDefaults, stack_samples
 
+Log = Callable[[str], None]
 NORMALISATION_FILE = "normalisation.npz"
 REFERENCE_SUFFIX = "-reference"
 """A size with it is the same network in published instead of lean form."""
@@ -53,7 +53,7 @@ SMALL_TRAINING = replace(
     final_lr_fraction=0.01,
     ema_decay=0.95,
 )
-"""Runs of a thousand steps: the average must forget the start within them."""
+"""Runs of a thousand steps: the EMA must forget the initial weights within them."""
 
 TRAINING: dict[str, TrainingDefaults] = {
     "tiny": SMALL_TRAINING,
@@ -65,10 +65,10 @@ TRAINING: dict[str, TrainingDefaults] = {
 
 @dataclass(frozen=True)
 class EITConfig:
-    """What a user decides about the task."""
+    """The task's settings."""
 
     size: str = "published"
-    """tiny, small, published, or published-reference: the last in its published form."""
+    """tiny, small, published (in lean form), or published-reference (in published form)."""
     data_path: str = "./data"
     """Folder with train/, valid/ and test/."""
     sampling_steps: int = 5
@@ -108,47 +108,48 @@ class EITTask(Task):
         "quick": Preset(train={"global_batch_size": 32, "max_steps": 1500}, task={"size": "tiny"}),
     }
 
-    def __init__(self, **settings: Any) -> None:
-        """Settings are the fields of `EITConfig`."""
+    def __init__(self, *, normalisation: Normalisation | None = None, **settings: Any) -> None:
+        """Settings are the fields of `EITConfig`; `normalisation` is a run's, None: the data's."""
         self.config = EITConfig(**settings)
         self.defaults = TRAINING[self.config.size]
         self.diffusion = Diffusion(DiffusionConfig())
-        self.normalisation: Normalisation | None = None
-        self.linear_start: LinearMap | None = None
-        """Where a smaller network starts; known once the data was opened."""
+        self.normalisation = normalisation
 
     def datasets(self) -> Datasets:
-        """The train and valid splits of the data path, and their normalisation."""
+        """The train and valid splits of the data path, their normalisation and their digest."""
         root = existing_data_path(Path(self.config.data_path))
-        if self.normalisation is None:
-            self.normalisation = data_normalisation(root)
-        train, valid = (open_split(root, name, self.normalisation) for name in ("train", "valid"))
-        if self.config.network.learned_channels:
-            self.linear_start = best_linear_map(train, self.config.network.learned_side)
-        return Datasets(train, valid)
+        normalisation = self.normalisation or data_normalisation(root)
+        train, valid = (open_split(root, name, normalisation) for name in ("train", "valid"))
+        digests = f"{train.samples.digest()} {valid.samples.digest()}"
+        return Datasets(
+            train,
+            valid,
+            artifacts={NORMALISATION_FILE: normalisation.to_bytes()},
+            identity={"data": hashlib.sha256(digests.encode()).hexdigest()[:16]},
+        )
 
     def identity(self) -> dict[str, Any]:
         return {"size": self.config.size}
 
-    def artifacts(self) -> dict[str, bytes]:
-        """The normalisation of the data it learns from."""
-        known = self.normalisation
-        return {} if known is None else {NORMALISATION_FILE: known.to_bytes()}
-
-    def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         if NORMALISATION_FILE not in artifacts:
             raise CheckpointError(
                 f"The checkpoint holds no {NORMALISATION_FILE}.", "Is it a run of the eit task?"
             )
-        self.normalisation = Normalisation.from_bytes(artifacts[NORMALISATION_FILE])
+        normalisation = Normalisation.from_bytes(artifacts[NORMALISATION_FILE])
+        return type(self)(normalisation=normalisation, **asdict(self.config))
 
-    def build_model(self, ops: ModelOps) -> nn.Module:
+    def build_model(self, ops: ModelOps) -> Network:
         if self.config.reference:
             return reference_network(self.config.network)
-        network = lean_network(self.config.network, ops)
-        if self.linear_start is not None and network.voltage_images is not None:
-            network.voltage_images.start_from(self.linear_start)
-        return network
+        return lean_network(self.config.network, ops)
+
+    def initialize(self, model: nn.Module, data: Datasets) -> None:
+        """The smaller networks start from ridge regression of images on voltages."""
+        assert isinstance(model, Network)
+        if model.voltage_images is not None:
+            side = self.config.network.learned_side
+            model.voltage_images.start_from(fit_images(data.train, side))
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Adds `t`, `of_image`, `of_noise` (numbers) and `noise` (1, 128, 128)."""
@@ -176,9 +177,41 @@ class EITTask(Task):
         }
         return [stack_samples([self.draw(sample, rng) for _ in range(rows)], rows)]
 
+    # -- a trained run ----------------------------------------------------------------------------
+    def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
+        """The weights of a checkpoint of the published code."""
+        return read_published(path).weights
+
+    def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
+        model = self.build_model(ops)
+        load_published(model, weights)
+        return model
+
+    def evaluate(
+        self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+    ) -> dict[str, Any]:
+        """Reconstructs a test set; metrics, baselines and pictures."""
+        from tpukit.tasks.eit.evaluation.evaluate import evaluate_images
+
+        return evaluate_images(self, model, backend, request, log)
+
+    def check_prediction(self, request: PredictionRequest) -> None:
+        from tpukit.tasks.eit.evaluation.prediction import image_file
+
+        image_file(request)
+
+    def predict(
+        self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+    ) -> dict[str, Any]:
+        """Writes the images of a folder of measurements to one file."""
+        from tpukit.tasks.eit.evaluation.prediction import predict_images
+
+        return predict_images(self, model, backend, request, log)
+
     def sampler(self, rows: int, *, steps: int | None = None, seed: int = 0) -> Sampler:
-        """Samples `rows` images at once, over all processes."""
-        chosen = self.diffusion.sampling_steps(steps or self.config.sampling_steps)
+        """Samples images in batches of `rows` over all ranks."""
+        config = self.config if steps is None else replace(self.config, sampling_steps=steps)
+        chosen = self.diffusion.sampling_steps(config.sampling_steps)
         return Sampler(chosen, self.config.network.image_side, rows, seed)
 
 

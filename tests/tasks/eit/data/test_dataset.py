@@ -1,6 +1,7 @@
 import io
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from runs import environment
 
 from tpukit.errors import CheckpointError, DataError
+from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data import packed
 from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import EITDataset, existing_data_path, open_split
@@ -92,15 +94,73 @@ def test_the_task_reads_both_splits_and_keeps_the_normalisation(source):
     task = EITTask(size="tiny", data_path=str(source))
     data = task.datasets()
     assert (len(data.train), len(data.valid)) == (16, 2)
-    other = EITTask(size="tiny")
-    other.restore_artifacts(task.artifacts())
-    np.testing.assert_array_equal(other.normalisation.std, task.normalisation.std)
+    other = EITTask(size="tiny").restore(data.artifacts)
+    np.testing.assert_array_equal(other.normalisation.std, data.train.normalisation.std)
 
 
-def test_missing_path_falls_back_to_data_with_a_warning(source, capsys):
+def test_opening_data_leaves_the_task_as_it_was(source):
+    task = EITTask(size="tiny", data_path=str(source))
+    before = dict(vars(task))
+    task.initialize(task.build_model(FakeBackend()), task.datasets())
+    assert vars(task) == before
+
+
+def test_a_run_keeps_its_normalisation_where_the_data_has_another(source, tmp_path):
+    shutil.copytree(source, tmp_path / "data")
+    kept = EITTask(size="tiny", data_path=str(source)).datasets().artifacts
+    save_normalisation(tmp_path / "data", Normalisation(*np.ones((2, 208), np.float32)))
+    task = EITTask(size="tiny", data_path=str(tmp_path / "data")).restore(kept)
+    assert task.datasets().artifacts == kept
+    assert (task.datasets().train.normalisation.std < 1).all()
+
+
+def test_a_missing_path_is_an_error_where_data_is_there(source):
     Path("data").symlink_to(source)
-    assert len(open_split("elsewhere", "test")) == 2
-    assert "warning: there is no elsewhere; taking ./data" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no data at elsewhere"):
+        open_split("elsewhere", "test")
+    assert len(open_split("data", "test")) == 2
+
+
+# -- the data's identity ---------------------------------------------------------------------------
+
+
+def test_the_identity_is_of_the_content_not_of_place_or_time(source, tmp_path):
+    shutil.copytree(source, tmp_path / "copy", copy_function=shutil.copyfile)
+    places = (source, tmp_path / "copy")
+    first, copy = (EITTask(data_path=str(place)).datasets().identity for place in places)
+    assert first == copy and first["data"]
+    path = next((tmp_path / "copy" / "valid").glob("*.npz"))
+    with np.load(path) as sample:
+        np.savez(path, ys=sample["ys"], xs=-sample["xs"])
+    assert EITTask(data_path=str(tmp_path / "copy")).datasets().identity != first
+
+
+def test_packed_and_read_samples_have_the_same_digest(tmp_path, monkeypatch):
+    folder = write_samples(tmp_path / "data" / "train", 300)
+    files = list_samples(folder)
+    packed_samples = load_samples(files)
+    monkeypatch.setattr(packed, "UNPACKED_FILES", 300)
+    assert load_samples(files).digest() == packed_samples.digest()
+
+
+def test_the_digest_of_a_pack_is_computed_once(tmp_path, monkeypatch):
+    files = list_samples(write_samples(tmp_path / "data" / "train", 300))
+    digest = load_samples(files).digest()
+    monkeypatch.setattr(packed, "_digest", None)
+    assert load_samples(files).digest() == digest
+
+
+def test_a_pack_made_before_digests_is_used_and_gains_one(tmp_path):
+    files = list_samples(write_samples(tmp_path / "data" / "train", 300))
+    samples = load_samples(files)
+    digest, pack = samples.digest(), Path(samples.xs.filename).parent
+    (pack / "digest").unlink()
+    again = load_samples(files)
+    assert Path(again.xs.filename).parent == pack
+    assert again.digest() == digest == (pack / "digest").read_text()
+
+
+# -- normalisation ---------------------------------------------------------------------------------
 
 
 def test_normalisation_beside_the_splits_goes_before_data(tmp_path):
@@ -213,14 +273,14 @@ def test_killed_while_packing_the_next_one_packs_anew(tmp_path):
     folder = write_samples(tmp_path / "data" / "train", 1200)
     home = tmp_path / "data" / ".packed" / "train"
     child = pack_in_child(folder)
-    while not list(home.glob("*.part/xs.npy")):
+    while not list(home.glob(".*.partial/xs.npy")):
         assert child.poll() is None
         time.sleep(0.002)
     child.send_signal(signal.SIGKILL)
     child.communicate()
-    assert list(home.glob("*.part"))
+    assert list(home.glob(".*.partial"))
     check_samples(load_samples(list_samples(folder)), 1200)
-    assert not list(home.glob("*.part"))
+    assert not list(home.glob(".*.partial"))
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -305,7 +365,7 @@ def test_bad_files_are_named_with_their_field(tmp_path, count, content, expected
         assert part in raised.value.message
     assert raised.value.hint
     assert not Path("trapped").exists()
-    assert not list((folder.parent / ".packed").rglob("*.part"))
+    assert not list((folder.parent / ".packed").rglob(".*.partial"))
 
 
 def test_an_unreadable_file(tmp_path):

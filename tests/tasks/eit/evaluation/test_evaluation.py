@@ -163,36 +163,32 @@ def test_predict_with_a_bad_name_or_folder(place, tmp_path):
 # -- the sets --------------------------------------------------------------------------------------
 
 
-def quiet(message: str) -> None:
-    raise AssertionError(message)
-
-
 @pytest.mark.parametrize("name", ["uef2017", "ktc2023"])
 def test_measured_sets_come_in_the_simulations_units(place, name):
-    expected = open_test_set(str(place / "data" / "valid"), None, quiet)
+    expected = open_test_set(str(place / "data" / "valid"), None)
     for path in (place / "data", place / "data" / {"ktc2023": "test2023"}.get(name, name)):
-        frames = open_test_set(name, path, quiet)
+        frames = open_test_set(name, path)
         assert frames.real and frames.electrode_degrees == 10.2
         np.testing.assert_allclose(frames.ys, expected.ys, rtol=1e-6)
         np.testing.assert_array_equal(frames.xs, expected.xs)
 
 
 def test_simulated_sets_say_their_electrodes(place):
-    frames = open_test_set("simulated", place / "data", quiet)
+    frames = open_test_set("simulated", place / "data")
     assert (frames.electrode_degrees, frames.real, len(frames.names)) == (4.0, False, 3)
-    assert open_test_set("simulated", place / "data", quiet, limit=2).xs.shape == (2, 128, 128)
+    assert open_test_set("simulated", place / "data", limit=2).xs.shape == (2, 128, 128)
 
 
 def test_voltages_in_other_units_are_noticed(place):
     learned = Normalisation(np.zeros(208, np.float32), np.full(208, 1e-5, np.float32))
-    frames = open_test_set(str(place / "data" / "uef2017"), None, quiet)
+    frames = open_test_set(str(place / "data" / "uef2017"), None)
     assert "--data uef2017" in check_units(frames, learned)
-    assert check_units(open_test_set("uef2017", place / "data", quiet), learned) is None
+    assert check_units(open_test_set("uef2017", place / "data"), learned) is None
 
 
 def test_empty_folder(tmp_path):
     with pytest.raises(DataError, match=r"No \.npz"):
-        open_test_set(str(tmp_path), None, quiet)
+        open_test_set(str(tmp_path), None)
 
 
 def test_grid_of_one_row_without_notes(tmp_path):

@@ -70,8 +70,8 @@ def test_interval_is_students():
 
 
 def test_every_metric_of_every_sample(pair):
-    figures = measure_all(*pair)
-    assert {name: values.shape for name, values in figures.items()} == dict.fromkeys(
+    measured = measure_all(*pair)
+    assert {name: values.shape for name, values in measured.items()} == dict.fromkeys(
         ("correlation", "rmse", "psnr", "ssim"), (4,)
     )
 

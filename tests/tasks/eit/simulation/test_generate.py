@@ -1,13 +1,10 @@
-import errno
 import hashlib
-import io
-import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +13,8 @@ import torch
 from runs import environment, failure, result, tpukit
 
 from tpukit.errors import ConfigError, DataError, JobError
-from tpukit.tasks.eit.npz import encode_npz, write_whole
-from tpukit.tasks.eit.parallel import run_chunks
-from tpukit.tasks.eit.progress import Progress, duration
-from tpukit.tasks.eit.simulation import generate
+from tpukit.io.workers import map_completed
+from tpukit.tasks.eit.data.sample_file import read_sample
 from tpukit.tasks.eit.simulation.generate import (
     ChannelSums,
     DatasetPlan,
@@ -42,17 +37,6 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "data"
     make_dataset(DatasetPlan(folder, 450), workers=2)
     return folder
-
-
-def test_npz_is_read_by_numpy_and_the_same_bytes_each_time():
-    arrays = {"ys": np.arange(6.0).reshape(6, 1), "names": np.array(["a", "bc"])}
-    content = encode_npz(arrays)
-    assert content == encode_npz(arrays)
-    assert zipfile.ZipFile(io.BytesIO(content)).testzip() is None
-    with np.load(io.BytesIO(content)) as read:
-        assert read.files == ["ys", "names"]
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(read[name], array)
 
 
 def test_set_is_split_80_10_10_in_the_published_format(made):
@@ -144,7 +128,7 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
     fields = result(tpukit("data", "eit", "--out", folder, "--n", 450, "--json"))
     assert (fields["samples"], fields["train"], fields["path"]) == (450, 360, str(folder))
     assert digest(folder) == digest(made)
-    assert not list(folder.rglob("*.part"))
+    assert not list(folder.rglob("*.part*"))
 
 
 def test_interrupted_it_says_how_to_go_on(tmp_path):
@@ -277,7 +261,7 @@ def test_a_disk_that_fills_up_on_the_way_then_more_room(tmpfs):
     there = list((folder / "data").glob("*/*.npz"))
     assert 50 < len(there) < 120
     assert all(np.load(path)["xs"].shape == (128, 128) for path in there)
-    assert not list((folder / "data").rglob("*.part"))
+    assert not list((folder / "data").rglob("*.part*"))
     subprocess.run(["mount", "-o", "remount,nr_inodes=9999", str(folder)], check=True)
     result(tpukit("data", "eit", "--out", folder / "data", "--n", 450, "--json"))
 
@@ -291,73 +275,25 @@ def test_read_only_folder(tmpfs):
     assert "--out" in raised.value.hint
 
 
-def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "kept"
-    write_whole(path, b"old")
-
-    def full(descriptor, data):
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="full"):
-        write_whole(path, b"new")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+# -- workers ---------------------------------------------------------------------------------------
 
 
-# -- workers and progress --------------------------------------------------------------------------
+def test_chunks_come_back_with_their_results():
+    found = dict(map_completed(math.factorial, range(20), 3))
+    assert found == {i: math.factorial(i) for i in range(20)}
 
 
-def failing_chunk(arguments, chunk):
-    """What the tests below run in workers."""
-    if chunk == arguments["bad"]:
-        if arguments["how"] == "error":
-            raise DataError("file 7 is bad", "mend it", id="seven")
-        os.kill(os.getpid(), signal.SIGKILL)
-    return chunk * 2
+def test_a_workers_error_arrives_with_hint_and_id(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.npz cannot be read") as raised:
+        list(map_completed(read_sample, [tmp_path / "nowhere.npz"], 2))
+    assert raised.value.hint and raised.value.id == "data"
 
 
-@pytest.fixture
-def importable(monkeypatch):
-    """Lets worker processes find this module's functions."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr(failing_chunk, "__module__", Path(__file__).stem)
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{support()}")
-
-
-def support() -> str:
-    import runs
-
-    return str(Path(runs.__file__).parent)
-
-
-def test_chunks_come_back_with_their_results(importable):
-    found = dict(run_chunks(failing_chunk, {"bad": None}, list(range(20)), 3))
-    assert found == {i: 2 * i for i in range(20)}
-
-
-def test_a_workers_error_arrives_with_hint_and_id(importable):
-    with pytest.raises(DataError, match="file 7 is bad") as raised:
-        list(run_chunks(failing_chunk, {"bad": 7, "how": "error"}, list(range(20)), 2))
-    assert (raised.value.hint, raised.value.id) == ("mend it", "seven")
-
-
-def test_a_killed_worker_is_an_error_not_a_hang(importable):
-    with pytest.raises(JobError, match="killed by signal 9"):
-        list(run_chunks(failing_chunk, {"bad": 3, "how": "kill"}, list(range(20)), 2))
-
-
-def test_progress_line_says_how_long(capsys, monkeypatch):
-    monkeypatch.setattr("tpukit.tasks.eit.progress.SECONDS_BETWEEN_LINES", 0.0)
-    with Progress("simulating", 200, already=100) as progress:
-        progress.advance(50)
-    assert "simulating 150 of 200 (" in capsys.readouterr().err
-    assert duration(12.6) == "13 s"
-    assert duration(600) == "10 min"
-    assert duration(7500) == "2 h 05 min"
+def test_a_killed_worker_is_an_error_not_a_hang():
+    with pytest.raises(JobError, match="worker process was killed") as raised:
+        list(map_completed(signal.raise_signal, [signal.SIGKILL], 2))
+    assert raised.value.hint
 
 
 def test_splits_by_number():
     assert [split_of(i) for i in range(10)] == ["train"] * 8 + ["valid", "test"]
-    assert json.loads(json.dumps(generate.plan_to_json(DatasetPlan(Path("a"), 10))))["version"]

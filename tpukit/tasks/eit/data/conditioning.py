@@ -2,7 +2,7 @@
 
 Layout after Shi, Kang, Liatsis (2025), doi 10.1109/TIM.2025.3550245, and its public code: row i is
 the drive (i, i+1); its columns i-1, i, i+1 are zero. The network repeats each entry to the image's
-size (`torch.nn.Upsample`'s default, nearest; `enlarge` does the same to arrays).
+size (`torch.nn.Upsample`'s default, nearest).
 
 A sample of `tpukit.tasks.eit.data.dataset.EITDataset` is
 `{"voltages": (1, 16, 16) float32, "image": (1, image_size, image_size) float32}`.
@@ -48,16 +48,3 @@ def voltage_map(ys: FloatArray, mean: FloatArray, std: FloatArray) -> NDArray[np
     maps = np.zeros((*voltages.shape[:-1], ELECTRODES * ELECTRODES), np.float32)
     maps[..., _FLAT_POSITIONS] = normalised
     return maps.reshape(*voltages.shape[:-1], ELECTRODES, ELECTRODES)
-
-
-def map_voltages(maps: FloatArray, mean: FloatArray, std: FloatArray) -> FloatArray:
-    """The inverse of `voltage_map`: (..., 16, 16) -> (..., 208)."""
-    flat = np.reshape(maps, (*maps.shape[:-2], -1))[..., _FLAT_POSITIONS]
-    voltages: FloatArray = flat * np.reshape(std, -1) + np.reshape(mean, -1)
-    return voltages
-
-
-def enlarge(maps: FloatArray, image_size: int = IMAGE_SIZE) -> FloatArray:
-    """(..., 16, 16) -> (..., image_size, image_size), each entry repeated."""
-    factor = image_size // ELECTRODES
-    return np.repeat(np.repeat(maps, factor, axis=-2), factor, axis=-1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +14,6 @@ from tpukit.tasks.eit.data.normalisation import Normalisation, find_normalisatio
 from tpukit.tasks.eit.data.packed import Samples, list_samples, load_samples
 
 DEFAULT_FOLDER = Path("data")
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 class EITDataset:
@@ -45,16 +39,13 @@ class EITDataset:
 
 
 def open_split(
-    data_path: Path | str,
-    split: str,
-    normalisation: Normalisation | None = None,
-    tell: Callable[[str], None] = _warn,
+    data_path: Path | str, split: str, normalisation: Normalisation | None = None
 ) -> EITDataset:
     """The samples of `data_path/split`, with the data's own normalisation unless one is given.
 
     Raises `DataError` where there is no data, the split is empty, or a file is bad.
     """
-    root = existing_data_path(Path(data_path), tell)
+    root = existing_data_path(Path(data_path))
     files = split_files(root, split)
     chosen = normalisation or data_normalisation(root)
     return EITDataset(load_samples(files), chosen)
@@ -65,15 +56,12 @@ def data_normalisation(root: Path) -> Normalisation:
     return find_normalisation(list(dict.fromkeys([root, DEFAULT_FOLDER])))
 
 
-def existing_data_path(path: Path, tell: Callable[[str], None] = _warn) -> Path:
-    """`path`, or `./data` (said through `tell`) where there is no such folder."""
+def existing_data_path(path: Path) -> Path:
+    """`path`. Raises `DataError` where it is not a folder."""
     if path.is_dir():
         return path
     if path.exists():
         raise DataError(f"The data path {path} is a file; a folder was expected.", _how_to(path))
-    if DEFAULT_FOLDER.is_dir() and path != DEFAULT_FOLDER:
-        tell(f"there is no {path}; taking ./{DEFAULT_FOLDER} instead.")
-        return DEFAULT_FOLDER
     raise DataError(f"There is no data at {path}.", _how_to(path))
 
 

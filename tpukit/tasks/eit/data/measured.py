@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ REAL_ELECTRODE_DEGREES = 10.2
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A set that `--data` names."""
+    """A data set with a name that `--data` takes."""
 
     title: str
     folders: tuple[str, ...]
@@ -66,9 +65,7 @@ class TestSet:
         return TestSet(self.title, names, self.ys[:count], xs, self.real, self.electrode_degrees)
 
 
-def open_test_set(
-    data: str, data_path: Path | None, tell: Callable[[str], None], limit: int | None = None
-) -> TestSet:
+def open_test_set(data: str, data_path: Path | None, limit: int | None = None) -> TestSet:
     """The set that `--data` and `--data-path` mean; at most `limit` frames.
 
     Raises `DataError` where there is none, or a file of it is bad.
@@ -78,7 +75,7 @@ def open_test_set(
         folder = _folder_of_samples(_existing_folder(data), ("test",))
         known = KnownSet(str(folder), (), real=False)
     else:
-        root = existing_data_path(data_path or DEFAULT_FOLDER, tell)
+        root = existing_data_path(data_path or DEFAULT_FOLDER)
         folder = _folder_of_samples(root, known.folders)
     files = list_samples(folder)[:limit]
     if not files:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import CheckpointError, DataError
+from tpukit.io.files import write_file
 from tpukit.tasks.eit.data.conditioning import ELECTRODES, MEASUREMENTS, VOLTAGES
-from tpukit.tasks.eit.npz import encode_npz, write_whole
 
 SHAPE = (1, ELECTRODES, MEASUREMENTS)
 
@@ -28,7 +28,9 @@ class Normalisation:
 
     def to_bytes(self) -> bytes:
         """An `.npz` with `mean` and `std`, to be kept with a run."""
-        return encode_npz({"mean": self.mean.reshape(SHAPE), "std": self.std.reshape(SHAPE)})
+        stream = io.BytesIO()
+        np.savez(stream, mean=self.mean.reshape(SHAPE), std=self.std.reshape(SHAPE))
+        return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Normalisation:
@@ -94,4 +96,4 @@ def save_normalisation(folder: Path, normalisation: Normalisation) -> None:
     for name, values in (("mean", normalisation.mean), ("std", normalisation.std)):
         stream = io.BytesIO()
         torch.save(torch.from_numpy(values.reshape(SHAPE).copy()), stream)
-        write_whole(folder / f"{name}.pth", stream.getvalue(), sync=True)
+        write_file(folder / f"{name}.pth", stream.getvalue())

@@ -1,21 +1,19 @@
 """A folder's samples packed into two memory-mapped arrays, once.
 
 Opening 100,000 small files each epoch would cost more than training on them. The pack is keyed by
-every file's name, size and time; it lies beside the split folders, or in the user's cache folder
-where the data cannot be written (a Kaggle input). It is built under a lock that dies with its
-process, in a folder of its own, and renamed when whole.
+every file's name, size and time; it lies beside the split folders, or in the cache folder where the
+data cannot be written (a Kaggle input).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import hashlib
 import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +22,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tpukit.io.cache import VARIABLE, cache_folder
+from tpukit.io.files import replacing_folder, sync_file, write_file
+from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
+from tpukit.io.progress import Progress
+from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.conditioning import IMAGE_SIZE, VOLTAGES
 from tpukit.tasks.eit.data.sample_file import read_sample
-from tpukit.tasks.eit.parallel import run_chunks
-from tpukit.tasks.eit.progress import Progress
 
 Array = NDArray[np.floating[Any]]
 
 UNPACKED_FILES = 256
-"""Up to so many files are simply read into memory."""
+"""Up to this many files are read into memory instead."""
 CHUNK_FILES = 500
 FORMAT = 1
+ARRAYS = ("ys", "xs")
 
 
 @dataclass
@@ -47,6 +49,18 @@ class Samples:
     xs: Array
     """(n, 128, 128), float16 where that is exact."""
 
+    def digest(self) -> str:
+        """SHA-256 of the content; of a pack it is computed once and kept beside the arrays."""
+        if not isinstance(self.xs, np.memmap):
+            return _digest(self.ys, self.xs)
+        kept = Path(str(self.xs.filename)).with_name("digest")
+        if kept.is_file():
+            return kept.read_text()
+        digest = _digest(self.ys, self.xs)
+        with contextlib.suppress(OSError):
+            write_file(kept, digest.encode())
+        return digest
+
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""
         return {name: _by_name(array) for name, array in self.__dict__.items()}
@@ -54,6 +68,14 @@ class Samples:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, np.load(value, mmap_mode="r") if isinstance(value, str) else value)
+
+
+def _digest(*arrays: Array) -> str:
+    content = hashlib.sha256()
+    for array in arrays:
+        content.update(f"{array.dtype.str}{array.shape}".encode())
+        content.update(np.ascontiguousarray(array).data)
+    return content.hexdigest()
 
 
 def _by_name(array: Array) -> Array | str:
@@ -80,16 +102,24 @@ def load_samples(files: Sequence[Path]) -> Samples:
             home.mkdir(parents=True, exist_ok=True)
             return _open_or_build(home, key, files)
     print(
-        f"warning: no room to pack {files[0].parent}; reading its files into memory.",
+        f"warning: no room to pack {files[0].parent}; reading its files into memory. "
+        f"Set {VARIABLE} to a folder with more room.",
         file=sys.stderr,
     )
     return _read_all(files)
 
 
 def _read_all(files: Sequence[Path]) -> Samples:
+    ys, xs = _read(files)
+    return Samples(ys, xs.astype(np.float16) if _is_exact(xs) else xs)
+
+
+def _read(files: Sequence[Path]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Voltages (n, 208) and images (n, 128, 128)."""
     pairs = [read_sample(path) for path in files]
-    ys, xs = ([pair[k] for pair in pairs] for k in range(2))
-    return Samples(np.stack(ys).astype(np.float32), np.stack(xs).astype(np.float32))  # type: ignore[arg-type]
+    ys = np.stack([ys for ys, _ in pairs])
+    xs = np.stack([xs for _, xs in pairs if xs is not None])
+    return ys.astype(np.float32), xs.astype(np.float32)
 
 
 def _key(files: Sequence[Path]) -> str:
@@ -105,33 +135,19 @@ def _homes(folder: Path) -> Iterator[Path]:
     yield folder.parent / ".packed" / folder.name
     # Packs of other folders of the same name must not be taken for old ones of this.
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    name = f"{folder.name}-{place}"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    yield Path(cache) / "tpukit" / "eit" / name
-    yield Path(tempfile.gettempdir()) / f"tpukit-{os.getuid()}" / "eit" / name
+    yield cache_folder() / "eit" / f"{folder.name}-{place}"
 
 
 def _open_or_build(home: Path, key: str, files: Sequence[Path]) -> Samples:
-    pack = home / key
+    pack, source = home / key, files[0].parent
     if not pack.is_dir():
-        with _locked(home / "lock", files[0].parent):
+        waiting = functools.partial(
+            print, f"waiting: another process packs {source}", file=sys.stderr, flush=True
+        )
+        with exclusive(home / "lock", wait=True, on_wait=waiting):
             if not pack.is_dir():
                 _build(home, pack, files)
-    return Samples(*(np.load(pack / f"{name}.npy", mmap_mode="r") for name in ("ys", "xs")))
-
-
-@contextlib.contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting: another process packs {folder}", file=sys.stderr, flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return Samples(*(np.load(pack / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
 
 
 def _build(home: Path, pack: Path, files: Sequence[Path]) -> None:
@@ -139,50 +155,39 @@ def _build(home: Path, pack: Path, files: Sequence[Path]) -> None:
     for other in home.iterdir():
         if other.is_dir():
             shutil.rmtree(other, ignore_errors=True)
-    beside = home / f"{pack.name}.part"
-    try:
-        kinds = ["<f2", "<f4"] if _exact_in_half(files[:: max(1, len(files) // 50)]) else ["<f4"]
-        # A later file may still need more digits than the first ones looked at.
-        while not _fill(beside, files, kinds.pop(0)):
-            pass
-        beside.rename(pack)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with replacing_folder(pack) as partial:
+        _, some = _read(files[:: -(-len(files) // 50)])
+        # Another file may still need more digits than those looked at.
+        if not (_is_exact(some) and _fill(partial, files, "<f2")):
+            _fill(partial, files, "<f4")
+        for name in ARRAYS:
+            sync_file(partial / f"{name}.npy")
+        meta = {"source": str(files[0].parent), "files": len(files)}
+        (partial / "meta.json").write_text(json.dumps(meta))
 
 
-def _exact_in_half(files: Sequence[Path]) -> bool:
-    return all(_is_exact(image) for _, image in map(read_sample, files) if image is not None)
-
-
-def _is_exact(image: Array) -> bool:
+def _is_exact(images: NDArray[np.float32]) -> bool:
+    """Whether float16 holds the images without loss."""
     with np.errstate(over="ignore"):
-        return bool((image.astype(np.float16) == image.astype(np.float32)).all())
+        return bool((images.astype(np.float16) == images).all())
 
 
 def _fill(folder: Path, files: Sequence[Path], kind: str) -> bool:
     """Writes both arrays with images of type `kind`; False where that loses digits."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    shapes = {"ys": (VOLTAGES,), "xs": (IMAGE_SIZE, IMAGE_SIZE)}
+    shapes = {"ys": ("<f4", (VOLTAGES,)), "xs": (kind, (IMAGE_SIZE, IMAGE_SIZE))}
     size = len(files) * (4 * VOLTAGES + IMAGE_SIZE**2 * np.dtype(kind).itemsize)
     if shutil.disk_usage(folder).free < size + (64 << 20):
         raise OSError(f"{folder}: no room for {size} bytes")
-    for name, shape in shapes.items():
-        _empty_array(folder / f"{name}.npy", kind if name == "xs" else "<f4", (len(files), *shape))
-    chunks: list[list[Any]] = [
-        [start, [path.name for path in files[start : start + CHUNK_FILES]]]
-        for start in range(0, len(files), CHUNK_FILES)
-    ]
-    source = files[0].parent
-    arguments = {"source": str(source), "pack": str(folder)}
-    with Progress(f"packing {source}", len(files)) as progress:
-        for position, exact in run_chunks(_pack_chunk, arguments, chunks, allowed_cores()):
+    for name, (dtype, shape) in shapes.items():
+        _empty_array(folder / f"{name}.npy", dtype, (len(files), *shape))
+    with Progress(f"packing {files[0].parent}", len(files)) as progress:
+        pack = functools.partial(_pack_chunk, folder)
+        starts = range(0, len(files), CHUNK_FILES)
+        chunks = [(start, files[start : start + CHUNK_FILES]) for start in starts]
+        for (_, packed), exact in map_completed(pack, chunks, allowed_cores()):
             if not exact:
                 return False
-            progress.advance(len(chunks[position][1]))
-    for name in shapes:
-        _sync(folder / f"{name}.npy")
-    (folder / "meta.json").write_text(json.dumps({"source": str(source), "files": len(files)}))
+            progress.advance(len(packed))
     return True
 
 
@@ -194,20 +199,13 @@ def _empty_array(path: Path, kind: str, shape: tuple[int, ...]) -> None:
         os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
 
 
-def _pack_chunk(arguments: dict[str, Any], chunk: list[Any]) -> bool:
-    """Packs some files from row `start` on; False where an image is not exact in float16."""
-    start, names = chunk
-    pairs = [read_sample(Path(arguments["source"]) / name) for name in names]
-    rows = slice(start, start + len(names))
-    pack = Path(arguments["pack"])
-    ys, xs = (np.load(pack / f"{name}.npy", mmap_mode="r+") for name in ("ys", "xs"))
-    if xs.dtype == np.float16 and not all(_is_exact(x) for _, x in pairs if x is not None):
+def _pack_chunk(pack: Path, chunk: tuple[int, Sequence[Path]]) -> bool:
+    """Packs files from a row on; False where an image is not exact in float16."""
+    start, files = chunk
+    rows = slice(start, start + len(files))
+    ys, xs = (np.load(pack / f"{name}.npy", mmap_mode="r+") for name in ARRAYS)
+    ys[rows], images = _read(files)
+    if xs.dtype == np.float16 and not _is_exact(images):
         return False
-    ys[rows] = np.stack([pair[0] for pair in pairs])
-    xs[rows] = np.stack([pair[1] for pair in pairs if pair[1] is not None])
+    xs[rows] = images
     return True
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())

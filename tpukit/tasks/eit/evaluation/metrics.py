@@ -1,6 +1,6 @@
 """How close an image is to the truth: per sample, and means with confidence intervals.
 
-Images are (n, 128, 128); each figure is (n,).
+Images are (n, 128, 128); each metric is (n,).
 """
 
 from __future__ import annotations

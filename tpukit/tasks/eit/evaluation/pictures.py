@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.tasks.eit.npz import encode_npz, write_whole
+from tpukit.io.files import write_file
 
 Images = NDArray[np.floating[Any]]
 INCHES = 1.5
@@ -50,7 +50,7 @@ def draw_grid(
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     stream = io.BytesIO()
     figure.savefig(stream, dpi=110, format="png")
-    write_whole(path, stream.getvalue())
+    write_file(path, stream.getvalue())
 
 
 def _masked(image: Images) -> Images:
@@ -62,13 +62,15 @@ def _masked(image: Images) -> Images:
 
 def save_predictions(folder: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:
     """Writes `predictions.npz` and `predictions.mat`: the arrays and the samples' names."""
-    write_whole(folder / "predictions.npz", encode_predictions(arrays, names))
-    write_whole(folder / "predictions.mat", encode_matlab(arrays, names))
+    write_file(folder / "predictions.npz", encode_predictions(arrays, names))
+    write_file(folder / "predictions.mat", encode_matlab(arrays, names))
 
 
 def encode_predictions(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:
     """An `.npz` with the arrays and `names`."""
-    return encode_npz({**arrays, "names": np.array(names)})
+    stream = io.BytesIO()
+    np.savez(stream, **arrays, names=np.array(names))  # type: ignore[arg-type]
+    return stream.getvalue()
 
 
 def encode_matlab(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:

@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER
-from tpukit.tasks.eit.data.measured import check_units, open_test_set
+from tpukit.io.files import write_file
+from tpukit.tasks.eit.data.measured import open_test_set
 from tpukit.tasks.eit.evaluation.pictures import encode_matlab, encode_predictions
-from tpukit.tasks.eit.evaluation.reconstruction import open_task, sample_images
-from tpukit.tasks.eit.npz import write_whole
+from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.simulation.generate import writing_errors
-from tpukit.train.requests import EvaluationRequest
+from tpukit.tasks.eit.task import EITTask, Log
+from tpukit.train.requests import EvaluationRequest, PredictionRequest
 
 ENCODERS = {".npz": encode_predictions, ".mat": encode_matlab}
 
 
-def predict_images(
-    request: EvaluationRequest, backend: Backend, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Reconstructs every sample of `request.data` and writes `images` and `names` to `request.out`.
-
-    Returns the JSON fields of `predict`. Every process must call it; the main one writes.
-    """
-    started = time.monotonic()
+def image_file(request: PredictionRequest) -> Path:
+    """The file to write. Raises ConfigError where it has no known suffix."""
     out = request.out or Path("images.npz")
     if out.suffix not in ENCODERS:
         raise ConfigError(f"--out {out}: images go to an .npz or a .mat file.")
-    task, normalisation = open_task(request)
-    frames = open_test_set(str(_folder(request)), None, tell, request.limit)
-    warning = check_units(frames, normalisation)
-    if warning:
-        tell(f"warning: {warning}")
-    images, _ = sample_images(request, backend, task, frames.ys)
+    return out
+
+
+def predict_images(
+    task: EITTask, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+) -> dict[str, Any]:
+    """Reconstructs every sample of a folder, the run's own test split by default.
+
+    Writes `images` and `names`; returns the JSON fields of `predict`.
+    """
+    started = time.monotonic()
+    out = image_file(request)
+    frames = open_test_set(str(request.data_path or run_data_path(task, log)), None)
+    made = sample_images(task, model, backend, frames, EvaluationRequest(request.run), log)
     if backend.is_main:
         with writing_errors(out.parent):
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(out, ENCODERS[out.suffix]({"images": images}, frames.names), sync=True)
+            write_file(out, ENCODERS[out.suffix]({"images": made.mean}, frames.names))
     seconds = time.monotonic() - started
-    tell(f"{len(images):,} images in {out}, {seconds:.1f} s")
-    return {"rows": len(images), "path": str(out), "seconds": seconds}
-
-
-def _folder(request: EvaluationRequest) -> Path:
-    """The folder asked for, else where the run's data was."""
-    if request.data_path is not None:
-        return request.data_path
-    known = request.run.train_config if request.run else {}
-    return Path(known.get("data_path", DEFAULT_FOLDER))
+    log(f"{len(made.mean):,} images in {out}, {seconds:.1f} s")
+    return {"rows": len(made.mean), "path": str(out), "seconds": seconds}

@@ -1,85 +1,61 @@
-"""A trained EIT network at work: from measured voltages to images."""
+"""Images from measured voltages by a trained network."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from pathlib import Path
+
 from torch import nn
 
-from tpukit.errors import CheckpointError, ConfigError
+from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Backend
+from tpukit.io.progress import Progress
 from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, data_normalisation
-from tpukit.tasks.eit.data.normalisation import Normalisation
-from tpukit.tasks.eit.model.published import load_published
-from tpukit.tasks.eit.progress import Progress
-from tpukit.tasks.eit.task import EITTask
-from tpukit.tasks.registry import make_task
+from tpukit.tasks.eit.data.measured import TestSet, check_units
+from tpukit.tasks.eit.model.diffusion import Reconstructions
+from tpukit.tasks.eit.task import EITTask, Log
 from tpukit.train.requests import EvaluationRequest
-
-Images = NDArray[np.float32]
 
 ROWS_PER_DEVICE = 16
 
 
-def open_task(request: EvaluationRequest) -> tuple[EITTask, Normalisation]:
-    """The task of the run, or the published one, and the normalisation it learned with."""
-    steps = {} if request.sampling_steps is None else {"sampling_steps": request.sampling_steps}
-    if request.run is not None:
-        task = make_task(EITTask, {**request.run.task_config, **steps}, "")
-        task.restore_artifacts(request.run.checkpoint.artifacts())
-    else:
-        task = EITTask(size="published", **steps)
-        task.normalisation = data_normalisation(request.data_path or DEFAULT_FOLDER)
-    assert isinstance(task, EITTask)
-    if task.normalisation is None:
-        raise CheckpointError("The run keeps no normalisation.", "Use another checkpoint.")
-    return task, task.normalisation
+def run_data_path(task: EITTask, log: Log) -> Path:
+    """Where the run's data was, or `./data` where that does not exist."""
+    path = Path(task.config.data_path)
+    if path.is_dir() or path == DEFAULT_FOLDER:
+        return path
+    log(f"{path}, the data of the run, is not there; using ./{DEFAULT_FOLDER}.")
+    return DEFAULT_FOLDER
 
 
 def sample_images(
-    request: EvaluationRequest, backend: Backend, task: EITTask, ys: Images
-) -> tuple[Images, Images]:
-    """The mean of each frame's K sampled images, and the first of them: (n, 128, 128) twice.
-
-    `ys`: (n, 208) volts. Every process must call it.
-    """
-    normalisation = task.normalisation
-    assert normalisation is not None
-    maps = voltage_map(ys, normalisation.mean, normalisation.std)[:, None]
-    model = _load_model(request, backend, task)
+    task: EITTask,
+    model: nn.Module,
+    backend: Backend,
+    frames: TestSet,
+    request: EvaluationRequest,
+    log: Log,
+) -> Reconstructions:
+    """`request.samples` images of each frame. Every rank must call it."""
+    normalisation = task.normalisation or data_normalisation(request.data_path or DEFAULT_FOLDER)
+    warning = check_units(frames, normalisation)
+    if warning:
+        log(f"warning: {warning}")
+    maps = voltage_map(frames.ys, normalisation.mean, normalisation.std)[:, None]
     draws = len(maps) * request.samples
-    sampler = task.sampler(_rows(request, backend, draws), seed=request.seed)
-    single = np.zeros((len(maps), sampler.side, sampler.side), np.float32)
-    total = np.zeros(single.shape, np.float64)
-    with Progress("reconstructing", draws, silent=not backend.is_main) as progress:
-        for draw, image in sampler.images(model, backend, maps, request.samples):
-            total[draw.sample] += image
-            if draw.repeat == 0:
-                single[draw.sample] = image
-            progress.advance(1)
-    return (total / request.samples).astype(np.float32), single
+    batch_size = _batch_size(request.batch_size, backend.devices, draws)
+    sampler = task.sampler(batch_size, steps=request.sampling_steps, seed=request.seed)
+    with Progress("reconstructing", draws, enabled=backend.is_main) as progress:
+        return sampler.reconstruct(model, backend, maps, request.samples, progress.advance)
 
 
-def _load_model(request: EvaluationRequest, backend: Backend, task: EITTask) -> nn.Module:
-    model = task.build_model(backend)
-    if request.run is not None:
-        model.load_state_dict(request.run.weights())
-    elif request.checkpoint is not None:
-        load_published(model, request.checkpoint)
-    prepared = backend.prepare(model, train=False)
-    prepared.eval()
-    return prepared
-
-
-def _rows(request: EvaluationRequest, backend: Backend, draws: int) -> int:
-    """Images sampled at once: a multiple of the devices, no more than there are to draw."""
-    devices = backend.devices
-    if request.batch_size is None:
+def _batch_size(asked: int | None, devices: int, draws: int) -> int:
+    """A multiple of the devices; by default no more than there are images to sample."""
+    if asked is None:
         return devices * min(ROWS_PER_DEVICE, -(-draws // devices))
-    if request.batch_size < 1 or request.batch_size % devices:
+    if asked < 1 or asked % devices:
         raise ConfigError(
-            f"--batch-size {request.batch_size} does not divide over {devices} devices.",
-            f"Nearest: {max(devices, round(request.batch_size / devices) * devices)}.",
+            f"--batch-size {asked} does not divide over {devices} devices.",
+            f"Nearest: {max(devices, round(asked / devices) * devices)}.",
         )
-    return request.batch_size
+    return asked

@@ -71,7 +71,7 @@ class PatchEmbed(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear maps with SiLU between, on each token."""
+    """Two linear layers with SiLU between, on each token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

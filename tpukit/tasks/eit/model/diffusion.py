@@ -5,7 +5,7 @@ Source: Ho et al., DDPM, 2020; Song et al., DDIM, 2021; settings of Shi, Kang an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +24,7 @@ SAMPLING_STREAM = 1
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """How noise is added in training and taken away in sampling."""
+    """How noise is added in training and removed in sampling."""
 
     steps: int = 1000
     """Diffusion times 0 to steps - 1."""
@@ -45,7 +45,7 @@ class SamplingStep:
 
 
 class Diffusion:
-    """The process' tables, float64 on the host."""
+    """The diffusion process: tables in float64 on the host."""
 
     def __init__(self, config: DiffusionConfig) -> None:
         self.config = config
@@ -112,19 +112,28 @@ class Sampler:
         self.side = side
         """Pixels along each side of an image."""
         self.rows = rows
-        """Images sampled at once, over all processes."""
+        """Batch size over all ranks."""
         self.seed = seed
 
     def reconstruct(
-        self, model: nn.Module, backend: Backend, maps: Floats, repeats: int
+        self,
+        model: nn.Module,
+        backend: Backend,
+        maps: Floats,
+        repeats: int,
+        on_image: Callable[[], None] = lambda: None,
     ) -> Reconstructions:
-        """Single images and means of `repeats`, for voltage maps (n, 1, 16, 16)."""
+        """Single images and means of `repeats`, for voltage maps (n, 1, 16, 16).
+
+        `on_image` is called after each sampled image.
+        """
         single = np.zeros((len(maps), self.side, self.side), np.float32)
         total = np.zeros(single.shape, np.float64)
         for draw, image in self.images(model, backend, maps, repeats):
             total[draw.sample] += image
             if draw.repeat == 0:
                 single[draw.sample] = image
+            on_image()
         return Reconstructions(single, (total / repeats).astype(np.float32))
 
     def images(
@@ -132,7 +141,7 @@ class Sampler:
     ) -> Iterator[tuple[Draw, Floats]]:
         """`repeats` images (side, side) for each voltage map of `maps` (n, 1, 16, 16), in order.
 
-        Every process yields all of them.
+        Every rank yields all of them.
         """
         draws = [Draw(sample, k) for sample in range(len(maps)) for k in range(repeats)]
         for start in range(0, len(draws), self.rows):
@@ -168,7 +177,7 @@ class Sampler:
 
 @torch.no_grad()
 def denoise(model: nn.Module, backend: Backend, steps: Iterator[Batch]) -> Tensor:
-    """Runs the sampling steps; this process' images (rows, 1, side, side) on the host."""
+    """Runs the sampling steps; this rank's images (rows, 1, side, side) on the host."""
     image: Tensor | None = None
     # Around all steps an eager backend's autocast keeps the weights' casts; a traced one's would
     # make the first step another graph than the rest.

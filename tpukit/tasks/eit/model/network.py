@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tpukit.tasks.eit.data.linear_start import LinearMap
+from tpukit.tasks.eit.data.ridge_regression import RidgeFit
 from tpukit.tasks.eit.model.blocks import (
     Attention,
     Block,
@@ -45,8 +45,8 @@ class NetworkConfig:
     map_side: int = 16
     """Side of the voltage map."""
     learned_channels: int = 0
-    """Images of `learned_side` that a small perceptron makes from the voltages: further channels of
-    the input, and the first of them is what the U's output is added to. 0 as published."""
+    """Images of `learned_side` that a small MLP makes from the voltages: further channels of the
+    input, and the first of them is what the U's output is added to. 0 as published."""
     learned_side: int = 64
     learned_hidden: int = 512
 
@@ -131,8 +131,7 @@ def parts_of(stage: nn.Module) -> list[nn.Module]:
 class VoltageImages(nn.Module):
     """Images made from the voltages: (batch, 1, side, side) map to (batch, channels, image).
 
-    The first is a fixed linear map's, which a perceptron corrects; further ones are the
-    perceptron's own.
+    The first is a fixed linear layer's, corrected by an MLP; further ones are the MLP's own.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -154,10 +153,10 @@ class VoltageImages(nn.Module):
         return enlarge(torch.cat([first, images[:, 1:]], dim=1), self.factor)
 
     @torch.no_grad()
-    def start_from(self, linear: LinearMap) -> None:
-        """Takes a linear map in place of zeros."""
-        self.linear.weight.copy_(torch.from_numpy(linear.weight))
-        self.linear.bias.copy_(torch.from_numpy(linear.bias))
+    def start_from(self, fit: RidgeFit) -> None:
+        """Sets the fixed layer, zero so far, to a ridge regression."""
+        self.linear.weight.copy_(torch.from_numpy(fit.weight))
+        self.linear.bias.copy_(torch.from_numpy(fit.bias))
 
 
 class Network(nn.Module):

@@ -25,7 +25,7 @@ class PublishedCheckpoint:
 
 
 def read_published(path: str | Path) -> PublishedCheckpoint:
-    """Reads such a file. Raises CheckpointError where it is none; nothing in it is executed."""
+    """Reads such a file. Raises CheckpointError for any other; nothing in it is executed."""
     path = Path(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -49,17 +49,15 @@ def read_published(path: str | Path) -> PublishedCheckpoint:
     return PublishedCheckpoint(weights, epoch if isinstance(epoch, int) else None)
 
 
-def load_published(network: nn.Module, path: str | Path) -> PublishedCheckpoint:
-    """Reads such a file into the network, strictly. Raises CheckpointError saying what differs."""
-    checkpoint = read_published(path)
-    problem = difference(network.state_dict(), checkpoint.weights)
+def load_published(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Loads whole weights strictly. Raises CheckpointError saying what differs."""
+    problem = difference(network.state_dict(), weights)
     if problem:
         raise CheckpointError(
-            f"Checkpoint {path} is not of this network: {problem}.",
-            "Name the size it was trained with (--size); the released one is `published`.",
+            f"The checkpoint is not of this network: {problem}.",
+            "Name the size it was trained with (--set size=NAME); the released one is `published`.",
         )
-    network.load_state_dict(checkpoint.weights)
-    return checkpoint
+    network.load_state_dict(dict(weights))
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
@@ -83,7 +81,7 @@ def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> s
 
 
 def size_of(weights: Mapping[str, Tensor]) -> str | None:
-    """Width, levels, patch and input channels that a state dict of this network tells."""
+    """Width, levels, patch and input channels of the network that a state dict belongs to."""
     patches = weights.get("x_embedder.proj.weight")
     if patches is None or patches.ndim != 4:
         return None

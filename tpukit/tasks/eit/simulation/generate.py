@@ -1,4 +1,4 @@
-"""Makes a data set of simulated samples: all cores, and a killed run goes on.
+"""Makes a data set of simulated samples on all cores; a killed run goes on.
 
 The work is cut into chunks of consecutive samples. A chunk's sums are written once its files are
 there; the next run skips it, and the normalisation comes from those sums in order of the chunks.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import io
 import json
 import shutil
@@ -23,14 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import ConfigError, DataError, JobError, TpukitError
+from tpukit.io.files import write_file
+from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.conditioning import VOLTAGES
 from tpukit.tasks.eit.data.normalisation import Normalisation, save_normalisation
-from tpukit.tasks.eit.npz import encode_npz, write_whole
-from tpukit.tasks.eit.parallel import run_chunks
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
 
 SPLITS = ("train", "valid", "test")
 CHUNK_SAMPLES = 200
+Chunk = tuple[int, int]
+"""Samples [start, stop)."""
 JOURNAL = ".simulation"
 """Beside the splits: `settings.json` and the sums of each chunk."""
 BYTES_OF_IMAGE = 4 * 128 * 128
@@ -50,8 +53,8 @@ class DatasetPlan:
     """Adds the Tikhonov and Gauss-Newton images `TR` and `xs_gn`."""
     settings: SimulationSettings = field(default_factory=SimulationSettings)
 
-    def chunks(self) -> list[tuple[int, int]]:
-        """(start, stop) sample numbers, cut at multiples of `CHUNK_SAMPLES`."""
+    def chunks(self) -> list[Chunk]:
+        """All samples, cut at multiples of `CHUNK_SAMPLES`."""
         stop = self.first + self.samples
         cuts = range(self.first // CHUNK_SAMPLES, -(-stop // CHUNK_SAMPLES))
         return [
@@ -63,7 +66,7 @@ class DatasetPlan:
         return self.folder / JOURNAL
 
     def bytes_needed(self) -> int:
-        """What the files take, roughly."""
+        """Approximate size of all files."""
         images = 3 if self.recon else 1
         return self.samples * (BYTES_OF_IMAGE * images + 2048)
 
@@ -81,7 +84,7 @@ def sample_path(folder: Path, index: int) -> Path:
 def make_dataset(
     plan: DatasetPlan, workers: int, report: Callable[[int], None] = lambda samples: None
 ) -> dict[str, Any]:
-    """Makes what is not there yet; `report` is told of each chunk's samples.
+    """Makes what is not there yet; `report` is called with the number of samples of each chunk.
 
     Returns `samples`, `train`, `valid`, `test`, `made` (this time), `seconds`.
     """
@@ -91,8 +94,7 @@ def make_dataset(
     missing = missing_chunks(plan)
     _check_space(plan, sum(stop - start for start, stop in missing))
     made = 0
-    for position, _ in run_chunks(_make_chunk, plan_to_json(plan), missing, workers):
-        start, stop = missing[position]
+    for (start, stop), _ in map_completed(functools.partial(_make_chunk, plan), missing, workers):
         made += stop - start
         report(stop - start)
     _write_normalisation(plan)
@@ -121,7 +123,7 @@ def check_plan(plan: DatasetPlan) -> None:
         )
 
 
-def missing_chunks(plan: DatasetPlan) -> list[tuple[int, int]]:
+def missing_chunks(plan: DatasetPlan) -> list[Chunk]:
     """Chunks without sums, or with a file missing."""
     there = {name: _file_names(plan.folder / name) for name in SPLITS}
     return [
@@ -139,21 +141,20 @@ def _file_names(folder: Path) -> set[str]:
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def plan_to_json(plan: DatasetPlan) -> dict[str, Any]:
-    """What decides the bytes, and the folder."""
-    return {
-        "folder": str(plan.folder),
+def _identity(plan: DatasetPlan) -> dict[str, Any]:
+    """What decides the samples' values, as JSON holds it."""
+    identity = {
         "recon": plan.recon,
         "version": SIMULATOR_VERSION,
         "settings": dataclasses.asdict(plan.settings),
+        "first": plan.first,
     }
+    return dict(json.loads(json.dumps(identity)))
 
 
 def _prepare(plan: DatasetPlan) -> None:
     """Makes the folders and notes the settings, or checks that they are the same as before."""
-    identity = json.loads(json.dumps(plan_to_json(plan)))
-    del identity["folder"]
-    identity["first"] = plan.first
+    identity = _identity(plan)
     settings_path = plan.journal / "settings.json"
     with writing_errors(plan.folder):
         if settings_path.exists():
@@ -166,7 +167,7 @@ def _prepare(plan: DatasetPlan) -> None:
         for folder in (plan.journal, *(plan.folder / name for name in SPLITS)):
             folder.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(folder)
-        write_whole(settings_path, json.dumps(identity, indent=1).encode(), sync=True)
+        write_file(settings_path, json.dumps(identity, indent=1).encode())
 
 
 def _check_identity(plan: DatasetPlan, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -190,7 +191,7 @@ def _check_identity(plan: DatasetPlan, before: dict[str, Any], now: dict[str, An
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for path in folder.glob(".*.part"):
+    for path in [*folder.glob(".*.partial"), *folder.glob(".*.part")]:
         path.unlink(missing_ok=True)
 
 
@@ -232,32 +233,29 @@ def writing_error(folder: Path, error: OSError) -> TpukitError:
 # -- one chunk -------------------------------------------------------------------------------------
 
 
-def _make_chunk(plan: dict[str, Any], chunk: list[int]) -> None:
-    """Writes the files of samples [start, stop), then the sums of those that train."""
-    folder, (start, stop) = Path(plan["folder"]), chunk
-    noise = tuple(plan["settings"]["noise_db"])
-    settings = SimulationSettings(**{**plan["settings"], "noise_db": noise})
+def _make_chunk(plan: DatasetPlan, chunk: Chunk) -> None:
+    """Writes the files of a chunk's samples, then the sums of its training samples."""
     sums = ChannelSums()
-    with writing_errors(folder):
-        for index in range(start, stop):
-            ys = write_sample(folder, settings, index, recon=plan["recon"])
+    with writing_errors(plan.folder):
+        for index in range(*chunk):
+            ys = _write_sample(plan, index)
             if split_of(index) == "train":
                 sums.add(ys.astype(np.float64))
-        write_whole(_sums_path(folder / JOURNAL, start, stop), sums.to_bytes())
+        write_file(_sums_path(plan.journal, *chunk), sums.to_bytes(), sync=False)
 
 
-def write_sample(
-    folder: Path, settings: SimulationSettings, index: int, *, recon: bool
-) -> NDArray[np.float32]:
+def _write_sample(plan: DatasetPlan, index: int) -> NDArray[np.float32]:
     """Writes one file; returns its voltages (208,)."""
-    sample = simulate(settings, index)
-    arrays: dict[str, NDArray[Any]] = {"ys": sample.ys[:, None], "xs": sample.xs}
-    if recon:
+    sample, degrees = simulate(plan.settings, index), plan.settings.electrode_degrees
+    arrays: dict[str, Any] = {"ys": sample.ys[:, None], "xs": sample.xs}
+    if plan.recon:
         from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
 
-        arrays["TR"] = tikhonov(settings.electrode_degrees).images(sample.ys)
-        arrays["xs_gn"] = noser(settings.electrode_degrees).images(sample.ys)
-    write_whole(sample_path(folder, index), encode_npz(arrays))
+        arrays["TR"] = tikhonov(degrees).images(sample.ys)
+        arrays["xs_gn"] = noser(degrees).images(sample.ys)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    write_file(sample_path(plan.folder, index), stream.getvalue(), sync=False)
     return sample.ys
 
 

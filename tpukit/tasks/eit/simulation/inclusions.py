@@ -142,14 +142,14 @@ def _blob(rng: np.random.Generator, radius: float, centre: tuple[float, float]) 
 
 
 def _crescent(rng: np.random.Generator, radius: float, centre: tuple[float, float]) -> Level:
-    """A disk with a round bite."""
+    """A disk with a round notch."""
     turn, depth = rng.random(2).tolist()
     direction = np.array([np.cos(2 * np.pi * turn), np.sin(2 * np.pi * turn)])
-    bite = np.array(centre) + radius * (1.1 - 0.4 * depth) * direction
+    notch = np.array(centre) + radius * (1.1 - 0.4 * depth) * direction
 
     def level(points: Array) -> Array:
         outer = np.sqrt(((points - centre) ** 2).sum(-1)) - radius
-        inner = np.sqrt(((points - bite) ** 2).sum(-1)) - 0.7 * radius
+        inner = np.sqrt(((points - notch) ** 2).sum(-1)) - 0.7 * radius
         distance: Array = np.maximum(outer, -inner)
         return distance
 

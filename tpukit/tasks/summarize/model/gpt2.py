@@ -57,6 +57,7 @@ class PlainOps:
 
     def __init__(self, ops: ModelOps) -> None:
         self.recompute = ops.recompute
+        self.devices = ops.devices
 
     def attention(
         self,

@@ -1,4 +1,4 @@
-"""The best linear map from voltages to images, in closed form: where the smaller networks start."""
+"""Ridge regression of images on voltages, in closed form: where the smaller networks start."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tpukit.train.task import SampleSource
 Floats = NDArray[np.floating[Any]]
 RIDGE = 1e-2
 """Added to the diagonal of the normalised voltages' second moments, whose own is 1."""
-MOST_SAMPLES = 2000
-"""More change the map little: it has 208 inputs."""
+MAX_SAMPLES = 2000
+"""More change the fit little: it has 208 inputs."""
 
 
 @dataclass(frozen=True, eq=False)
-class LinearMap:
+class RidgeFit:
     """image = weight @ voltages + bias."""
 
     weight: NDArray[np.float32]
@@ -27,23 +27,23 @@ class LinearMap:
     """(pixels,)."""
 
 
-def best_linear_map(data: SampleSource, side: int) -> LinearMap:
+def fit_images(data: SampleSource, side: int) -> RidgeFit:
     """Ridge regression of images, averaged down to side x side, on flattened voltage maps."""
-    chosen = np.unique(np.linspace(0, len(data) - 1, min(len(data), MOST_SAMPLES)).astype(int))
+    chosen = np.unique(np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES)).astype(int))
     samples = [data[int(index)] for index in chosen]
     maps = np.stack([np.ravel(sample["voltages"]) for sample in samples])
     images = np.stack([shrunk(sample["image"][0], side).ravel() for sample in samples])
     return ridge_regression(maps.astype(np.float64), images)
 
 
-def ridge_regression(inputs: Floats, outputs: Floats) -> LinearMap:
+def ridge_regression(inputs: Floats, outputs: Floats) -> RidgeFit:
     """Least squares with a penalty of `RIDGE` on the weights of centred inputs."""
     mean_in, mean_out = inputs.mean(0), outputs.mean(0)
     centred = inputs - mean_in
     moments = centred.T @ centred / len(inputs) + RIDGE * np.eye(inputs.shape[1])
     weight = np.linalg.solve(moments, centred.T @ (outputs - mean_out) / len(inputs)).T
     bias = mean_out - weight @ mean_in
-    return LinearMap(weight.astype(np.float32), bias.astype(np.float32))
+    return RidgeFit(weight.astype(np.float32), bias.astype(np.float32))
 
 
 def shrunk(image: Floats, side: int) -> Floats:

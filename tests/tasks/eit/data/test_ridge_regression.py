@@ -1,11 +1,12 @@
-"""The closed-form linear map, and a network that starts from it."""
+"""Ridge regression in closed form, and a network that starts from it."""
 
 import numpy as np
 import torch
 
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.eit.data.linear_start import RIDGE, best_linear_map, ridge_regression, shrunk
+from tpukit.tasks.eit.data.ridge_regression import RIDGE, ridge_regression, shrunk
 from tpukit.tasks.eit.task import EITTask
+from tpukit.train.task import Datasets
 
 
 def samples(count):
@@ -41,8 +42,8 @@ def test_a_fresh_network_predicts_the_linear_image():
     data = samples(600)
     task = EITTask(size="tiny")
     side = task.config.network.learned_side
-    task.linear_start = best_linear_map(data, side)
     model = task.build_model(FakeBackend())
+    task.initialize(model, Datasets(data, None))
     maps = torch.from_numpy(data[3]["voltages"])[None]
     with torch.no_grad():
         image = model(torch.randn(1, 1, 128, 128), torch.tensor([999.0]), maps)

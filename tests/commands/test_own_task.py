@@ -1,0 +1,124 @@
+"""A user's own task, from training to predictions: docs/own_task.py through the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import TINY, VIRTUAL_TPU, result, tpukit
+
+from tpukit import cli
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "own_task.py"
+VALID = 20
+"""Of each class: more than one batch, and a last one of which a second rank has no part."""
+WAYS = {
+    "cpu": (["--hw", "cpu"], {}),
+    "xla-2": (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}),
+    "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
+}
+
+
+def write_photos(folder: Path) -> None:
+    """Reddish and bluish noise."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 32), ("valid", VALID)):
+        for name, channel in (("red", 0), ("blue", 2)):
+            (folder / part / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 120, (32, 32, 3), dtype=np.uint8)
+                pixels[..., channel] += 100
+                Image.fromarray(pixels).save(folder / part / name / f"{index}.png")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The task's file, its data, and a run in which it learned to tell the two classes apart."""
+    folder = tmp_path_factory.mktemp("place")
+    shutil.copy(EXAMPLE, folder / "my_task.py")
+    write_photos(folder / "photos")
+    summary = result(
+        tpukit(
+            "train", "--task", "my_task.py:Images", "--data-path", folder / "photos",
+            "--hw", "cpu", "--max-steps", "8", "--set", "side=32", "--set", "model=resnet10t",
+            "--results-dir", folder / "run", "--json", "--ckpt-every", "8", cwd=folder,
+        )
+    )  # fmt: skip
+    assert summary["steps"] == 8
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["valid_accuracy"] == 1.0
+    return folder
+
+
+def failed(arguments, capsys) -> str:
+    """What a command line that fails in this process prints."""
+    assert cli.run([str(argument) for argument in arguments]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.xla if "xla" in way else ()) for way in WAYS]
+)
+def test_it_is_evaluated_and_predicts(place, tmp_path, way):
+    hardware, env = WAYS[way]
+    base = ["--run", place / "run", *hardware, "--json"]
+    fields = result(tpukit("test", *base, env=env, cwd=tmp_path))
+    assert (fields["task"], fields["samples"]) == ("images", 2 * VALID)
+    assert fields["metrics"] == {"accuracy": 1.0}
+    fields = result(tpukit("predict", *base, "--out", tmp_path / "out.csv", env=env, cwd=tmp_path))
+    assert (fields["rows"], fields["path"]) == (2 * VALID, str(tmp_path / "out.csv"))
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == [Path(row["file"]).parent.name for row in rows]
+    assert {row["class"] for row in rows} == {"red", "blue"}
+
+
+def test_a_file_that_moved_is_named_with_task(place, tmp_path, capsys):
+    config = tomllib.loads((place / "run" / "config.toml").read_text())
+    assert config["task"]["source"] == f"{place / 'my_task.py'}:Images"
+    shutil.copytree(place / "run", tmp_path / "run")
+    moved = tmp_path / "run" / "config.toml"
+    gone = str(tmp_path / "gone.py")
+    moved.write_text(moved.read_text().replace(str(place / "my_task.py"), gone))
+    arguments = ["test", "--run", tmp_path / "run", "--hw", "cpu"]
+    told = failed(arguments, capsys)
+    assert gone in told and "--task FILE:CLASS" in told
+    done = tpukit(*arguments, "--task", f"{place / 'my_task.py'}:Images", "--json")
+    assert result(done)["metrics"] == {"accuracy": 1.0}
+
+
+def test_a_run_that_does_not_record_its_file(place, tmp_path, capsys):
+    shutil.copytree(place / "run", tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("source = ")))
+    arguments = ["predict", "--run", tmp_path / "run", "--hw", "cpu", "--out", tmp_path / "out.csv"]
+    assert "--task FILE:CLASS" in failed(arguments, capsys)
+    named = [*arguments, "--task", f"{place / 'my_task.py'}:Images"]
+    assert cli.run([str(argument) for argument in named]) == 0
+    assert (tmp_path / "out.csv").is_file()
+
+
+def test_settings_of_the_task_come_with_set(place, capsys):
+    told = failed(["test", "--run", place / "run", "--hw", "cpu", "--set", "classes=3"], capsys)
+    assert "does not fit" in told and "(2," in told and "(3," in told
+    told = failed(["test", "--run", place / "run", "--hw", "cpu", "--set", "clases=3"], capsys)
+    assert "Did you mean classes?" in told
+
+
+def test_another_task_than_the_runs_is_refused(place, capsys):
+    told = failed(["test", "--run", place / "run", "--hw", "cpu", "--task", "eit"], capsys)
+    assert "is a run of task 'images', not 'eit'" in told
+
+
+def test_a_task_without_an_evaluation_says_what_to_add(tmp_path, capsys):
+    run = ["--task", TINY, "--hw", "cpu", "--results-dir", str(tmp_path / "run")]
+    assert cli.run(["train", *run, "--max-steps", "1"]) == 0
+    told = failed(["test", "--run", tmp_path / "run", "--hw", "cpu"], capsys)
+    assert "'tiny' has no `evaluate`" in told and "def evaluate" in told

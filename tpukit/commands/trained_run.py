@@ -1,0 +1,49 @@
+"""Using a trained run from a command: its task, ranks, backend, result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tpukit.commands.launching import in_all_processes
+from tpukit.commands.output import Output
+from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.select import open_backend
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tpukit.hardware.backend import Backend
+    from tpukit.tasks.trained import TrainedTask
+
+    Use = Callable[[nn.Module, Backend, Callable[[str], None]], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """The task of a trained run, beside what the run records."""
+
+    task: Annotated[
+        str | None, typer.Option("--task", help="FILE:CLASS of the run's task, if it has moved.")
+    ] = None
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting of the task.")
+    ] = None
+
+
+def use_model(
+    trained: TrainedTask, use: Use, hardware: HardwareOptions, kind: Kind, output: Output
+) -> None:
+    """Calls `use(model, backend, log)` in every rank and prints the JSON fields of rank 0."""
+    in_all_processes(hardware, kind, output)
+    backend = open_backend(hardware)
+    try:
+        log = output.text if backend.is_main else lambda _: None
+        result = use(trained.model(backend), backend, log)
+        if backend.is_main:
+            output.result(result)
+    finally:
+        backend.close()
