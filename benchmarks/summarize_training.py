@@ -58,27 +58,20 @@ def since(start: tuple[float, float], end: tuple[float, float]) -> dict:
 def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.tasks.summarize.data.buckets import BucketPlan, choose_lengths, make_buckets
+    from tpukit.tasks.summarize.data.buckets import BucketPlan
     from tpukit.tasks.summarize.data.prompt import Example
-    from tpukit.tasks.summarize.data.samples import collate
+    from tpukit.tasks.summarize.data.samples import collate_tokens
     from tpukit.tasks.summarize.evaluation.evaluate import ListedSamples
-    from tpukit.tasks.summarize.model.gpt2 import GPT2Config
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.step import build_learner
     from tpukit.train.task import PlanSettings
 
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    data = ListedSamples([Example(list(t), n) for t, n in make_samples()])
-    task = SummarizeTask(init="scratch")
-    task._model_config = GPT2Config()
+    data = ListedSamples([Example(list(t), n) for t, n in make_samples()], buckets)
+    task = SummarizeTask(init="scratch").for_probing()
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(lr=1e-4))
-    shapes = make_buckets(
-        choose_lengths(data.sizes.lengths, buckets, int(data.sizes.lengths.max())),
-        data.sizes,
-        rows,
-        0,
-    )
+    shapes = data.bucketing.buckets(rows)
     plan = BucketPlan(data.sizes, shapes, PlanSettings(batch, batch, 1, 0))
 
     def host_batches(step: int):
@@ -87,9 +80,7 @@ def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
             # Evenly out of the step: long and short alike.
             micro_batches = micro_batches[:: max(1, len(micro_batches) // limit)]
         tokens = sum(int(data.sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
-        made = [
-            collate([data[k.sample] for k in m.keys], m, shapes[m.bucket]) for m in micro_batches
-        ]
+        made = [collate_tokens([data[k.sample] for k in m.keys], m) for m in micro_batches]
         return made, tokens
 
     learner.train_step(host_batches(1)[0][:WARM], 1e-4)

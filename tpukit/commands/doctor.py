@@ -17,7 +17,7 @@ LOG_SECONDS = 20.0
 LIVE_SECONDS = 120.0
 
 
-class Hardware(StrEnum):
+class HardwareChoice(StrEnum):
     """The hardware to check for."""
 
     auto = "auto"
@@ -57,7 +57,9 @@ def doctor(
     report: Annotated[
         bool, typer.Option("--report", help="Print a report for an issue, without secrets.")
     ] = False,
-    hw: Annotated[Hardware, typer.Option("--hw", help="Hardware to train on.")] = Hardware.auto,
+    hw: Annotated[
+        HardwareChoice, typer.Option("--hw", help="Hardware to train on.")
+    ] = HardwareChoice.auto,
     time_limit: Annotated[
         float,
         typer.Option("--time-limit", min=1.0, help="Seconds for the checks that import torch."),

@@ -60,11 +60,6 @@ class AdamSettings:
 class ModelOps(Protocol):
     """What a model may use from the hardware it is built for."""
 
-    @property
-    def devices(self) -> int:
-        """Devices, over all ranks, that a batch is split over."""
-        ...
-
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, its activations computed again in the backward pass."""
         ...

@@ -49,14 +49,14 @@ class OldPackage:
 
 
 @cache
-def table() -> dict[str, Any]:
+def version_table() -> dict[str, Any]:
     """The raw version table."""
     return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
 
 
 def pair_of(torch_xla: str) -> Pair | None:
     """The requirements of this release of torch_xla; None for one that the table lacks."""
-    for row in table()["pair"]:
+    for row in version_table()["pair"]:
         if same_release(torch_xla, row["torch_xla"]):
             return Pair(**row)
     return None
@@ -70,14 +70,14 @@ def same_release(version: str, release: str) -> bool:
 
 def torchvision_of(torch: str) -> str | None:
     """The torchvision release of a torch release (`2.9.1` is looked up as `2.9`)."""
-    releases: Mapping[str, str] = table()["torchvision"]
+    releases: Mapping[str, str] = version_table()["torchvision"]
     return releases.get(".".join(str(part) for part in parse_version(torch)[:2]))
 
 
 def architectures_of(torch: str, cuda: str) -> list[float] | None:
     """Compute capabilities a torch wheel was compiled for; None where the table lacks it."""
     release, build = parse_version(torch)[:2], parse_version(cuda)[:2]
-    for row in table()["cuda_build"]:
+    for row in version_table()["cuda_build"]:
         first, before = (parse_version(text) for text in row["torch"])
         if parse_version(row["cuda"]) == build and first <= release < before:
             return list(row["architectures"])
@@ -86,7 +86,7 @@ def architectures_of(torch: str, cuda: str) -> list[float] | None:
 
 def driver_for(cuda: str) -> str | None:
     """The oldest driver for a CUDA version."""
-    drivers: Mapping[str, str] = table()["driver"]
+    drivers: Mapping[str, str] = version_table()["driver"]
     return drivers.get(cuda.partition(".")[0])
 
 
@@ -97,4 +97,4 @@ def runs_on(capability: float, architectures: list[float]) -> bool:
 
 def old_packages() -> list[OldPackage]:
     """Packages to remove or upgrade."""
-    return [OldPackage(**row) for row in table()["package"]]
+    return [OldPackage(**row) for row in version_table()["package"]]

@@ -23,7 +23,7 @@ from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import Progress, RunLog, format_bytes
 from tpukit.train.schedule import is_due, learning_rate
 from tpukit.train.step import Learner
-from tpukit.train.task import BatchPlan, Datasets, Task
+from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task
 
 LARGE_GRADIENT = 1e3
 SMALL_GRADIENT = 1e-7
@@ -37,6 +37,7 @@ class RunPlan:
     datasets: Datasets
     batches: BatchPlan
     split: BatchSplit
+    settings: PlanSettings
     config: TrainConfig
     total_steps: int
     identity: dict[str, Any]
@@ -265,7 +266,7 @@ class Engine:
         task, data = self.plan.task, self.plan.datasets.valid
         micro_batches = [
             micro.share(self.backend.rank, self.backend.world_size)
-            for micro in task.evaluation_batches(data, self.plan.split.micro_rows)
+            for micro in task.evaluation_batches(data, self.plan.settings)
         ]
         # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
         # or talk to other ranks can hang. Batches are made on the backend's own thread instead.

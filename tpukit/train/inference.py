@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.loader import LoaderSettings, make_loader
-from tpukit.train.task import SampleSource, Task
+from tpukit.train.task import PlanSettings, SampleSource, Task
 
 ROWS_PER_DEVICE = 16
 
@@ -30,9 +30,10 @@ def infer(
     The ranks share the work; every rank must call it and gets all outputs.
     """
     rows = rows_per_device * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, seed=0)
     shares = [
         micro.share(backend.rank, backend.world_size)
-        for micro in task.evaluation_batches(data, rows)
+        for micro in task.evaluation_batches(data, settings)
     ]
     parts = []
     for batch in backend.batches(make_loader(task, data, shares, LoaderSettings(0, seed=0))):

@@ -208,6 +208,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         datasets=datasets,
         batches=batches,
         split=split,
+        settings=settings,
         config=config,
         total_steps=total,
         identity={**_identity(task, config, total), **datasets.identity},

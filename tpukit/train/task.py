@@ -45,8 +45,6 @@ class MicroBatch:
     keys: tuple[SampleKey, ...]
     rows: int
     """Rows of the batch; those beyond `keys` are filled and masked."""
-    bucket: int | None = None
-    """Which of a task's fixed shapes; None where there is one."""
     shape: Any = None
     """The task's own description of the batch's fixed shape; None where all have the same."""
 
@@ -54,7 +52,7 @@ class MicroBatch:
         """The part of one rank: an equal number of rows, its keys a contiguous run."""
         rows = self.rows // world_size
         keys = self.keys[rank * rows : (rank + 1) * rows]
-        return MicroBatch(keys, rows, self.bucket, self.shape)
+        return MicroBatch(keys, rows, self.shape)
 
 
 class SampleSource(Protocol):
@@ -207,8 +205,11 @@ class Task(ABC):
         """Which samples make up an optimizer step."""
         return ShuffledPlan(len(data), settings)
 
-    def evaluation_batches(self, data: SampleSource, rows: int) -> Iterator[MicroBatch]:
-        """Every sample once, in order, in batches of training's size."""
+    def evaluation_batches(
+        self, data: SampleSource, settings: PlanSettings
+    ) -> Iterator[MicroBatch]:
+        """Every sample once, in order, in micro-batches of training's size."""
+        rows = settings.micro_rows
         for start in range(0, len(data), rows):
             stop = min(start + rows, len(data))
             yield MicroBatch(

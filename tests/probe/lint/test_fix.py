@@ -189,6 +189,15 @@ def test_encoding_marks_and_mode_stay(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o751
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_declared_encoding_stays(tmp_path, encoding):
+    before = f"# coding: {encoding}\n{XM}xm.mark_step()  # \xe9\n".encode(encoding)
+    path = tmp_path / "a.py"
+    path.write_bytes(before)
+    apply_fix(plan_fix(path))
+    assert path.read_bytes().endswith(b"\ntorch_xla.sync()  # \xe9\n")
+
+
 # -- backups ---------------------------------------------------------------------------------------
 def git(folder: Path, *arguments: str) -> None:
     subprocess.run(

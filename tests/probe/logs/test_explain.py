@@ -235,7 +235,8 @@ def fuzz(path, count: int, seed: int) -> None:
             data = data or bytearray(b"x")
         path.write_bytes(data)
         with suppress(DataError):
-            explain(path)
+            log = explain(path)
+            assert all(1 <= e.line <= log.lines for e in log.explanations)
 
 
 def test_fuzzed_logs(tmp_path):

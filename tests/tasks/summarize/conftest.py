@@ -23,8 +23,6 @@ with pytest.MonkeyPatch.context() as environment:
 class PlainOps:
     """ModelOps by the book."""
 
-    devices = 1
-
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
 

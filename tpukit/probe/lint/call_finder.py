@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
-from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names, Scope, children, source_text
 from tpukit.probe.lint.source import MASK, Module
 
@@ -17,7 +17,7 @@ _WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.envir
 _SHELL = re.compile(r"(?:^|[\s;!%])(?:export\s+|env\s+|set_env\s+)?([A-Z][A-Z0-9_]+)\s?=\s?\S")
 
 
-def find_calls(module: Module, names: Names, table: CallTable) -> list[Place]:
+def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFinding]:
     """Every use of a row of the table in a parsed module."""
     assert module.tree is not None
     finder = _Finder(module, names, table)
@@ -34,7 +34,7 @@ class _Finder:
         self.module = module
         self.names = names
         self.table = table
-        self.places: list[Place] = []
+        self.places: list[ModuleFinding] = []
         self.guard = 0
         self.has_alternative = 0
         self._loaded: set[str] = set()
@@ -229,7 +229,7 @@ class _Finder:
     def _add(
         self, row: OldCall, span: tuple[int, int, int, int], old: str, name: str, fix: Fix | None
     ) -> None:
-        place = Place(*span, row.id, old, row.new, row.since, row.status, fix, name)
+        place = ModuleFinding(*span, row.id, old, row.new, row.since, row.status, fix, name)
         if place not in self.places:
             self.places.append(place)
 

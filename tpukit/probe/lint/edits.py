@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
 
 _SHORT = {"torch_xla.runtime": "xr"}
@@ -117,7 +117,7 @@ def _import_lines(tree: ast.Module, package: str) -> list[int]:
     return sorted(top)[:1] or sorted(inner)
 
 
-def unused_imports(tree: ast.Module, rewritten: list[Place]) -> set[tuple[int, int]]:
+def unused_imports(tree: ast.Module, rewritten: list[ModuleFinding]) -> set[tuple[int, int]]:
     """(line, column) of imported names that are unused after the rewrite.
 
     Columns are those of the syntax tree.

@@ -32,7 +32,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Place:
+class ModuleFinding:
     """A finding in one module's text."""
 
     line: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import json
 import subprocess
@@ -55,10 +54,8 @@ def plan_fix(path: Path) -> FileFix | None:
         data = read_bytes(path)
         if not may_concern(data):
             return None
-        mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
-        text = decode_source(data)
-        encoding = _encoding(data, text)
-        if encoding is None:
+        text, encoding = decode_source(data)
+        if text.encode(encoding) != data:
             return None
         if path.suffix == ".ipynb":
             new, count = _fixed_notebook(str(path), text)
@@ -68,20 +65,7 @@ def plan_fix(path: Path) -> FileFix | None:
         return None
     if count == 0 or new == text:
         return None
-    return FileFix(path, _diff(path, text, new), mark + new.encode(encoding), count)
-
-
-def _encoding(data: bytes, text: str) -> str | None:
-    """The encoding that gives the file's bytes back; None where none does."""
-    body = data.removeprefix(codecs.BOM_UTF8)
-    return next((e for e in ("utf-8", "latin-1") if _encodes(text, e, body)), None)
-
-
-def _encodes(text: str, encoding: str, body: bytes) -> bool:
-    try:
-        return text.encode(encoding) == body
-    except UnicodeEncodeError:
-        return False
+    return FileFix(path, _diff(path, text, new), new.encode(encoding), count)
 
 
 def _fixed_module(module: Module) -> tuple[str, int]:

@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names, Scope, children, imported_packages, source_text
 from tpukit.probe.lint.source import Module
 
@@ -43,16 +43,31 @@ _PADS = ("True", "'longest'", "'max_length_in_batch'")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.While)
 _OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
-_Emit = Callable[[ast.expr, str, str, str], None]
+_ADVICE = {
+    "read-in-step": "read when logging, after the sync (xm.add_step_closure): each read waits for "
+    "the device",
+    "collective-under-master": "call it on every rank: it waits for all of them (only one of them "
+    "writes)",
+    "unsynchronised-gradients": "xm.optimizer_step(optimizer): mark_step does not synchronise "
+    "gradients, each rank trains its own model",
+    "fp16-accelerator": 'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the '
+    "launcher",
+    "scaler-on-xla": "omit it: bf16 has the range of fp32 and needs no scaler",
+    "padding-to-longest": 'pad to a few fixed lengths (padding="max_length" in tokenizers): each '
+    "new length is compiled",
+    "no-drop-last": "drop_last=True, or pad the last batch: its shape is compiled too",
+}
+"""Habit -> what to write instead."""
+_Emit = Callable[[ast.expr, str, str], None]
 
 
-def find_habits(module: Module, names: Names) -> list[Place]:
+def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
     """Habits of a parsed module."""
     assert module.tree is not None
-    found: list[Place] = []
+    found: list[ModuleFinding] = []
 
-    def emit(node: ast.expr, id: str, old: str, new: str) -> None:
-        found.append(Place(*module.span(node), id, old, new, "XLA", "habit"))
+    def emit(node: ast.expr, id: str, old: str) -> None:
+        found.append(ModuleFinding(*module.span(node), id, old, _ADVICE[id], "XLA", "habit"))
 
     imports = (n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom))
     uses_xla = any("torch_xla" in imported_packages(node) for node in imports)
@@ -106,12 +121,7 @@ class _Visitor:
             return
         value = _keyword(node, "mixed_precision")
         if isinstance(value, ast.Constant) and value.value == "fp16":
-            self.emit(
-                node.func,
-                "fp16-accelerator",
-                'Accelerator(mixed_precision="fp16")',
-                'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the launcher',
-            )
+            self.emit(node.func, "fp16-accelerator", 'Accelerator(mixed_precision="fp16")')
 
     def _under_master(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         tests = [t for t in under if not t.startswith("not (") and _MASTER.search(t)]
@@ -124,48 +134,26 @@ class _Visitor:
         is_xla = name in _COLLECTIVES and _keyword(node, "master_only") is None
         is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
         if is_xla or is_accelerate:
-            self.emit(
-                node.func,
-                "collective-under-master",
-                f"{method}() under `if {tests[-1][:40]}`",
-                "call it on every rank: it waits for all of them (only one of them writes)",
-            )
+            old = f"{method}() under `if {tests[-1][:40]}`"
+            self.emit(node.func, "collective-under-master", old)
 
     def _scaler(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         known = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
         if name in known and not any(re.search("cuda|gpu|fp16|half", t, re.I) for t in under):
             enabled = _keyword(node, "enabled")
             if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value):
-                self.emit(
-                    node.func,
-                    "scaler-on-xla",
-                    "GradScaler on XLA",
-                    "omit it: bf16 has the range of fp32 and needs no scaler",
-                )
+                self.emit(node.func, "scaler-on-xla", "GradScaler on XLA")
 
     def _shapes(self, node: ast.Call, name: str) -> None:
         if name == "torch.utils.data.DataLoader" or name.endswith("data.dataloader.DataLoader"):
             self._loader(node)
         called = source_text(node.func)
-        padding = _keyword(node, "padding")
-        if (
-            padding is not None
-            and source_text(padding) in _PADS
-            and re.search("token|pad", called, re.I)
-        ):
-            self.emit(
-                node.func,
-                "padding-to-longest",
-                f"{called}(padding={source_text(padding)})",
-                'padding="max_length" with a few fixed lengths: each new length is compiled',
-            )
+        keyword = _keyword(node, "padding")
+        padding = source_text(keyword) if keyword else ""
+        if padding in _PADS and re.search("token|pad", called, re.I):
+            self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         if name == "torch.nn.utils.rnn.pad_sequence":
-            self.emit(
-                node.func,
-                "padding-to-longest",
-                "pad_sequence(...)",
-                "pad to a few fixed lengths: each new length is compiled",
-            )
+            self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
 
     def _loader(self, node: ast.Call) -> None:
         given = {keyword.arg for keyword in node.keywords}
@@ -175,12 +163,7 @@ class _Visitor:
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
         by_position = len(node.args) > 8
         if not whole and kept and not by_position and not given & {None, "batch_sampler"}:
-            self.emit(
-                node.func,
-                "no-drop-last",
-                "DataLoader(...) without drop_last",
-                "drop_last=True, or pad the last batch: its shape is compiled too",
-            )
+            self.emit(node.func, "no-drop-last", "DataLoader(...) without drop_last")
 
     def _step(self, node: ast.AST, scope: Scope) -> None:
         """Reads in the body of a training loop or of a training step's function."""
@@ -191,13 +174,7 @@ class _Visitor:
             return
         for inner in _nodes(node.body, every_step=True):
             if isinstance(inner, ast.Call) and _is_read(inner):
-                self.emit(
-                    inner,
-                    "read-in-step",
-                    f"{source_text(inner)[:40]} in the step",
-                    "read when logging, after the sync (xm.add_step_closure): each read waits for "
-                    "the device",
-                )
+                self.emit(inner, "read-in-step", f"{source_text(inner)[:40]} in the step")
 
     def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
         """A backward pass; in a loop a sync too (a function may sync for other reasons)."""
@@ -228,13 +205,8 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
         return
     for call in calls:
         if re.fullmatch(r".*opt\w*\.step", source_text(call.func), re.I) and not call.args:
-            emit(
-                call.func,
-                "unsynchronised-gradients",
-                f"{source_text(call.func)}() and a sync",
-                "xm.optimizer_step(optimizer): mark_step does not synchronise gradients, each "
-                "rank trains its own model",
-            )
+            old = f"{source_text(call.func)}() and a sync"
+            emit(call.func, "unsynchronised-gradients", old)
 
 
 def _count(tree: ast.AST, attribute: str) -> int:
@@ -242,15 +214,10 @@ def _count(tree: ast.AST, attribute: str) -> int:
 
 
 def _words(tree: ast.Module) -> str:
-    words = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            words.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            words.add(node.attr)
-        elif isinstance(node, ast.alias):
-            words.add(node.name)
-    return " ".join(words)
+    """Every name that occurs in a module."""
+    fields = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
+    nodes = (node for node in ast.walk(tree) if type(node) in fields)
+    return " ".join({getattr(node, fields[type(node)]) for node in nodes})
 
 
 def _anywhere(node: ast.expr, names: Names) -> list[str]:

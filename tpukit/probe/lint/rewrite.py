@@ -19,7 +19,7 @@ from tpukit.probe.lint.call_arguments import (
     with_arguments,
 )
 from tpukit.probe.lint.edits import ImportPlanner, unused_imports
-from tpukit.probe.lint.finding import Place
+from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names
 
 Position = tuple[int, int]
@@ -27,7 +27,9 @@ _PYTHON_TYPES = {"unicode": "str"}
 _LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
-def rewrite(text: str, tree: ast.Module, places: Sequence[Place]) -> tuple[str, list[Place]]:
+def rewrite(
+    text: str, tree: ast.Module, places: Sequence[ModuleFinding]
+) -> tuple[str, list[ModuleFinding]]:
     """The module's text with every place that has a fix rewritten where possible, and those."""
     wanted = [place for place in places if place.fix is not None]
     if not wanted:
@@ -67,24 +69,24 @@ class _Rewriter(cst.CSTTransformer):
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[ModuleFinding],
         planner: ImportPlanner,
         dropped: set[Position] | None = None,
     ) -> None:
         """dropped: places of imported names that become unused; None in the trial pass."""
         super().__init__()
         self.planner = planner
-        self.fixed: list[Place] = []
+        self.fixed: list[ModuleFinding] = []
         self._dropped = dropped
-        self._at: dict[tuple[int, int, int, int], list[Place]] = {}
-        self._starts: dict[Position, list[Place]] = {}
+        self._at: dict[tuple[int, int, int, int], list[ModuleFinding]] = {}
+        self._starts: dict[Position, list[ModuleFinding]] = {}
         for place in places:
             span = (place.line, place.column, place.end_line, place.end_column)
             self._at.setdefault(span, []).append(place)
             self._starts.setdefault((place.line, place.column), []).append(place)
 
     # -- where a node stands ---------------------------------------------------
-    def _places(self, node: cst.CSTNode) -> list[Place]:
+    def _places(self, node: cst.CSTNode) -> list[ModuleFinding]:
         where = self.get_metadata(PositionProvider, node)
         start, end = where.start, where.end
         return self._at.get((start.line, start.column, end.line, end.column), [])
@@ -93,7 +95,7 @@ class _Rewriter(cst.CSTTransformer):
         start = self.get_metadata(PositionProvider, node).start
         return start.line, start.column
 
-    def _done(self, place: Place) -> None:
+    def _done(self, place: ModuleFinding) -> None:
         if place not in self.fixed:
             self.fixed.append(place)
 
@@ -116,7 +118,7 @@ class _Rewriter(cst.CSTTransformer):
     leave_Name = leave_Attribute = _expression  # noqa: N815 - libcst's names
 
     def _new_expression(
-        self, place: Place, fix: Fix, node: cst.Name | cst.Attribute
+        self, place: ModuleFinding, fix: Fix, node: cst.Name | cst.Attribute
     ) -> cst.BaseExpression | None:
         if fix.to and not fix.prepend:
             return self._spelled(fix)
@@ -253,7 +255,9 @@ def _stays_first(statement: cst.BaseStatement) -> bool:
     return isinstance(first, cst.ImportFrom) and code_of(first).startswith("from __future__")
 
 
-def _special(place: Place, fix: Fix, node: cst.Name | cst.Attribute) -> cst.BaseExpression | None:
+def _special(
+    place: ModuleFinding, fix: Fix, node: cst.Name | cst.Attribute
+) -> cst.BaseExpression | None:
     kind, _, last = fix.special.partition(":")
     if kind == "last":
         return _renamed_last(node, last)

@@ -13,7 +13,7 @@ from tpukit.io.process import allowed_cores
 from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table
 from tpukit.probe.lint.call_finder import find_calls
-from tpukit.probe.lint.finding import Finding, Place
+from tpukit.probe.lint.finding import Finding, ModuleFinding
 from tpukit.probe.lint.habits import find_habits
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.prefilter import may_concern, may_hold_habits
@@ -103,7 +103,7 @@ def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]
         data = read_bytes(Path(path))
         if not whole and not may_concern(data):
             return [], []
-        text = decode_source(data)
+        text, _ = decode_source(data)
         if path.endswith(".ipynb"):
             modules = notebook_modules(path, read_notebook(path, text))
         else:
@@ -133,7 +133,7 @@ def module_findings(module: Module) -> list[Finding]:
     ]
 
 
-def places_of(module: Module) -> list[Place]:
+def places_of(module: Module) -> list[ModuleFinding]:
     """Everything found in a module, in order; nothing in one that does not parse."""
     if module.tree is None:
         return []
@@ -148,6 +148,6 @@ def places_of(module: Module) -> list[Place]:
     return sorted(places, key=lambda place: (place.line, place.column))
 
 
-def ignored(place: Place, lines: Sequence[str]) -> bool:
+def ignored(place: ModuleFinding, lines: Sequence[str]) -> bool:
     here = {place.line, place.end_line}
     return any(IGNORE in lines[line - 1] for line in here if line <= len(lines))

@@ -94,30 +94,30 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({reason})", "Check its permissions.") from None
 
 
-def decode_source(data: bytes) -> str:
-    """Text by the file's own declaration, as Python reads it; the newlines stay as they are."""
+def decode_source(data: bytes) -> tuple[str, str]:
+    """(text, encoding) by the file's own declaration, as Python reads it; newlines are kept."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding)
+        return data.decode(encoding), encoding
     except (SyntaxError, LookupError, UnicodeDecodeError, ValueError):
-        return data.decode("utf-8", errors="replace")
+        return data.decode("utf-8", errors="replace"), "utf-8"
 
 
 def python_module(path: str, text: str) -> Module:
     """A Python file as a module; one exported from a notebook has its magics masked."""
     module = Module(path, text, [Chunk(1, text.count("\n") + 1, None)])
-    module.tree, problem = parse(text)
+    module.tree, problem = parse_python(text)
     if module.tree is None:
         masked = mask_magics(text)
         if masked != text:
-            module.tree, _ = parse(masked)
+            module.tree, _ = parse_python(masked)
             module.text = masked if module.tree is not None else text
     if module.tree is None:
         module.notes.append(f"{path}: invalid Python ({problem}): skipped")
     return module
 
 
-def parse(text: str) -> tuple[ast.Module | None, str]:
+def parse_python(text: str) -> tuple[ast.Module | None, str]:
     """The syntax tree, or None and the reason."""
     try:
         with warnings.catch_warnings():
@@ -201,7 +201,7 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
         joined.append(text)
         line += count
     main.text = "\n".join(joined)
-    main.tree, problem = parse(main.text)
+    main.tree, problem = parse_python(main.text)
     if main.tree is None:
         main.notes.append(f"{path}: its cells together are invalid Python ({problem}): skipped")
     return [main, *written]
@@ -210,7 +210,7 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
 def _written_file(path: str, source: str, number: int) -> Module:
     text = source.partition("\n")[2]
     module = Module(path, text, [Chunk(1, text.count("\n") + 1, number, skipped=1)])
-    module.tree, problem = parse(text)
+    module.tree, problem = parse_python(text)
     if module.tree is None:
         module.notes.append(f"{path}, cell {number}: invalid Python ({problem}): skipped")
     return module
@@ -222,10 +222,10 @@ def _as_python(source: str, number: int, main: Module) -> str:
         magic = source[2:].split(maxsplit=1)
         if not magic or magic[0] not in _PYTHON_CELL_MAGICS:
             return comment_out(source)
-    if parse(source)[0] is not None:
+    if parse_python(source)[0] is not None:
         return source
     masked = mask_magics(source)
-    _, problem = parse(masked)
+    _, problem = parse_python(masked)
     if not problem:
         return masked
     main.notes.append(f"{main.path}, cell {number}: invalid Python ({problem}): skipped")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpukit.knowledge.error_table import KnownError
-from tpukit.probe.logs.log_source import LogSource, decode
+from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines
 from tpukit.probe.logs.matching import Explanation, Matcher
 
@@ -101,7 +101,7 @@ def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
     number, rest, expected = 1, "", 0
     for piece, offset in source.pieces():
         if decoder is None:
-            encoding, _ = decode(piece, source.name)
+            encoding = encoding_of(piece, source.name)
             decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         if offset != expected:
             number, rest = number + 1, ""

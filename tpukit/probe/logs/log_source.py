@@ -6,6 +6,7 @@ because that is where errors are.
 
 from __future__ import annotations
 
+import codecs
 import os
 import select
 import stat
@@ -126,14 +127,13 @@ def _a_file_in(folder: Path) -> str:
     return f"Name one file, {logs[0]} for instance." if logs else "Name one file in it."
 
 
-def decode(piece: bytes, name: str) -> tuple[str, str]:
-    """The encoding of a log, detected from its first piece, and that piece's text.
+def encoding_of(piece: bytes, name: str) -> str:
+    """The encoding of a log, detected from its first piece.
 
     Raises DataError for a binary file.
     """
-    for mark, encoding in ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
-        if piece.startswith(mark):
-            return encoding, piece.decode(encoding, errors="replace")
+    if piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
     for magic, what in _KNOWN_BINARY:
         if piece.startswith(magic):
             raise DataError(
@@ -143,4 +143,4 @@ def decode(piece: bytes, name: str) -> tuple[str, str]:
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
     if controls > 0.02 * len(sample) + 4:
         raise DataError(f"{name}: is a binary file", "Name a text file.")
-    return "utf-8", piece.decode("utf-8", errors="replace")
+    return "utf-8"

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,18 +20,17 @@ from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.tasks.summarize.config import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.tasks.summarize.data.buckets import (
     Bucket,
+    Bucketing,
     BucketPlan,
-    choose_lengths,
     evaluation_plan,
-    make_buckets,
 )
 from tpukit.tasks.summarize.data.samples import (
     IGNORED,
-    HasSizes,
+    SizedSamples,
     TokenSamples,
-    collate,
+    collate_tokens,
     example_batch,
-    split_samples,
+    split_indices,
 )
 from tpukit.tasks.summarize.data.token_cache import (
     TokenCache,
@@ -38,7 +38,7 @@ from tpukit.tasks.summarize.data.token_cache import (
     open_token_cache,
 )
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer, load_tokenizer
-from tpukit.tasks.summarize.data.tokenizer_choice import trained_tokenizer, usual_tokenizer
+from tpukit.tasks.summarize.data.tokenizer_choice import default_tokenizer, trained_tokenizer
 from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
 from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, summarise
@@ -64,6 +64,7 @@ from tpukit.train.task import (
     Task,
 )
 
+Array = np.ndarray[Any, Any]
 Log = Callable[[str], None]
 TOKENIZER_FILE = "tokenizer.tiktoken"
 MODEL_FILE = "model.json"
@@ -81,14 +82,6 @@ class SummarizeTask(Task):
         self.config = SummarizeConfig(**settings)
         self.config.check()
         self.defaults = replace(FINE_TUNING, lr=1e-3) if self.config.from_scratch else FINE_TUNING
-        self.devices = 1
-        self.buckets: list[Bucket] = []
-        self._lengths: list[int] = []
-        self._most_targets = 0
-        self._digest = ""
-        self._tokenizer: Tokenizer | None = None
-        self._model_config: GPT2Config | None = None
-        self._pretrained: Pretrained | None = None
 
     @property
     def generation_slots(self) -> int:
@@ -100,16 +93,13 @@ class SummarizeTask(Task):
         path = Path(self.config.data_path)
         return path if path.suffix == ".csv" else path / "train.csv"
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The run's tokenizer: restored, read, or trained on the training file."""
-        if self._tokenizer is None:
-            name = self.config.tokenizer or usual_tokenizer(self.config.init)
-            if name == "train":
-                self._tokenizer = trained_tokenizer(self.train_file, self.config.vocabulary_size)
-            else:
-                self._tokenizer = load_tokenizer(name)
-        return self._tokenizer
+        """A run's tokenizer, else the one read, or trained on the training file."""
+        name = self.config.tokenizer or default_tokenizer(self.config.init)
+        if name == "train":
+            return trained_tokenizer(self.train_file, self.config.vocabulary_size)
+        return load_tokenizer(name)
 
     def datasets(self) -> Datasets:
         """Training and validation samples as tokens; the cache is built on first use."""
@@ -118,18 +108,27 @@ class SummarizeTask(Task):
                 f"There is no training file {self.train_file}.",
                 "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
             )
-        self._digest = file_digest(self.train_file)[:16]
+        train, valid = self._parts()
+        sizes = [cache.sizes(indices) for cache, indices in (train, valid)]
+        bucketing = Bucketing.of(sizes[0], sizes[1], self.config.buckets)
+        return Datasets(
+            TokenSamples(*train, bucketing),
+            TokenSamples(*valid, bucketing) if len(sizes[1]) else None,
+            artifacts={
+                TOKENIZER_FILE: self.tokenizer.to_bytes(),
+                MODEL_FILE: json.dumps(asdict(self.model_config)).encode(),
+            },
+            identity={"data": file_digest(self.train_file)[:16]},
+        )
+
+    def _parts(self) -> list[tuple[TokenCache, Array]]:
+        """Training and validation samples: a cache, and which of its samples."""
         cache = self.open_cache(self.train_file)
-        valid: TokenSamples | None
-        if self.config.valid_file is not None:
-            train = TokenSamples(cache, np.arange(len(cache)))
-            valid_cache = self.open_cache(Path(self.config.valid_file))
-            valid = TokenSamples(valid_cache, np.arange(len(valid_cache)))
-        else:
-            train, valid = split_samples(cache, self.config.valid_fraction, self.config.split_seed)
-        self._lengths = bucket_lengths(train, valid, self.config.buckets)
-        self._most_targets = max(int(part.sizes.targets.max()) for part in (train, valid) if part)
-        return Datasets(train, valid)
+        if self.config.valid_file is None:
+            split = split_indices(len(cache), self.config.valid_fraction, self.config.split_seed)
+            return [(cache, indices) for indices in split]
+        valid = self.open_cache(Path(self.config.valid_file))
+        return [(part, np.arange(len(part))) for part in (cache, valid)]
 
     def open_cache(self, path: Path) -> TokenCache:
         with RowProgress(f"Tokenising {path.name}") as progress:
@@ -145,47 +144,42 @@ class SummarizeTask(Task):
 
     # -- batches --------------------------------------------------------------------------------
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
-        assert isinstance(data, TokenSamples)
-        self.devices = settings.devices
-        rows_per_device = settings.micro_rows // settings.devices
-        self.buckets = make_buckets(self._lengths, data.sizes, rows_per_device, self._most_targets)
-        return BucketPlan(data.sizes, self.buckets, settings)
+        assert isinstance(data, SizedSamples)
+        return BucketPlan(data.sizes, _buckets(data, settings), settings)
 
-    def evaluation_batches(self, data: SampleSource, rows: int) -> Iterator[MicroBatch]:
-        """Every sample once; `rows` over all devices are of mean length, as in training."""
-        assert isinstance(data, HasSizes)
-        return evaluation_plan(data.sizes, self.buckets, self.devices)
+    def evaluation_batches(
+        self, data: SampleSource, settings: PlanSettings
+    ) -> Iterator[MicroBatch]:
+        """Every sample once; micro-batches have the shapes of training's."""
+        assert isinstance(data, SizedSamples)
+        return evaluation_plan(data.sizes, _buckets(data, settings), settings.devices)
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-        assert micro.bucket is not None
-        return collate(samples, micro, self.buckets[micro.bucket])
+        return collate_tokens(samples, micro)
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """With data, its buckets; without, rows as long as the context, a tenth of it targets."""
-        per_device = max(1, settings.micro_rows // settings.devices)
         if self.train_file.is_file():
             train = self.datasets().train
-            assert isinstance(train, TokenSamples)
-            buckets = make_buckets(self._lengths, train.sizes, per_device, self._most_targets)
+            assert isinstance(train, SizedSamples)
+            buckets = _buckets(train, settings)
         else:
-            length = self.model_config.block_size
-            buckets = [Bucket(length, per_device, per_device * -(-length // 10))]
+            rows, length = settings.micro_rows // settings.devices, self.model_config.block_size
+            buckets = [Bucket(length, rows, rows * -(-length // 10))]
         costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
         vocabulary = self.model_config.vocabulary_size
         return [example_batch(bucket, settings.devices, vocabulary) for bucket in costliest]
 
     # -- model ----------------------------------------------------------------------------------
-    @property
+    @cached_property
     def pretrained(self) -> Pretrained | None:
         """The weights to start from; None from scratch."""
         if self.config.from_scratch:
             return None
-        if self._pretrained is None:
-            found = read_pretrained(self.config.init or self.config.model)
-            require_vocabulary(found, self.tokenizer)
-            self._require_size(found)
-            self._pretrained = cropped(found, min(self.config.block_size, found.config.block_size))
-        return self._pretrained
+        found = read_pretrained(self.config.init or self.config.model)
+        require_vocabulary(found, self.tokenizer)
+        self._require_size(found)
+        return cropped(found, min(self.config.block_size, found.config.block_size))
 
     def _require_size(self, found: Pretrained) -> None:
         asked, default = self.config.model, SummarizeConfig.model
@@ -201,50 +195,59 @@ class SummarizeTask(Task):
                 "Leave --model out: --init brings its size along.",
             )
 
-    @property
+    @cached_property
     def model_config(self) -> GPT2Config:
-        """The model's shape: restored, of the weights to start from, or asked for."""
-        if self._model_config is None:
-            if self.pretrained is not None:
-                shape = self.pretrained.config
-            else:
-                shape = replace(
-                    parse_size(self.config.model),
-                    vocabulary_size=self.tokenizer.vocabulary_size,
-                    block_size=self.config.block_size,
-                )
-            self._model_config = replace(
-                shape, dropout=self.config.dropout, recompute=self.config.recompute
-            )
-        return self._model_config
+        """The model's shape: a run's, of the weights to start from, or the config's."""
+        if self.pretrained is not None:
+            return self._as_trained(self.pretrained.config)
+        vocabulary = self.tokenizer.vocabulary_size
+        return self._as_trained(self._shape_from_scratch(vocabulary))
+
+    def _shape_from_scratch(self, vocabulary_size: int) -> GPT2Config:
+        return replace(
+            parse_size(self.config.model),
+            vocabulary_size=vocabulary_size,
+            block_size=self.config.block_size,
+        )
+
+    def _as_trained(self, shape: GPT2Config) -> GPT2Config:
+        return replace(shape, dropout=self.config.dropout, recompute=self.config.recompute)
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         model = self.build_plain_model(ops)
-        if self._pretrained is not None:
-            model.load_state_dict(self._pretrained.tensors)
+        if self.pretrained is not None:
+            model.load_state_dict(self.pretrained.tensors)
         if self.config.lora:
             add_lora(model, self.config.lora)
         return model
 
     def build_plain_model(self, ops: ModelOps) -> GPT2:
         """The model without adapters, freshly initialised."""
-        self.devices = ops.devices
         return GPT2(self.model_config, PlainOps(ops) if self.config.loss == "reference" else ops)
 
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        return self._with(
+            tokenizer=Tokenizer.from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE),
+            model_config=self._as_trained(GPT2Config(**json.loads(artifacts[MODEL_FILE]))),
+            pretrained=None,
+        )
+
     def for_probing(self) -> Self:
+        if self.config.init not in (None, FROM_SCRATCH):
+            return self
+        if self.config.tokenizer == "train":
+            vocabulary = self.config.vocabulary_size
+        elif self.config.tokenizer in (None, "gpt2"):
+            vocabulary = GPT2Config.vocabulary_size
+        else:
+            vocabulary = self.tokenizer.vocabulary_size
+        shape = self._as_trained(self._shape_from_scratch(vocabulary))
+        return self._with(model_config=shape, pretrained=None)
+
+    def _with(self, **known: Any) -> Self:
+        """The same task, but these cached properties are given instead of found out."""
         task = copy.copy(self)
-        if self._model_config is None and (self.config.init in (None, FROM_SCRATCH)):
-            size = parse_size(self.config.model)
-            if self.config.tokenizer == "train":
-                size = replace(size, vocabulary_size=self.config.vocabulary_size)
-            elif self.config.tokenizer not in (None, "gpt2"):
-                size = replace(size, vocabulary_size=self.tokenizer.vocabulary_size)
-            task._model_config = replace(
-                size,
-                block_size=self.config.block_size,
-                dropout=self.config.dropout,
-                recompute=self.config.recompute,
-            )
+        vars(task).update(known)
         return task
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -262,36 +265,15 @@ class SummarizeTask(Task):
         weight = counted.sum()
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
 
-    # -- what a run keeps -------------------------------------------------------------------------
     def identity(self) -> dict[str, Any]:
         kept = ("model", "block_size", "vocabulary_size", "dropout", "valid_fraction", "split_seed",
                 "buckets", "lora_rank", "lora_alpha", "lora_targets")  # fmt: skip
-        # Files move between sessions: their names are kept, and the data's sum.
+        # Files move between sessions: their names are kept, not their paths.
         files = ("init", "tokenizer", "valid_file")
         return {
             **{name: getattr(self.config, name) for name in kept},
             **{name: Path(getattr(self.config, name) or "").name for name in files},
-            "data": self._digest,
         }
-
-    def artifacts(self) -> dict[str, bytes]:
-        """The tokenizer, and the model's shape."""
-        return {
-            TOKENIZER_FILE: self.tokenizer.to_bytes(),
-            MODEL_FILE: json.dumps(asdict(self.model_config)).encode(),
-        }
-
-    def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
-        self._tokenizer = Tokenizer.from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
-        shape = GPT2Config(**json.loads(artifacts[MODEL_FILE]))
-        self._model_config = replace(
-            shape, dropout=self.config.dropout, recompute=self.config.recompute
-        )
-
-    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
-        task = copy.copy(self)
-        task.restore_artifacts(artifacts)
-        return task
 
     # -- a trained run ----------------------------------------------------------------------------
     def merged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -371,9 +353,5 @@ def room_of(prompts: Sequence[Prompt], task: SummarizeTask) -> int:
     return task.model_config.block_size - min(len(prompt.tokens) for prompt in prompts)
 
 
-def bucket_lengths(train: TokenSamples, valid: TokenSamples | None, count: int) -> list[int]:
-    """Bucket lengths with the least padding on the training samples that hold all others too."""
-    longest = int(train.sizes.lengths.max())
-    if valid is not None:
-        longest = max(longest, int(valid.sizes.lengths.max()))
-    return choose_lengths(train.sizes.lengths, count, longest)
+def _buckets(data: SizedSamples, settings: PlanSettings) -> list[Bucket]:
+    return data.bucketing.buckets(settings.micro_rows // settings.devices)

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.tasks.summarize.data.buckets import (
+    Bucketing,
     BucketPlan,
     SampleSizes,
     choose_lengths,
     evaluation_plan,
-    make_buckets,
-    padding_share,
 )
 from tpukit.train.task import PlanSettings
 
@@ -26,8 +25,7 @@ def sizes_like_samsum(count: int = 5000) -> SampleSizes:
 
 
 def make_plan(sizes: SampleSizes, rows: int, devices: int, batch: int, count: int) -> BucketPlan:
-    lengths = choose_lengths(sizes.lengths, count, int(sizes.lengths.max()))
-    buckets = make_buckets(lengths, sizes, rows, 0)
+    buckets = Bucketing.of(sizes, None, count).buckets(rows)
     return BucketPlan(sizes, buckets, PlanSettings(batch, rows * devices, devices, 0))
 
 
@@ -47,7 +45,8 @@ def test_every_sample_is_in_its_step_once_and_fits(lengths, rows, devices, count
     keys = []
     for step in range(-(-len(sizes) // 8)):
         for micro in plan.step(step):
-            bucket = plan.buckets[micro.bucket]
+            bucket = micro.shape
+            assert bucket in plan.buckets
             assert micro.rows == bucket.rows * devices and micro.rows >= len(micro.keys)
             for device in range(devices):
                 own = micro.share(device, devices).keys
@@ -68,12 +67,19 @@ def test_a_step_has_the_same_samples_whatever_the_devices(rows: int, devices: in
         }
 
 
+def padding_share(plan: BucketPlan, steps: int) -> float:
+    """The part of all computed positions that hold no token."""
+    micro_batches = [micro for step in range(steps) for micro in plan.step(step)]
+    tokens = sum(int(plan.sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
+    return 1 - tokens / sum(m.rows * m.shape.length for m in micro_batches)
+
+
 def test_padding_is_little() -> None:
     sizes = sizes_like_samsum()
     padding = {}
     for count in (1, 8, 24):
         plan = make_plan(sizes, 4, 1, 256, count)
-        padding[count] = padding_share([m for step in range(8) for m in plan.step(step)], plan)
+        padding[count] = padding_share(plan, 8)
     assert padding[24] < 0.10 < padding[8] < 0.20 and padding[1] > 0.75
 
 

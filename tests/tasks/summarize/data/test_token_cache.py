@@ -15,7 +15,7 @@ import pytest
 from tpukit.errors import DataError
 from tpukit.tasks.summarize.data.dialogues import write_dialogues
 from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, PromptFormat
-from tpukit.tasks.summarize.data.samples import split_samples
+from tpukit.tasks.summarize.data.samples import split_indices
 from tpukit.tasks.summarize.data.token_cache import open_token_cache
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
@@ -109,12 +109,12 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
 def test_the_split_is_seeded_and_covers_all(tmp_path: Path, tokenizer: Tokenizer) -> None:
     files = write_dialogues(tmp_path, 300, 0)
     cache = open_token_cache(files.train, tokenizer, 256)
-    train, valid = split_samples(cache, 0.05, 1)
-    assert valid is not None and len(valid) == round(270 * 0.05)
-    assert sorted([*train.indices, *valid.indices]) == list(range(270))
-    again = split_samples(cache, 0.05, 1)[0]
-    assert np.array_equal(train.indices, again.indices)
-    assert not np.array_equal(train.indices, split_samples(cache, 0.05, 2)[0].indices)
+    train, valid = split_indices(len(cache), 0.05, 1)
+    assert len(valid) == round(270 * 0.05)
+    assert sorted([*train, *valid]) == list(range(270))
+    again = split_indices(len(cache), 0.05, 1)[0]
+    assert np.array_equal(train, again)
+    assert not np.array_equal(train, split_indices(len(cache), 0.05, 2)[0])
 
 
 def test_a_cache_folder_that_cannot_be_written(

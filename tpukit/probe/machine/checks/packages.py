@@ -8,8 +8,8 @@ from tpukit.knowledge.versions import (
     pair_of,
     parse_version,
     same_release,
-    table,
     torchvision_of,
+    version_table,
 )
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
@@ -56,7 +56,7 @@ def _install(torch_xla: str) -> str:
 
 
 def _python(facts: Facts) -> Verdict | None:
-    oldest, newest = (parse_version(text) for text in table()["torch_xla"]["python"])
+    oldest, newest = (parse_version(text) for text in version_table()["torch_xla"]["python"])
     here = parse_version(facts.python)[:2]
     if oldest <= here <= newest:
         return None
@@ -97,7 +97,7 @@ def _compared(here: str, pair: Pair, problem: object, torch_xla: str) -> Verdict
 
 
 def _libtpu_of_torch_tpu(here: str | None) -> Verdict:
-    oldest = str(table()["torch_tpu"]["libtpu"])
+    oldest = str(version_table()["torch_tpu"]["libtpu"])
     if here and parse_version(here) >= parse_version(oldest):
         return passed(f"libtpu {here}")
     return failed(
@@ -135,7 +135,7 @@ def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
                 "pip uninstall -y torch_tpu    # or torch_xla: one environment each",
             )
         )
-    first, before = (parse_version(text) for text in table()["torch_tpu"]["torch"])
+    first, before = (parse_version(text) for text in version_table()["torch_tpu"]["torch"])
     torch = facts.version("torch") or ""
     if not first <= parse_version(torch)[:2] < before:
         problems.append(

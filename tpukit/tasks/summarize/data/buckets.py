@@ -86,27 +86,44 @@ def _least_padding(candidates: Array, ends: Array, count: int) -> list[int]:
     return sorted(chosen)
 
 
-def make_buckets(
-    lengths: Sequence[int], sizes: SampleSizes, rows_per_device: int, most_targets: int
-) -> list[Bucket]:
-    """Shapes that hold `rows_per_device` samples of mean length, whatever the bucket.
+@dataclass(frozen=True)
+class Bucketing:
+    """What the shapes of a data set's batches are made from; all its parts share them."""
 
-    All buckets cost about the same memory and time: long ones have fewer rows. Any sample of at
-    most `most_targets` targets fits.
-    """
-    budget = rows_per_device * float(sizes.lengths.mean())
-    most = max(most_targets, int(sizes.targets.max()))
-    buckets, shorter = [], 0
-    for length in lengths:
-        rows = max(1, round(budget / length))
-        within = sizes.targets[(sizes.lengths > shorter) & (sizes.lengths <= length)]
-        own = within if len(within) else sizes.targets
-        # Sums of `rows` target counts stay below mean and two deviations, nearly always.
-        expected = rows * float(own.mean()) + 2 * float(own.std()) * rows**0.5
-        targets = min(max(int(expected), most), rows * most)
-        buckets.append(Bucket(length, rows, -(-targets // LENGTH_STEP) * LENGTH_STEP))
-        shorter = length
-    return buckets
+    lengths: Sequence[int]
+    """The bucket lengths."""
+    sizes: SampleSizes
+    """Of the training samples: they decide how full a bucket is."""
+    most_targets: int
+    """Most targets of any sample."""
+
+    @classmethod
+    def of(cls, train: SampleSizes, valid: SampleSizes | None, count: int) -> Bucketing:
+        """At most `count` lengths with the least padding on `train`; they hold `valid` too."""
+        parts = [part for part in (train, valid) if part is not None and len(part)]
+        longest = max(int(part.lengths.max()) for part in parts)
+        most = max(int(part.targets.max()) for part in parts)
+        return cls(choose_lengths(train.lengths, count, longest), train, most)
+
+    def buckets(self, rows_per_device: int) -> list[Bucket]:
+        """Shapes that hold `rows_per_device` samples of mean length, whatever the bucket.
+
+        All buckets cost about the same memory and time: long ones have fewer rows. Any sample
+        fits.
+        """
+        sizes, most = self.sizes, self.most_targets
+        budget = rows_per_device * float(sizes.lengths.mean())
+        buckets, shorter = [], 0
+        for length in self.lengths:
+            rows = max(1, round(budget / length))
+            within = sizes.targets[(sizes.lengths > shorter) & (sizes.lengths <= length)]
+            own = within if len(within) else sizes.targets
+            # Sums of `rows` target counts stay below mean and two deviations, nearly always.
+            expected = rows * float(own.mean()) + 2 * float(own.std()) * rows**0.5
+            targets = min(max(int(expected), most), rows * most)
+            buckets.append(Bucket(length, rows, -(-targets // LENGTH_STEP) * LENGTH_STEP))
+            shorter = length
+        return buckets
 
 
 class BucketPlan:
@@ -138,10 +155,9 @@ def cut_by_length(
     ends = np.searchsorted([bucket.length for bucket in buckets], lengths[order], side="left")
     micro_batches, start = [], 0
     while start < len(waiting):
-        number = int(ends[start])
-        bucket = buckets[number]
+        bucket = buckets[int(ends[start])]
         dealt = _fill(waiting[start : start + bucket.rows * devices], sizes, bucket, devices)
-        micro_batches.append(MicroBatch(tuple(dealt), bucket.rows * devices, number))
+        micro_batches.append(MicroBatch(tuple(dealt), bucket.rows * devices, bucket))
         start += len(dealt)
     return micro_batches
 
@@ -184,15 +200,3 @@ def evaluation_plan(
     """Every sample once, cut by length."""
     keys = [SampleKey(VALIDATION_EPOCH, index) for index in range(len(sizes))]
     yield from cut_by_length(keys, sizes, buckets, devices)
-
-
-def padding_share(micro_batches: Sequence[MicroBatch], plan: BucketPlan) -> float:
-    """The part of all computed positions that hold no token, for the log."""
-    tokens = sum(int(plan.sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
-    places = sum(m.rows * plan.buckets[_bucket_number(m)].length for m in micro_batches)
-    return 1 - tokens / places
-
-
-def _bucket_number(micro: MicroBatch) -> int:
-    assert micro.bucket is not None
-    return micro.bucket

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tpukit.hardware.backend import Batch
-from tpukit.tasks.summarize.data.buckets import Bucket, SampleSizes
+from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, SampleSizes
 from tpukit.tasks.summarize.data.token_cache import TokenCache
 from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 
@@ -18,19 +18,21 @@ IGNORED = -100
 
 
 @runtime_checkable
-class HasSizes(Protocol):
+class SizedSamples(Protocol):
     """Samples whose lengths are known without reading them."""
 
     sizes: SampleSizes
+    bucketing: Bucketing
 
 
 class TokenSamples:
     """Some samples of a token cache (a SampleSource): `tokens` (length,) and `targets`."""
 
-    def __init__(self, cache: TokenCache, indices: Array) -> None:
+    def __init__(self, cache: TokenCache, indices: Array, bucketing: Bucketing) -> None:
         self.cache = cache
         self.indices = indices
-        self.sizes = SampleSizes(cache.lengths[indices], np.asarray(cache.targets[indices]))
+        self.sizes = cache.sizes(indices)
+        self.bucketing = bucketing
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -44,38 +46,32 @@ class TokenSamples:
         tokens, targets = self.cache.example(int(self.indices[index]))
         return tokens[:-targets].astype(np.int64), tokens[-targets:].astype(np.int64)
 
-    def row(self, index: int) -> int:
-        """The sample's row in its CSV file."""
-        return int(self.cache.rows[self.indices[index]])
 
-
-def split_samples(
-    cache: TokenCache, valid_fraction: float, seed: int
-) -> tuple[TokenSamples, TokenSamples | None]:
+def split_indices(count: int, valid_fraction: float, seed: int) -> tuple[Array, Array]:
     """Training and validation samples, shuffled with a seed; each part keeps the file's order."""
-    count = len(cache)
     kept = round(count * valid_fraction)
     if valid_fraction > 0 and count > 1:
         kept = min(max(kept, 1), count - 1)
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(count)
-    valid, train = np.sort(order[:kept]), np.sort(order[kept:])
-    return TokenSamples(cache, train), TokenSamples(cache, valid) if kept else None
+    return np.sort(order[kept:]), np.sort(order[:kept])
 
 
-def collate(samples: Sequence[Sample], micro: MicroBatch, bucket: Bucket) -> Batch:
-    """A bucket's fixed shapes, for the rows of one process.
+def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+    """The fixed shapes of the bucket `micro.shape`, for the rows of one rank.
 
     tokens: (rows, length); mask: (rows,), 0 for rows without a sample. wanted, labels:
     (devices, targets): where in the rows of a device the next token is a target, counted over
     their flattened positions, and which token it is; `IGNORED` where a place is not used.
     """
+    bucket = micro.shape
+    assert isinstance(bucket, Bucket)
     devices = micro.rows // bucket.rows
     tokens = np.zeros((micro.rows, bucket.length), np.int64)
     wanted = np.zeros((devices, bucket.targets), np.int64)
     labels = np.full((devices, bucket.targets), IGNORED, np.int64)
     mask = np.zeros(micro.rows, np.float32)
     used = [0] * devices
-    # A process without samples of its own is given one that must not count.
+    # A rank without samples of its own is given one that must not count.
     for row, sample in enumerate(samples[: len(micro.keys)]):
         device, row_of_device = divmod(row, bucket.rows)
         length, count = len(sample["tokens"]), int(sample["targets"])
@@ -91,7 +87,7 @@ def collate(samples: Sequence[Sample], micro: MicroBatch, bucket: Bucket) -> Bat
 
 
 def example_batch(bucket: Bucket, devices: int, vocabulary: int) -> Batch:
-    """A made-up full batch of a bucket."""
+    """A full batch of a bucket, of synthetic data."""
     targets = max(1, bucket.targets // bucket.rows)
     sample = {
         "tokens": np.arange(bucket.length) % vocabulary,
@@ -99,4 +95,4 @@ def example_batch(bucket: Bucket, devices: int, vocabulary: int) -> Batch:
     }
     rows = bucket.rows * devices
     keys = (SampleKey(VALIDATION_EPOCH, 0),) * rows
-    return collate([sample] * rows, MicroBatch(keys, rows), bucket)
+    return collate_tokens([sample] * rows, MicroBatch(keys, rows, bucket))

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tpukit.errors import DataError
+from tpukit.tasks.summarize.data.buckets import SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.encoding_workers import EncodedRow, EncodingWorkers, encode_rows
 from tpukit.tasks.summarize.data.prompt import PromptFormat
@@ -69,6 +70,10 @@ class TokenCache:
         """int64 (samples,): tokens of each sample, prompt and targets."""
         lengths: Array = np.diff(self.starts)
         return lengths
+
+    def sizes(self, indices: Array) -> SampleSizes:
+        """Of some of the samples."""
+        return SampleSizes(self.lengths[indices], np.asarray(self.targets[indices]))
 
     def example(self, index: int) -> tuple[Array, int]:
         """The tokens of a sample and its number of targets."""

@@ -13,7 +13,7 @@ ROWS_FOR_TOKENIZER = 50_000
 """A tokenizer is trained on so many rows at most: more change it little."""
 
 
-def usual_tokenizer(init: str | None) -> str:
+def default_tokenizer(init: str | None) -> str:
     """The tokenizer that lies beside the weights, else GPT-2's."""
     beside = Path(init or "") / "tokenizer.json"
     return str(beside) if init and beside.is_file() else "gpt2"

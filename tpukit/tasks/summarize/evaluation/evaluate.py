@@ -16,7 +16,7 @@ from torch import nn
 
 from tpukit.errors import CheckpointError, DataError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.data.buckets import SampleSizes, choose_lengths, make_buckets
+from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
 from tpukit.tasks.summarize.evaluation.nearest import (
@@ -30,7 +30,7 @@ from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.run_folder import TrainedRun
-from tpukit.train.task import Sample
+from tpukit.train.task import PlanSettings, Sample
 
 if TYPE_CHECKING:
     from tpukit.tasks.summarize.task import SummarizeTask
@@ -60,12 +60,13 @@ class EvaluationResult:
 class ListedSamples:
     """Samples in memory (a SampleSource)."""
 
-    def __init__(self, examples: Sequence[Example]) -> None:
+    def __init__(self, examples: Sequence[Example], buckets: int) -> None:
         self.examples = examples
         self.sizes = SampleSizes(
             np.array([len(example.tokens) for example in examples]),
             np.array([example.targets for example in examples]),
         )
+        self.bucketing = Bucketing.of(self.sizes, None, buckets)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -140,7 +141,9 @@ def evaluate_summaries(
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
         raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
-    loss = mean_loss(task, model, backend, ListedSamples([example for _, example in kept]))
+    loss = mean_loss(
+        task, model, backend, ListedSamples([example for _, example in kept], task.config.buckets)
+    )
     rows = [row for row, _ in kept]
     decoding = Decoding(max_new_tokens=task.config.max_new_tokens)
     made = write_summaries(task, model, backend, [row.dialogue for row in rows], decoding)
@@ -183,13 +186,11 @@ def mean_loss(
     task: SummarizeTask, model: nn.Module, backend: Backend, data: ListedSamples
 ) -> float:
     """Mean cross entropy of all targets."""
-    rows = task.defaults.rows_per_device
-    longest, most = int(data.sizes.lengths.max()), int(data.sizes.targets.max())
-    lengths = choose_lengths(data.sizes.lengths, task.config.buckets, longest)
-    task.buckets = make_buckets(lengths, data.sizes, rows, most)
+    rows = task.defaults.rows_per_device * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, 0)
     shares = [
         micro.share(backend.rank, backend.world_size)
-        for micro in task.evaluation_batches(data, rows)
+        for micro in task.evaluation_batches(data, settings)
     ]
     batches = (task.collate([data[key.sample] for key in share.keys], share) for share in shares)
     totals = torch.zeros(2, device=backend.device)

@@ -57,7 +57,6 @@ class PlainOps:
 
     def __init__(self, ops: ModelOps) -> None:
         self.recompute = ops.recompute
-        self.devices = ops.devices
 
     def attention(
         self,

@@ -1,0 +1,105 @@
+"""The task: what opening the data yields is passed on, never written onto the task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpukit.tasks.summarize.data.dialogues import write_dialogues
+from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.task import SummarizeTask
+from tpukit.train.task import MicroBatch, PlanSettings
+
+SETTINGS = {"model": "1x2x16", "tokenizer": "train", "vocabulary_size": 300, "block_size": 256,
+            "buckets": 3}  # fmt: skip
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> SummarizeTask:
+    write_dialogues(tmp_path / "data", 200, 0)
+    return SummarizeTask(data_path=str(tmp_path / "data"), **SETTINGS)
+
+
+def shapes(task: SummarizeTask, micro_batches: list[MicroBatch]) -> set[tuple[int, ...]]:
+    return {(micro.rows, micro.shape.length, micro.shape.targets) for micro in micro_batches}
+
+
+def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type: ignore[no-untyped-def]
+    """Micro-batches carry their shape: another plan in between changes nothing."""
+    data = task.datasets()
+    settings = PlanSettings(32, 16, 2, 0)
+    micro = task.plan(data.train, settings).step(0)[0]
+    task.plan(data.train, PlanSettings(32, 4, 1, 0))
+    batch = task.collate([data.train[key.sample] for key in micro.keys], micro)
+    assert batch["tokens"].shape == (micro.rows, micro.shape.length)
+    assert batch["labels"].shape == (2, micro.shape.targets)
+
+
+def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # type: ignore[no-untyped-def]
+    """In whatever order they are asked for, and by a task that planned nothing."""
+    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0)
+    plan = task.plan(data.train, settings)
+    trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
+    other = SummarizeTask(**vars(task.config))
+    validated = list(other.evaluation_batches(data.valid, settings))
+    assert shapes(task, validated) <= trained
+    assert sorted(k.sample for m in validated for k in m.keys) == list(range(len(data.valid)))
+    probed = {
+        (*batch["tokens"].shape, batch["labels"].shape[1])
+        for batch in SummarizeTask(**vars(task.config)).probe_batches(settings)
+    }
+    assert trained <= probed
+
+
+def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  # type: ignore[no-untyped-def]
+    data = task.datasets()
+    elsewhere = SummarizeTask(**{**vars(task.config), "data_path": "nowhere"})
+    restored = elsewhere.restore(data.artifacts)
+    assert restored.tokenizer.to_bytes() == task.tokenizer.to_bytes()
+    assert restored.model_config == task.model_config
+    assert restored.build_model(ops).config == task.model_config
+    assert elsewhere.train_file == Path("nowhere/train.csv")
+    with pytest.raises(Exception, match="nowhere"):
+        _ = elsewhere.tokenizer
+
+
+def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
+    """GPT-2 in a place without data or network: its shape is known, its weights are not read."""
+    task = SummarizeTask(data_path=str(tmp_path / "none"), block_size=64)
+    probed = task.for_probing()
+    assert probed.model_config.vocabulary_size == 50257 and probed.pretrained is None
+    assert [batch["tokens"].shape for batch in probed.probe_batches(PlanSettings(4, 4, 2, 0))] == [
+        (4, 64)
+    ]
+    assert "pretrained" not in vars(task) and "model_config" not in vars(task)
+
+
+def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    data = task.datasets()
+    assert "data" not in task.identity()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    moved = SummarizeTask(**{**vars(task.config), "data_path": str(tmp_path / "moved")})
+    assert moved.datasets().identity == data.identity
+    with (tmp_path / "moved" / "train.csv").open("a") as file:
+        file.write("new,Ann: hi,They greet.\n")
+    assert moved.datasets().identity != data.identity
+
+
+def test_the_inference_model_has_its_adapters_merged(task, ops) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    adapted = SummarizeTask(**{**vars(task.config), "lora_rank": 2}).restore(
+        task.datasets().artifacts
+    )
+    model = adapted.build_model(ops).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".up"):
+                parameter.normal_()
+    weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    merged = adapted.inference_model(ops, weights).eval()
+    assert isinstance(merged, GPT2)
+    assert not any(name.endswith((".up", ".down")) for name, _ in merged.named_parameters())
+    tokens = torch.arange(20)[None]
+    assert torch.allclose(merged(tokens), model(tokens), atol=1e-5)
