@@ -99,7 +99,7 @@ class Blocks:
 
 def waiting(backend):
     """Returns when the device has done what was asked."""
-    if not backend.traced:
+    if not backend.fixed_shapes:
         return lambda: None
     from torch_xla.core import xla_model
 
@@ -175,7 +175,7 @@ def bare_step(learner, config, backend):
                 average.lerp_(parameter, 1 - config.ema_decay)
         torch_xla.sync()
 
-    return traced if backend.traced else eager
+    return traced if backend.fixed_shapes else eager
 
 
 def loading_rate(task, config, seconds: float = 6.0) -> float:

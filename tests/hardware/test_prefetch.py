@@ -1,4 +1,4 @@
-"""Batches on their way while others are worked on."""
+"""Batches made ahead, by DataLoader workers and by a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.prefetch import loader_workers, prefetch
 
 
 def prefetching():
@@ -65,3 +65,11 @@ def test_the_loader_starts_in_the_calling_thread():
 
     assert list(prefetch(Loader(), lambda item: item)) == [1]
     assert threads == [threading.main_thread()]
+
+
+def test_loader_workers_are_for_steps_on_another_device(monkeypatch):
+    monkeypatch.setattr("tpukit.hardware.prefetch.allowed_cores", lambda: 4)
+    assert loader_workers(None, 1, on_cpu=True) == 0
+    assert loader_workers(None, 1, on_cpu=False) == 3
+    assert loader_workers(None, 2, on_cpu=False) == 1
+    assert loader_workers(3, 2, on_cpu=True) == 2

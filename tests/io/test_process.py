@@ -1,4 +1,4 @@
-"""Processes that load batches."""
+"""DataLoader workers end with their run, and make the same batches."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tpukit.io.process import WorkerInit
-from tpukit.train.loader import LoaderSettings, make_loader, workers_per_process
+from tpukit.train.loader import LoaderSettings, make_loader
 from tpukit.train.run_folder import RunFolder, RunLock
 from tpukit.train.task import MicroBatch, SampleKey, stack_samples
 
@@ -42,15 +42,7 @@ os._exit(0)
 """
 
 
-def test_a_dead_runs_loading_process_is_waited_for(tmp_path):
+def test_a_dead_runs_worker_is_waited_for(tmp_path):
     subprocess.run([sys.executable, "-c", ORPHANING, str(tmp_path)], check=True)
     with RunLock(RunFolder(tmp_path)):
         pass
-
-
-def test_loading_processes_are_for_steps_on_another_device(monkeypatch):
-    monkeypatch.setattr("tpukit.train.loader.allowed_cores", lambda: 4)
-    assert workers_per_process(None, 1, on_processor=True) == 0
-    assert workers_per_process(None, 1, on_processor=False) == 3
-    assert workers_per_process(None, 2, on_processor=False) == 1
-    assert workers_per_process(3, 2, on_processor=True) == 2

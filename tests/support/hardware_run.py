@@ -1,6 +1,6 @@
 """A 20-step training on a backend directly, without the engine: the reference loop of the tests.
 
-python hardware_run.py OUT [--hw ...]: what it saw goes to OUT (torch.save), by the main process.
+python hardware_run.py OUT [--hw ...]: rank 0 writes its observations to OUT (torch.save).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def batches(backend, accumulate):
-    """This process' rows of every micro-batch of every step."""
+    """This rank's rows of every micro-batch of every step."""
     for step in range(STEPS):
         x = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(step))
         for part in x.chunk(accumulate):
@@ -88,7 +88,7 @@ def shard_sizes(backend, model):
 
 
 def leave_out_reduction(backend):
-    """Every micro-step is one whose gradients stay in their process."""
+    """No micro-batch reduces its gradients over the ranks."""
     within = backend.parallelism.micro_batch
     backend.parallelism.micro_batch = lambda model, last: within(model, last=False)
 
@@ -132,7 +132,7 @@ def main() -> None:
         "shard_sizes_after_loading": shard_sizes(backend, model),
         "exchanged": all(torch.equal(swapped[n], kept[n]) for n in host),
         "loaded": all(torch.equal(loaded[n], host[n]) for n in host),
-        "scaler": backend.all_gather_objects(backend.scaler_state()),
+        "scaler": backend.all_gather_objects(backend.state()["scaler"]),
         "tied": plain.tied.weight is plain.enter.weight,
     }
     if backend.is_main:

@@ -92,9 +92,9 @@ def generators():
     backend = opened()
     backend.seed(2**62 + 5)
     first = draw(backend)
-    state = backend.random_state()
+    state = backend.state()
     second = draw(backend)
-    backend.set_random_state(json.loads(json.dumps(state)))
+    backend.load_state(json.loads(json.dumps(state)))
     return {"first": first, "second": second, "again": draw(backend)}
 
 

@@ -1,7 +1,7 @@
-"""The one seam for hardware: what a model, a task and the engine may ask of it.
+"""The seam to the hardware: what a model, a task and the engine use of it.
 
-No code outside `tpukit.hardware` asks which hardware it is on; where it would want to, a member is
-missing here.
+No code outside `tpukit.hardware` branches on the hardware; where it would, a member is missing
+here.
 """
 
 from __future__ import annotations
@@ -10,35 +10,47 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from tpukit.hardware.memory import Memory, ReadMemory
 from tpukit.hardware.options import HardwareOptions, Kind, Precision
 
 __all__ = [
     "AdamSettings",
     "Backend",
+    "BackendState",
     "Batch",
+    "DeviceUsage",
     "HardwareOptions",
     "Kind",
     "Memory",
     "ModelOps",
     "ParameterGroup",
     "Precision",
+    "ReadMemory",
 ]
 
 Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Device memory in bytes: the fullest device where there are several."""
+class DeviceUsage:
+    """What the device reports about itself while it works."""
 
-    used: int
-    peak: int
-    limit: int | None
+    memory: Memory | None
+    utilization_percent: int | None
+
+
+class BackendState(TypedDict, total=False):
+    """What a rank saves beside tensors, as JSON holds it."""
+
+    random: Mapping[str, str]
+    """Its generators."""
+    scaler: Mapping[str, float]
+    """fp16's gradient scaler; empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ class ModelOps(Protocol):
     """What a model may use from the hardware it is built for."""
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """`function(*tensors)`, its activations computed again in the backward pass."""
+        """`function(*tensors)` with activation checkpointing."""
         ...
 
     def attention(
@@ -73,7 +85,7 @@ class ModelOps(Protocol):
         *,
         causal: bool = False,
     ) -> Tensor:
-        """softmax(query key^T / sqrt(width) + bias) value, in the leanest form there is here.
+        """softmax(query key^T / sqrt(width) + bias) value, in this hardware's leanest form.
 
         query (batch, heads, queries, width); key, value (batch, heads, keys, width);
         bias broadcasts to (batch, heads, queries, keys). `causal` masks keys after the query.
@@ -82,22 +94,22 @@ class ModelOps(Protocol):
 
 
 class Backend(ModelOps, Protocol):
-    """Where a run takes place. One object a process; built by `choice.open_backend`."""
+    """The hardware of a run. One object a rank; `tpukit.hardware.select.open_backend` builds it."""
 
     kind: Kind
     device: torch.device
     precision: Precision
     devices: int
-    """All devices, over all processes, that a batch is split over."""
+    """Devices, over all ranks, that a batch is split over."""
     rank: int
     world_size: int
-    """Processes of the run: one per GPU, one per TPU host."""
-    traced: bool
-    """Steps are compiled as one graph: what is due in some steps only is written as arithmetic."""
+    """Ranks of the run: one per GPU, one per TPU host."""
+    fixed_shapes: bool
+    """A new shape costs a compilation, and reading a value waits for a whole graph."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints and saves."""
+        """Whether this rank prints and saves: rank 0."""
         ...
 
     def describe(self) -> Mapping[str, str | int]:
@@ -106,9 +118,9 @@ class Backend(ModelOps, Protocol):
 
     # -- models and batches ------------------------------------------------------------------
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
-        """The model on the device, replicated or sharded over the devices, compiled if it pays.
+        """The model on the device: DDP or FSDP over several, compiled where that is faster.
 
-        Weights must be loaded before. Ties between parameters are kept.
+        Weights must be loaded before. Tied parameters stay tied.
         """
         ...
 
@@ -120,31 +132,35 @@ class Backend(ModelOps, Protocol):
         """A prepared model's parameters by the names they had before it was prepared."""
         ...
 
-    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        """A prepared model's persistent buffers, named likewise."""
-        ...
-
     def optimizer(
         self, groups: Sequence[ParameterGroup], settings: AdamSettings
     ) -> torch.optim.Optimizer:
-        """An AdamW over prepared parameters whose state (`step`, `exp_avg`, `exp_avg_sq`) exists
-        from the start, so that it can be filled by `load` and traced in one graph."""
+        """AdamW over prepared parameters; its state (`step`, `exp_avg`, `exp_avg_sq`) exists from
+        the start, so that `load` can fill it and every step is the same graph."""
         ...
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
-        """The loader's batches on the device, the next ones on their way already.
+        """The loader's batches on the device; the next ones are being sent meanwhile.
 
-        Each process is given its own rows; rows are split over this process' devices here.
+        Each rank loads its own rows, which are split over its devices here.
         """
+        ...
+
+    def loader_workers(self, requested: int | None) -> int:
+        """DataLoader workers of this rank: its share of those requested, else the default here."""
         ...
 
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
-        """The precision of a forward pass: the run's own, or another one to compare with."""
+        """The precision of a forward pass: the run's own, or another one to compare with.
+
+        Around several passes with the same weights, an outer autocast keeps the weights' casts
+        where that is faster.
+        """
         ...
 
     def profile(self, folder: Path) -> AbstractContextManager[Any]:
-        """Writes a trace of what runs inside, to look at, into `folder`."""
+        """Writes a profiler trace of what runs inside into `folder`."""
         ...
 
     def micro_batch(
@@ -152,12 +168,12 @@ class Backend(ModelOps, Protocol):
     ) -> AbstractContextManager[Any]:
         """Around one forward and backward pass of an optimizer step.
 
-        Gradients add up until `step`; they cross processes once, with the last micro-step.
+        Gradients accumulate until `step`; they are reduced once, after the last micro-batch.
         """
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass of a *sum* (not mean) over this process' rows; scales it under fp16."""
+        """Backward pass of a *sum* (not mean) over this rank's rows; scaled under fp16."""
         ...
 
     def step(
@@ -169,38 +185,45 @@ class Backend(ModelOps, Protocol):
         clip_norm: float | None,
         after: Callable[[Tensor], None],
     ) -> None:
-        """Reduce, divide by `weight`, clip, step, call `after`, sync; the one right order.
+        """Reduce, divide by `weight`, clip, step, call `after`, sync, in this order.
 
-        `weight`: the step's total weight over all processes (0-d, on the device), so that the
-        gradient is that of the weighted mean over the whole step. `after` is given the norm of
-        that gradient before clipping (0-d; not finite when an fp16 step was skipped) and runs in
-        the same graph, before the sync. Gradients are cleared.
+        `weight`: the step's total weight over all ranks (0-d, on the device), so that the gradient
+        is that of the weighted mean over the whole step. `after` takes the norm of that gradient
+        before clipping (0-d; not finite when an fp16 step was skipped) and runs in the same graph,
+        before the sync. Gradients are cleared.
+        """
+        ...
+
+    def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
+        """targets += weight (sources - targets), in place, pairwise: an EMA's update.
+
+        `weight` may differ from step to step without another graph; 0 leaves the targets.
         """
         ...
 
     def finish(self) -> None:
-        """Ends an evaluation or generation step: what was traced is executed, nothing is read."""
+        """Ends an evaluation or generation step: executes lazy tensors, reads nothing."""
         ...
 
-    # -- over processes and to the host -------------------------------------------------------
+    # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum of each process' tensor; the tensor itself where one process holds all devices."""
+        """Sum of each rank's tensor; the tensor itself where one rank holds all devices."""
         ...
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether any process raised the flag: all processes then take the same decision."""
+        """Whether any rank raised the flag: all ranks then take the same decision."""
         ...
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Every process' value, in the order of the processes, on every process."""
+        """Each rank's value, in the order of ranks, on every rank."""
         ...
 
     def barrier(self) -> None:
-        """Waits for all processes."""
+        """Waits for all ranks."""
         ...
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole (unsharded) copies on the CPU. Every process must call it."""
+        """Whole (unsharded) copies on the CPU. Every rank must call it."""
         ...
 
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -212,32 +235,28 @@ class Backend(ModelOps, Protocol):
         ...
 
     # -- state, memory, compilation ------------------------------------------------------------
-    def random_state(self) -> dict[str, str]:
-        """This process' generators, as text that JSON can hold."""
-        ...
-
-    def set_random_state(self, state: Mapping[str, str]) -> None: ...
-
     def seed(self, seed: int) -> None:
-        """Seeds this process' generators (distinct per process)."""
+        """Seeds this rank's generators (distinct per rank)."""
         ...
 
-    def scaler_state(self) -> dict[str, float]:
-        """The fp16 gradient scaler's state; empty where there is none."""
+    def state(self) -> BackendState:
+        """This rank's generators and gradient scaler."""
         ...
 
-    def set_scaler_state(self, state: Mapping[str, float]) -> None: ...
-
-    def memory(self) -> Memory | None:
-        """Memory figures, where the device reports them."""
+    def load_state(self, state: BackendState) -> None:
+        """Restores the parts that are given and not empty."""
         ...
 
-    def utilization_percent(self) -> int | None:
-        """How busy the device is, where the driver tells."""
+    def usage(self) -> DeviceUsage:
+        """Memory and utilization, where the device and its driver report them."""
+        ...
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
         ...
 
     def compilations(self) -> int:
-        """Graphs compiled in this process so far."""
+        """Graphs that this rank has compiled so far."""
         ...
 
     def close(self) -> None:

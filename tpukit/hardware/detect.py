@@ -78,6 +78,8 @@ class Hardware:
     """Those that CUDA_VISIBLE_DEVICES leaves to this process."""
     hidden_gpus: int
     """Those that it hides."""
+    emulated: bool
+    """Whether torch_xla emulates a TPU with virtual devices of the CPU: PJRT_DEVICE=CPU."""
 
 
 def detect_hardware(host: Host) -> Hardware:
@@ -90,6 +92,7 @@ def detect_hardware(host: Host) -> Hardware:
         tpu=tpu,
         gpus=tuple(gpus[index] for index in visible),
         hidden_gpus=len(gpus) - len(visible),
+        emulated=is_emulated(host.environment),
     )
 
 

@@ -1,9 +1,13 @@
-"""A real limit on the memory of a process, for rehearsals on a CPU."""
+"""Memory of a process and of its device: usage, peak, and a limit that is enforced on CPUs."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import HardwareError
@@ -11,6 +15,67 @@ from tpukit.errors import HardwareError
 MAPPED_ALONE_BYTES = 2**15
 """Allocations from this size on go back to the system when freed, under a limit."""
 M_MMAP_THRESHOLD = -3
+SECONDS_BETWEEN_SAMPLES = 0.005
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory usage in bytes: the fullest device where there are several."""
+
+    used: int
+    peak: int
+    limit: int | None
+
+
+ReadMemory = Callable[[], Memory | None]
+"""Usage and peak since a meter started; None where the device does not report them."""
+
+
+@contextmanager
+def meter_process_memory(limit_bytes: int | None) -> Iterator[ReadMemory]:
+    """Private memory of this process beyond what it has now: what a memory limit counts.
+
+    The kernel keeps no peak of it, so a thread samples it.
+    """
+    before = peak = data_bytes()
+    done = threading.Event()
+
+    def sample() -> int:
+        nonlocal peak
+        now = data_bytes()
+        peak = max(peak, now)
+        return now
+
+    def watch() -> None:
+        while not done.wait(SECONDS_BETWEEN_SAMPLES):
+            sample()
+
+    def read() -> Memory:
+        used = sample()
+        return Memory(used - before, peak - before, limit_bytes or host_memory_bytes() - before)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield read
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def meter_device_memory(read_device: ReadMemory) -> Iterator[ReadMemory]:
+    """Device memory beyond what is used now; the device itself keeps the peak."""
+    start = read_device()
+    before = start.used if start else 0
+
+    def read() -> Memory | None:
+        memory = read_device()
+        if memory is None:
+            return None
+        return Memory(memory.used - before, memory.peak - before, memory.limit)
+
+    yield read
 
 
 def limit_host_memory(limit_bytes: int) -> None:

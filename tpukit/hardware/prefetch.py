@@ -1,4 +1,4 @@
-"""The next batches on their way to the device while this one is worked on."""
+"""Batches made ahead: the number of DataLoader workers, and a thread that sends to the device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from tpukit.io.process import allowed_cores
+
 Loaded = TypeVar("Loaded")
 Sent = TypeVar("Sent")
 
 BATCHES_AHEAD = 2
+MOST_WORKERS = 4
 _END = object()
+
+
+def loader_workers(requested: int | None, world_size: int, *, on_cpu: bool) -> int:
+    """DataLoader workers of each rank: a share of those requested, else of the cores.
+
+    Steps on a CPU use every core: there a thread makes the batches (0), which costs less than
+    passing them between processes.
+    """
+    if requested is not None:
+        return -(-requested // world_size)
+    if on_cpu:
+        return 0
+    return max(0, min(MOST_WORKERS, allowed_cores() // world_size - 1))
 
 
 def prefetch(

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware, is_emulated
+from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 
@@ -55,7 +55,7 @@ def prepare_environment(options: HardwareOptions) -> Kind:
     hardware = _this_machine()
     kind = _check(options, hardware)
     if kind == "tpu":
-        _prepare_xla(options, hardware.tpu)
+        _prepare_xla(options, hardware)
     else:
         # accelerate would import torch_xla where it is installed, and then insist on it.
         os.environ["USE_TORCH_XLA"] = "0"
@@ -85,8 +85,7 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
 
 def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
     choose_precision(options.precision, "tpu", native_bf16=True)
-    emulated = is_emulated(os.environ)
-    if not emulated and hardware.tpu is None:
+    if not hardware.emulated and hardware.tpu is None:
         raise HardwareError(
             "--hw tpu: there is no TPU on this machine.",
             "Set PJRT_DEVICE=CPU CPU_NUM_DEVICES=8 for emulation on CPU (8 virtual devices), or "
@@ -100,7 +99,7 @@ def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
             "machine; '.[xla]' for emulation on CPU (virtual devices).",
             id="no-torch-xla",
         )
-    if options.memory_limit is not None and not emulated:
+    if options.memory_limit is not None and not hardware.emulated:
         raise HardwareError(
             "--memory-limit: a TPU's memory cannot be limited.",
             "Leave it out, or set PJRT_DEVICE=CPU for emulation on CPU.",
@@ -123,10 +122,10 @@ def _check_gpu(options: HardwareOptions, hardware: Hardware) -> None:
         )
 
 
-def _prepare_xla(options: HardwareOptions, tpu: TpuChips | None) -> None:
+def _prepare_xla(options: HardwareOptions, hardware: Hardware) -> None:
     # XLA logs the end of its own partitioner several times a compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if tpu is None or is_emulated(os.environ):
+    if hardware.tpu is None or hardware.emulated:
         if options.devices is not None:
             os.environ["CPU_NUM_DEVICES"] = str(options.devices)
         return
@@ -135,7 +134,7 @@ def _prepare_xla(options: HardwareOptions, tpu: TpuChips | None) -> None:
     if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
         del os.environ["TPU_PROCESS_ADDRESSES"]
     if options.devices is not None:
-        _limit_chips(options.devices, tpu)
+        _limit_chips(options.devices, hardware.tpu)
 
 
 def _limit_chips(devices: int, tpu: TpuChips) -> None:

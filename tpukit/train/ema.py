@@ -29,25 +29,10 @@ class WeightAverage:
         self.decay = decay
         self.every = every
 
-    @torch.no_grad()
-    def update(self, steps_done: int) -> None:
-        """After step `steps_done` on an eager backend: due or nothing."""
-        if steps_done % self.every == 0:
-            weights: list[Tensor] = list(self.parameters.values())
-            torch._foreach_lerp_(list(self.averages.values()), weights, 1 - self.decay)
-
-    @torch.no_grad()
-    def update_traced(self, steps_done: Tensor) -> None:
-        """The same as arithmetic on the device's step counter (0-d), for a backend that traces.
-
-        Steps that are not due add a weight of exactly 0, so every step is one and the same graph.
-        """
-        due = torch.remainder(steps_done, self.every) == 0
-        weight = due.to(torch.float32) * (1 - self.decay)
-        for average, parameter in zip(
-            self.averages.values(), self.parameters.values(), strict=True
-        ):
-            average.lerp_(parameter, weight.to(average.dtype))
+    def update(self, backend: Backend, steps_done: int) -> None:
+        """After step `steps_done`: the update where one is due, else nothing."""
+        weight = 1 - self.decay if steps_done % self.every == 0 else 0.0
+        backend.lerp(list(self.averages.values()), list(self.parameters.values()), weight)
 
     @contextmanager
     def in_place_of_weights(self, backend: Backend) -> Iterator[None]:

@@ -291,12 +291,13 @@ class Engine:
         }
         if learner.average:
             tensors["ema"] = backend.to_host(learner.average.averages)
+        states = backend.all_gather_objects(backend.state())
         state = TrainState(
             step=self.state.step,
             task=self.plan.task.name,
             identity=self.plan.identity,
-            random=backend.all_gather_objects(backend.random_state()),
-            scaler=backend.scaler_state(),
+            random=[state["random"] for state in states],
+            scaler=states[0]["scaler"],
             best=self.state.best,
             window=backend.to_host({"window": learner.window})["window"].tolist(),
         )
@@ -341,7 +342,8 @@ class Engine:
         parts = [f"loss {loss:.4g}" if math.isfinite(loss) else "loss -"]
         if self._rate:
             parts.append(f"{self._rate:.3g} samples/s")
-        memory, load = self.backend.memory(), self.backend.utilization_percent()
+        usage = self.backend.usage()
+        memory, load = usage.memory, usage.utilization_percent
         if memory:
             limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
             parts.append(f"{format_bytes(memory.peak)}{limit}")
@@ -352,7 +354,7 @@ class Engine:
         return "  ".join(parts)
 
     def _memory_row(self) -> dict[str, int]:
-        memory = self.backend.memory()
+        memory = self.backend.usage().memory
         return {"memory_used": memory.used, "memory_peak": memory.peak} if memory else {}
 
     def _warn_about_gradients(self, largest: float, smallest: float) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tpukit.hardware.backend import Batch
-from tpukit.io.process import allowed_cores
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -21,7 +20,6 @@ from tpukit.train.task import (
     sample_rng,
 )
 
-MOST_WORKERS = 4
 # A process whose share holds no sample still computes, on one that counts for nothing.
 FILLER = SampleKey(VALIDATION_EPOCH, 0)
 
@@ -71,19 +69,6 @@ class LoaderSettings:
     seed: int
     start_worker: Callable[[int], None] | None = None
     """Called in each worker process as it starts."""
-
-
-def workers_per_process(asked: int | None, processes_here: int, *, on_processor: bool) -> int:
-    """Loading processes of one training process: a share of what was asked, or of the cores.
-
-    A step on the processor itself wants every core: there a thread makes the batches (0), which
-    costs less than handing them over between processes.
-    """
-    if asked is not None:
-        return -(-asked // processes_here)
-    if on_processor:
-        return 0
-    return max(0, min(MOST_WORKERS, allowed_cores() // processes_here - 1))
 
 
 def make_loader(

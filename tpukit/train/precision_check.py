@@ -44,16 +44,16 @@ def compare_bf16(learner: Learner, plan: RunPlan) -> str:
     from tpukit.train.loader import PlannedMicroBatches, make_loader
 
     backend = learner.backend
-    state = backend.random_state()
+    state = backend.state()
     sampler = PlannedMicroBatches(plan.batches, 0, 1, backend.rank, backend.world_size)
     batch = next(
         iter(backend.batches(make_loader(plan.task, plan.datasets.train, sampler, plan.loading)))
     )
     results = {}
     for precision in ("fp32", "bf16"):
-        backend.set_random_state(state)
+        backend.load_state(state)
         results[precision] = _loss_and_gradient(learner, batch, precision)
-    backend.set_random_state(state)
+    backend.load_state(state)
     return _compare(results["fp32"], results["bf16"]).describe()
 
 

@@ -51,10 +51,9 @@ def load_learner(
         backend.load(learner.average.averages, checkpoint.tensors("ema"))
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
     learner.set_steps_done(checkpoint.state.step)
-    if checkpoint.state.scaler:
-        backend.set_scaler_state(checkpoint.state.scaler)
+    backend.load_state({"scaler": checkpoint.state.scaler})
     if len(checkpoint.state.random) == backend.world_size:
-        backend.set_random_state(checkpoint.state.random[backend.rank])
+        backend.load_state({"random": checkpoint.state.random[backend.rank]})
     return learner
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.detect import is_emulated
 from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import split_batch
 from tpukit.train.checkpoint import (
@@ -28,7 +26,7 @@ from tpukit.train.checkpoint import (
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.interrupts import StopRequest, listening
-from tpukit.train.loader import LoaderSettings, workers_per_process
+from tpukit.train.loader import LoaderSettings
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.restore import load_learner
@@ -214,11 +212,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         identity={**_identity(task, config, total), **datasets.identity},
         artifacts={**task.artifacts(), **datasets.artifacts},
         loading=LoaderSettings(
-            workers=workers_per_process(
-                config.num_workers,
-                backend.world_size,
-                on_processor=backend.device.type == "cpu" or is_emulated(os.environ),
-            ),
+            workers=backend.loader_workers(config.num_workers),
             seed=config.global_seed,
             start_worker=WorkerInit(),
         ),

@@ -104,10 +104,7 @@ class Learner:
         """In the step's own graph: the average, the latch, the sums for the log."""
         self._counter += 1
         if self.average is not None:
-            if self.backend.traced:
-                self.average.update_traced(self._counter)
-            else:
-                self.average.update(self.steps_done)
+            self.average.update(self.backend, self.steps_done)
         bad = ~torch.isfinite(totals[1])
         self._first_bad.copy_(
             torch.where(bad & (self._first_bad == 0), self._counter, self._first_bad)
@@ -166,7 +163,10 @@ class Learner:
     # -- state -----------------------------------------------------------------------------------
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by their plain names."""
-        return {**self.backend.parameters(self.model), **self.backend.buffers(self.model)}
+        plain = self.backend.unwrap(self.model)
+        persistent = plain.state_dict(keep_vars=True)
+        buffers = {name: b for name, b in plain.named_buffers() if name in persistent}
+        return {**self.backend.parameters(self.model), **buffers}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """`exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME` of every trained parameter."""

@@ -32,7 +32,7 @@ def on_cpu():
     ("precision", "compiled", "tolerance"),
     [("fp32", False, 1e-4), ("fp32", True, 1e-4), ("bf16", False, 0.1), ("bf16", True, 0.1)],
 )
-def test_weights_agree_with_the_processor(on_cpu, precision, compiled, tolerance):
+def test_weights_agree_with_the_cpu(on_cpu, precision, compiled, tolerance):
     options = HardwareOptions(hw="gpu", devices=1, precision=precision, compile=compiled)
     backend = open_backend(options)
     found = parameters(backend, train(backend)[0])
@@ -53,9 +53,12 @@ def test_same_bits_each_time_when_deterministic():
 def test_fp16_keeps_its_scaler_on_the_device():
     backend = open_backend(HardwareOptions(hw="gpu", devices=1, precision="fp16", compile=False))
     train(backend)
-    state = backend.scaler_state()
-    backend.set_scaler_state(state)
-    assert backend.scaler_state() == state
+    state = {"scaler": {"scale": 2.0**7, "growth_tracker": 3.0}}
+    assert backend.state()["scaler"] != state["scaler"]
+    backend.load_state(state)
+    assert backend.state()["scaler"] == state["scaler"]
+    scale = backend.update.gradient_scale()
+    assert scale.is_cuda and float(scale) == 2.0**7
 
 
 def test_batches_arrive_on_the_device_in_order():
@@ -69,11 +72,11 @@ def test_batches_arrive_on_the_device_in_order():
 def test_generators_memory_and_running_out_of_it():
     backend = open_backend(HardwareOptions(hw="gpu", devices=1, compile=False))
     backend.prepare(Net())
-    state = backend.random_state()
+    state = backend.state()
     first = torch.rand(8, device=backend.device)
-    backend.set_random_state(state)
+    backend.load_state(state)
     assert torch.equal(torch.rand(8, device=backend.device), first)
-    memory = backend.memory()
+    memory = backend.usage().memory
     assert 0 < memory.used <= memory.peak < memory.limit
     with pytest.raises(RuntimeError) as failure:
         torch.empty(2 * memory.limit, dtype=torch.uint8, device=backend.device)

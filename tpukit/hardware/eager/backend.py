@@ -1,7 +1,7 @@
-"""GPUs and CPUs: accelerate over torchrun, one process a device.
+"""GPUs and CPUs: accelerate over torchrun, one rank a device.
 
-accelerate is given the model to place and wrap, and the world to set up; nothing else. Reduction,
-accumulation, clipping, scaling and the rate are the step's own.
+accelerate places and wraps the model and sets up the process group, nothing else. Reduction,
+accumulation, clipping, scaling and the learning rate are the step's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
+from tpukit.hardware.backend import (
+    AdamSettings,
+    BackendState,
+    Batch,
+    DeviceUsage,
+    ParameterGroup,
+    ReadMemory,
+)
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
     GlooCollectives,
@@ -38,15 +45,16 @@ from tpukit.hardware.eager.grad_scaling import (
     gradients_of,
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
+from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class EagerBackend:
-    """A GPU or the processor, one of `processes.count`."""
+    """One GPU or the CPU: one rank of a run."""
 
-    traced = False
+    fixed_shapes = False
 
     def __init__(
         self,
@@ -121,11 +129,6 @@ class EagerBackend:
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         return dict(self.unwrap(model).named_parameters())
 
-    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        plain = self.unwrap(model)
-        persistent = plain.state_dict(keep_vars=True)
-        return {name: b for name, b in plain.named_buffers() if name in persistent}
-
     def optimizer(
         self, groups: Sequence[ParameterGroup], settings: AdamSettings
     ) -> torch.optim.Optimizer:
@@ -133,6 +136,9 @@ class EagerBackend:
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return self.eager.batches(loader)
+
+    def loader_workers(self, requested: int | None) -> int:
+        return loader_workers(requested, self.world_size, on_cpu=self.kind == "cpu")
 
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
@@ -175,10 +181,15 @@ class EagerBackend:
         optimizer.zero_grad(set_to_none=True)
         after(norm)
 
+    @torch.no_grad()
+    def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
+        if weight:
+            torch._foreach_lerp_(list(targets), list(sources), weight)
+
     def finish(self) -> None:
         pass
 
-    # -- over processes and to the host -------------------------------------------------------
+    # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.group.sum(tensor)
 
@@ -210,26 +221,23 @@ class EagerBackend:
             other.copy_(kept)
 
     # -- state, memory, compilation ------------------------------------------------------------
-    def random_state(self) -> dict[str, str]:
-        return self.eager.random_state()
-
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        self.eager.set_random_state(state)
-
     def seed(self, seed: int) -> None:
         torch.manual_seed((seed + 1_000_003 * self.rank) % 2**63)
 
-    def scaler_state(self) -> dict[str, float]:
-        return self.update.state()
+    def state(self) -> BackendState:
+        return {"random": self.eager.random_state(), "scaler": self.update.state()}
 
-    def set_scaler_state(self, state: Mapping[str, float]) -> None:
-        self.update.set_state(state)
+    def load_state(self, state: BackendState) -> None:
+        if random := state.get("random"):
+            self.eager.set_random_state(random)
+        if scaler := state.get("scaler"):
+            self.update.set_state(scaler)
 
-    def memory(self) -> Memory | None:
-        return self.eager.memory()
+    def usage(self) -> DeviceUsage:
+        return self.eager.usage()
 
-    def utilization_percent(self) -> int | None:
-        return self.eager.utilization_percent()
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        return self.eager.memory_meter()
 
     def compilations(self) -> int:
         if not self.compiles:

@@ -1,4 +1,4 @@
-"""The two devices that run eagerly: the processor and an NVIDIA GPU."""
+"""The two devices that run eagerly: a CPU and an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,38 +14,40 @@ import torch
 from torch import Tensor
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.backend import Batch, Memory
+from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
 from tpukit.hardware.memory import (
     data_bytes,
     host_memory_bytes,
     limit_host_memory,
+    meter_device_memory,
+    meter_process_memory,
     resident_bytes,
 )
 from tpukit.hardware.prefetch import prefetch
 
 
 class EagerDevice(Protocol):
-    """What the processor and a GPU do differently."""
+    """What a CPU and a GPU do differently."""
 
     device: torch.device
     compiles: bool
-    """Whether torch.compile pays by default."""
+    """Whether torch.compile is the default."""
     native_bf16: bool
     recomputes: bool
-    """Whether memory is dearer than time: what `recompute` is asked for is computed twice."""
+    """Whether `recompute` checkpoints activations: memory is scarcer than time."""
 
     def name(self) -> str: ...
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
     def limit_memory(self, limit_bytes: int) -> None: ...
-    def memory(self) -> Memory | None: ...
-    def utilization_percent(self) -> int | None: ...
+    def usage(self) -> DeviceUsage: ...
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]: ...
     def random_state(self) -> dict[str, str]: ...
     def set_random_state(self, state: Mapping[str, str]) -> None: ...
     def profiled(self) -> list[torch.profiler.ProfilerActivity]: ...
 
 
 class CpuDevice:
-    """The processor of this host."""
+    """The CPU of this host."""
 
     compiles = False
     native_bf16 = False
@@ -57,7 +60,7 @@ class CpuDevice:
         self.peak_bytes = 0
 
     def name(self) -> str:
-        return f"{_processor_name()}, {torch.get_num_threads()} threads"
+        return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
@@ -69,16 +72,19 @@ class CpuDevice:
         self.bytes_before_limit = data_bytes()
         limit_host_memory(limit_bytes)
 
-    def memory(self) -> Memory | None:
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(self._memory(), None)
+
+    def _memory(self) -> Memory:
         if self.limit_bytes is None:
             return Memory(*resident_bytes(), host_memory_bytes())
-        # What the limit counts; the system keeps no peak of it.
+        # What the limit counts; the kernel keeps no peak of it.
         used = data_bytes() - self.bytes_before_limit
         self.peak_bytes = max(self.peak_bytes, used)
         return Memory(used, self.peak_bytes, self.limit_bytes)
 
-    def utilization_percent(self) -> int | None:
-        return None
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        return meter_process_memory(self.limit_bytes)
 
     def random_state(self) -> dict[str, str]:
         return {"cpu": state_text(torch.get_rng_state())}
@@ -139,7 +145,13 @@ class CudaDevice:
         self.limit_bytes = limit_bytes
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.device)
 
-    def memory(self) -> Memory | None:
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(self._memory(), self._utilization_percent())
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        return meter_device_memory(self._memory)
+
+    def _memory(self) -> Memory:
         total = torch.cuda.get_device_properties(self.device).total_memory
         return Memory(
             torch.cuda.memory_allocated(self.device),
@@ -147,10 +159,10 @@ class CudaDevice:
             self.limit_bytes or total,
         )
 
-    def utilization_percent(self) -> int | None:
+    def _utilization_percent(self) -> int | None:
         try:
             return int(torch.cuda.utilization(self.device))
-        except Exception:  # no nvidia-ml-py, or a driver that does not tell
+        except Exception:  # no nvidia-ml-py, or a driver that does not report it
             return None
 
     def random_state(self) -> dict[str, str]:
@@ -174,7 +186,7 @@ def check_cuda() -> None:
         raise HardwareError(
             f"There is a GPU here, but torch {torch.__version__} cannot use it.",
             "Install a CUDA build of torch that fits the driver (`nvidia-smi`); "
-            "--hw cpu runs on the processor.",
+            "--hw cpu runs on the CPU.",
         )
     major, minor = torch.cuda.get_device_capability()
     built = [int(arch.rsplit("_", 1)[1].rstrip("af")) for arch in torch.cuda.get_arch_list()]
@@ -196,7 +208,7 @@ def state_from_text(text: str) -> Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
-def _processor_name() -> str:
+def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -206,6 +218,6 @@ def _processor_name() -> str:
 
 
 def _start_thread_pools() -> None:
-    """Thread stacks count as memory: they must be there before a limit is set."""
+    """Thread stacks count as memory: they must exist before a limit is set."""
     operand = torch.ones(256, 256, requires_grad=True)
     (operand @ operand).sum().backward()  # type: ignore[no-untyped-call]

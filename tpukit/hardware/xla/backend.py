@@ -21,7 +21,15 @@ import torch_xla.runtime as xr
 from torch import Tensor, nn
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.backend import AdamSettings, Batch, Memory, ParameterGroup
+from tpukit.hardware.backend import (
+    AdamSettings,
+    BackendState,
+    Batch,
+    DeviceUsage,
+    Memory,
+    ParameterGroup,
+    ReadMemory,
+)
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
     GlooCollectives,
@@ -31,9 +39,13 @@ from tpukit.hardware.collectives import (
 )
 from tpukit.hardware.detect import is_emulated
 from tpukit.hardware.eager.devices import state_from_text, state_text
-from tpukit.hardware.memory import limit_host_memory
+from tpukit.hardware.memory import (
+    limit_host_memory,
+    meter_device_memory,
+    meter_process_memory,
+)
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.prefetch import loader_workers, prefetch
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.hardware.xla.optimizer import XlaAdamW
@@ -46,7 +58,7 @@ class XlaBackend(XlaOps):
     """All XLA devices of this host (and, on a pod, of the other hosts)."""
 
     kind: Kind = "tpu"
-    traced = True
+    fixed_shapes = True
 
     def __init__(
         self,
@@ -55,21 +67,19 @@ class XlaBackend(XlaOps):
         precision: Precision,
         *,
         fused: bool,
-        one_at_a_time: bool = False,
+        memory_limit: int | None = None,
     ) -> None:
         spmd_mesh = mesh.mesh if mesh.devices > 1 else None
         super().__init__(mesh.devices, fused=fused, mesh=spmd_mesh)
         self.mesh = mesh
         self.device = mesh.device
         self.precision: Precision = precision
-        self.one_at_a_time = one_at_a_time
-        """Whether a step waits for the one before: each in flight on a processor takes its memory,
-        and how many there are is chance."""
+        self.memory_limit = memory_limit
         self.group = processes
         self.rank = processes.index
         self.world_size = processes.count
         self._adds_up = False
-        """Whether this step's gradients are kept from one micro-step to the next."""
+        """Whether this step's gradients accumulate over micro-batches."""
 
     @property
     def is_main(self) -> bool:
@@ -97,10 +107,6 @@ class XlaBackend(XlaOps):
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         return dict(model.named_parameters())
 
-    def buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        persistent = model.state_dict(keep_vars=True)
-        return {name: b for name, b in model.named_buffers() if name in persistent}
-
     def optimizer(
         self, groups: Sequence[ParameterGroup], settings: AdamSettings
     ) -> torch.optim.Optimizer:
@@ -109,10 +115,17 @@ class XlaBackend(XlaOps):
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self.mesh.send_batch)
 
+    def loader_workers(self, requested: int | None) -> int:
+        return loader_workers(requested, self.world_size, on_cpu=is_emulated(os.environ))
+
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
         dtype = DTYPES.get(precision or self.precision)
-        return nullcontext() if dtype is None else torch.autocast("xla", dtype=dtype)
+        if dtype is None:
+            return nullcontext()
+        # Casts kept by an outer autocast would make the first pass another graph than the rest.
+        nested = torch.is_autocast_enabled("xla")
+        return torch.autocast("xla", dtype=dtype, cache_enabled=not nested)
 
     @contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -131,7 +144,7 @@ class XlaBackend(XlaOps):
             self._start_gradients(model)
         yield
         if self._adds_up:
-            # A graph a micro-step, always the same one: only one batch's activations at a time.
+            # A graph a micro-batch, always the same one: only its activations are held at a time.
             self._sync()
 
     def _start_gradients(self, model: nn.Module) -> None:
@@ -166,22 +179,30 @@ class XlaBackend(XlaOps):
         self._sync()
 
     def _clear_gradients(self, optimizer: XlaAdamW) -> None:
-        """Zeroes gradients that hold sums of micro-steps, for the next ones to add to."""
+        """Zeroes gradients that accumulate over micro-batches, for the next step to add to."""
         for parameter, _ in optimizer.trained():
             if parameter.grad is not None and self._adds_up:
                 parameter.grad.zero_()
             else:
                 parameter.grad = None
 
+    @torch.no_grad()
+    def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
+        # Sent as data: a Python number would be part of the graph.
+        sent = self.mesh.send(torch.tensor(weight))
+        for target, source in zip(targets, sources, strict=True):
+            target.lerp_(source, sent.to(target.dtype))
+
     def finish(self) -> None:
         self._sync()
 
     def _sync(self) -> None:
         torch_xla.sync()
-        if self.one_at_a_time:
+        if self.memory_limit is not None:
+            # Each step in flight on a CPU takes its memory, and how many there are is chance.
             xm.wait_device_ops()
 
-    # -- over processes and to the host -------------------------------------------------------
+    # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         # One program spans all hosts: what it computes from a batch is of the whole batch already.
         return tensor
@@ -210,38 +231,39 @@ class XlaBackend(XlaOps):
             one.data, other.data = other.data, one.data
 
     # -- state, memory, compilation ------------------------------------------------------------
-    def random_state(self) -> dict[str, str]:
-        # The number can pass 2^63, so it is kept as text.
-        return {"xla": str(xm.get_rng_state()), "cpu": state_text(torch.get_rng_state())}
-
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        xm.set_rng_state(int(state["xla"]))
-        torch.set_rng_state(state_from_text(state["cpu"]))
-
     def seed(self, seed: int) -> None:
         # One program spans all devices: its one generator serves them all.
         torch.manual_seed(seed)
         xm.set_rng_state(seed)
 
-    def scaler_state(self) -> dict[str, float]:
-        return {}
+    def state(self) -> BackendState:
+        # The number can pass 2^63, so it is kept as text.
+        xla, cpu = str(xm.get_rng_state()), state_text(torch.get_rng_state())
+        return {"random": {"xla": xla, "cpu": cpu}, "scaler": {}}
 
-    def set_scaler_state(self, state: Mapping[str, float]) -> None:
-        pass
+    def load_state(self, state: BackendState) -> None:
+        if random := state.get("random"):
+            xm.set_rng_state(int(random["xla"]))
+            torch.set_rng_state(state_from_text(random["cpu"]))
 
-    def memory(self) -> Memory | None:
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(self._memory(), None)
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        if is_emulated(os.environ):
+            return meter_process_memory(self.memory_limit)
+        return meter_device_memory(self._memory)
+
+    def _memory(self) -> Memory | None:
         try:
-            figures = [xm.get_memory_info(device) for device in self.mesh.local_devices()]
+            reports = [xm.get_memory_info(device) for device in self.mesh.local_devices()]
         except RuntimeError:  # not implemented on the CPU
             return None
-        fullest = max(figures, key=lambda info: int(info["bytes_used"]), default=None)
+        fullest = max(reports, key=lambda info: int(info["bytes_used"]), default=None)
         if fullest is None:
             return None
         used, limit = int(fullest["bytes_used"]), int(fullest["bytes_limit"])
         return Memory(used, int(fullest.get("peak_bytes_used", used)), limit or None)
-
-    def utilization_percent(self) -> int | None:
-        return None
 
     def compilations(self) -> int:
         return int(met.counter_value("UncachedCompile") or 0)
@@ -276,9 +298,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     limit = options.memory_limit
     if limit is not None:
         limit_host_memory(limit)
-    return XlaBackend(
-        mesh, _hosts(), precision, fused=_runs_kernels(), one_at_a_time=limit is not None
-    )
+    return XlaBackend(mesh, _hosts(), precision, fused=_runs_kernels(), memory_limit=limit)
 
 
 def _runs_kernels() -> bool:

@@ -111,11 +111,16 @@ class DeviceMesh:
 
     def fill(self, target: Tensor, value: Tensor) -> None:
         """Puts a host tensor's values into a tensor of the device, which keeps its placement."""
-        if target.device.type != "xla":
+        if not is_on_xla(target):
             target.copy_(value)
             return
         spec = self.parameter_spec(target) if is_sharded(target) else None
         target.data = self.send(value.to(target.dtype), spec)
+
+
+def is_on_xla(tensor: Tensor) -> bool:
+    """Whether a tensor is on an XLA device."""
+    return tensor.device.type == "xla"
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -13,7 +13,6 @@ import torch
 
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import BATCHES_AHEAD
-from tpukit.probe.batch.gauges import watched_memory
 from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
@@ -36,7 +35,7 @@ def measure(task: Task, config: TrainConfig, backend: Backend, request: TrialReq
 
     Raises whatever the hardware raises when memory runs out.
     """
-    with watched_memory(backend) as gauge, run_companions():
+    with backend.memory_meter() as read_memory, run_companions():
         learner = load_learner(task, config, backend)
         costliest, *others = _host_batches(task, backend, request)
         # As in a run, the next batches are sent while a step works, and wait on the device.
@@ -44,7 +43,7 @@ def measure(task: Task, config: TrainConfig, backend: Backend, request: TrialReq
         for _ in range(WARM_STEPS):
             _step(learner, config, _next(source, request.accumulate))
         seconds = _seconds_per_step(learner, config, source, request.accumulate)
-        taken = gauge.taken()
+        between = read_memory()
         # Where lengths vary: every other shape once, their programs are held at the same time.
         for host in others:
             _step(learner, config, list(backend.batches([host] * request.accumulate)))
@@ -52,14 +51,15 @@ def measure(task: Task, config: TrainConfig, backend: Backend, request: TrialReq
         resident = _copy_checkpoint(learner, backend)
         # Transfer errors surface when a batch is consumed.
         _next(source, BATCHES_AHEAD)
-    used, limit = gauge.reading(config.memory_limit)
+        memory = read_memory()
+    used, limit = (memory.peak, memory.limit) if memory else (None, None)
     return Trial(
         batch=request.batch,
         fits=True,
         used_bytes=used,
         limit_bytes=limit,
         # Between steps a batch leaves nothing behind; the peak may be outside of training.
-        fixed_bytes=used - (taken[1] - taken[0]) if used and taken else None,
+        fixed_bytes=used - (between.peak - between.used) if used and between else None,
         samples_per_second=request.batch * backend.devices * request.accumulate / seconds,
         accumulate=request.accumulate,
         memory=memory_by_kind(used or 0, 0, resident),

@@ -25,7 +25,7 @@ from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend
 from tpukit.hardware.xla.flash_attention import TILES
-from tpukit.hardware.xla.mesh import DeviceMesh, Spec
+from tpukit.hardware.xla.mesh import DeviceMesh, Spec, is_on_xla
 from tpukit.probe.compiler.compile import Program
 from tpukit.probe.compiler.source_map import model_frame
 from tpukit.train.config import TrainConfig
@@ -252,10 +252,10 @@ def _state(learner: Learner) -> list[Tensor]:
         value
         for state in learner.optimizer.state.values()
         for value in state.values()
-        if isinstance(value, Tensor) and value.device.type == "xla"
+        if isinstance(value, Tensor) and is_on_xla(value)
     ]
     averages = list(learner.average.averages.values()) if learner.average else []
-    buffers = [b for b in learner.model.buffers() if b.device.type == "xla"]
+    buffers = [b for b in learner.model.buffers() if is_on_xla(b)]
     sums = [value for value in vars(learner).values() if isinstance(value, Tensor)]
     kept = [*parameters, *buffers, *optimizer, *averages, *sums]
     return [*kept, *(gradients if learner.backend._adds_up else [])]  # type: ignore[attr-defined]
@@ -305,7 +305,7 @@ def without_storage() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
+        if parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.data.to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 

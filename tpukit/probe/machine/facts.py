@@ -53,6 +53,8 @@ class Facts:
     """Those that training may use."""
     hidden_gpus: int
     """Those that CUDA_VISIBLE_DEVICES hides."""
+    emulated: bool
+    """Whether PJRT_DEVICE=CPU makes `--hw tpu` emulation on CPU (virtual devices)."""
     driver: str | None
     """NVIDIA's."""
     cpu: CpuFacts
@@ -94,6 +96,7 @@ def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
         lock_file=tpu is not None and host.exists(LOCK_FILE),
         gpus=gpus,
         hidden_gpus=hardware.hidden_gpus,
+        emulated=hardware.emulated,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), None) or driver_version(host),
         cpu=_cpu(host),
         memory_bytes=memory,

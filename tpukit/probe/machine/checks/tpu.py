@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tpukit.hardware.detect import is_emulated
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import Asked, Verdict, failed, passed, skipped, warned
 from tpukit.probe.machine.holders import LOCK_FILE, Holder
@@ -10,7 +9,7 @@ from tpukit.probe.machine.holders import LOCK_FILE, Holder
 
 def device(facts: Facts, asked: Asked) -> Verdict:
     """The hardware that is asked for is here."""
-    if asked.hw == "tpu" and is_emulated(facts.host.environment):
+    if asked.hw == "tpu" and facts.emulated:
         return warned(
             "emulation on CPU (virtual devices): PJRT_DEVICE=CPU is set",
             "unset PJRT_DEVICE    # on a TPU",

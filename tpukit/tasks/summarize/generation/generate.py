@@ -148,7 +148,7 @@ class Decoder:
     @property
     def steps_a_read(self) -> int:
         # Reading a token stops a traced device: there, several steps go out before a read.
-        return 4 if self.backend.traced else 1
+        return 4 if self.backend.fixed_shapes else 1
 
     def most_new_tokens(self, prompt: Prompt) -> int:
         """New tokens until the limit or the end of the context."""
@@ -180,7 +180,7 @@ class ChunkDecoding:
         tokens = [prompt.tokens if prompt else filler for prompt in taken]
         places = [slots if prompt else () for prompt, slots in zip(taken, free, strict=True)]
         length = max(map(len, tokens))
-        if self.decoder.backend.traced:
+        if self.decoder.backend.fixed_shapes:
             length = self.decoder.plan.prefill_length(length)
         return taken, self.slots.prefill(tokens, places, length)
 
@@ -250,7 +250,7 @@ class _SlotDecoding(ChunkDecoding):
 
     def _tighten(self) -> None:
         """Slots and columns that nobody will need any more go, where shapes are free to change."""
-        if self.decoder.backend.traced:
+        if self.decoder.backend.fixed_shapes:
             return
         owned = [(slot, owner) for slot, owner in enumerate(self.owners) if owner]
         if not owned:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpukit.hardware.backend import ModelOps
+from tpukit.hardware.embedding import look_up
 
 
 @dataclass(frozen=True)
@@ -263,16 +264,6 @@ def sinusoids(positions: int, width: int) -> Tensor:
     angles = torch.arange(positions)[:, None] * rates
     waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
     return 0.02 * math.sqrt(2) * waves[:, :width]
-
-
-def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """`embedding` at `tokens`.
-
-    On a processor with a gradient of those rows alone, which is added to that of the projection in
-    place: a whole one, written and added, took a tenth of a step.
-    """
-    rows_alone = embedding.device.type == "cpu" and not torch.compiler.is_compiling()
-    return F.embedding(tokens, embedding, sparse=rows_alone)
 
 
 def gather_positions(x: Tensor, wanted: Tensor) -> Tensor:
