@@ -25,8 +25,8 @@ WAYS = {
     "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
     "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
     "accumulate-4": (["--hw", "cpu", "--accumulate", "4"], {}),
-    "two-processes": (["--hw", "cpu", "--devices", "2"], {}),
-    "two-processes-accumulate-2": (["--hw", "cpu", "--devices", "2", "--accumulate", "2"], {}),
+    "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
+    "two-ranks-accumulate-2": (["--hw", "cpu", "--devices", "2", "--accumulate", "2"], {}),
     "fsdp-2": (["--hw", "cpu", "--devices", "2", "--shard"], {}),
 }
 
@@ -54,19 +54,19 @@ def test_parameters_agree_after_20_steps(tmp_path, reference, way):
     assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) < 1e-4
     assert relative_difference(parameters(tmp_path / "run", "ema"), parameters(whole, "ema")) < 1e-4
     if "xla" in way:
-        one_graph_each(summary, micro_steps="accumulate" in way)
+        one_graph_each(summary, accumulates="accumulate" in way)
 
 
-def one_graph_each(summary, *, micro_steps):
-    """One train graph (or one a micro-step and one that applies), one evaluation graph."""
-    assert summary["graphs"]["train"] == (2 if micro_steps else 1)
+def one_graph_each(summary, *, accumulates):
+    """One train graph (or one a micro-batch and one that applies), one evaluation graph."""
+    assert summary["graphs"]["train"] == (2 if accumulates else 1)
     assert summary["graphs"]["evaluate"] == 1
     assert summary["compilations_after_warmup"] == 0
 
 
 @pytest.mark.parametrize(
     ("way", "env"),
-    [("two-processes", {}), pytest.param("xla-8", VIRTUAL_TPU, marks=pytest.mark.xla)],
+    [("two-ranks", {}), pytest.param("xla-8", VIRTUAL_TPU, marks=pytest.mark.xla)],
 )
 def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way, env):
     """What shows that the test above can fail."""
@@ -74,7 +74,7 @@ def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way, env):
     arguments, _ = WAYS[way]
     launcher = (
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        if way == "two-processes"
+        if way == "two-ranks"
         else [sys.executable]
     )
     command = ["train", "--task", task, *STEPS, "--results-dir", str(tmp_path / "run"), *arguments]

@@ -15,7 +15,7 @@ WAYS = {
     "xla-8": (["--hw", "tpu"], VIRTUAL_TPU),
     "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
     "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
-    "two-processes-accumulate-4": (["--devices", "2", "--accumulate", "4"], {}),
+    "two-ranks-accumulate-4": (["--devices", "2", "--accumulate", "4"], {}),
     "fsdp-2": (["--devices", "2", "--shard"], {}),
     "fsdp-2-accumulate-2": (["--devices", "2", "--shard", "--accumulate", "2"], {}),
 }
@@ -23,7 +23,7 @@ DEVICES = {"xla-1": 1, "xla-8": 8, "fsdp-2": 2}
 
 
 def run(out, arguments, env=None):
-    """What the reference loop left, run as a process or as two under torchrun."""
+    """What the reference loop left, run as one rank or as two under torchrun."""
     processes = "--devices" in arguments and "tpu" not in arguments
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -37,7 +37,7 @@ def run(out, arguments, env=None):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """One CPU process."""
+    """One CPU rank."""
     return run(tmp_path_factory.mktemp("reference") / "out.pt", [])
 
 
@@ -72,8 +72,8 @@ def test_without_the_reduction_they_do_not_agree(tmp_path, reference, arguments)
     assert relative_difference(left["parameters"], reference["parameters"]) > 1e-3
 
 
-def test_fp16_in_shards_leaves_out_the_same_steps_as_ddp(tmp_path):
-    """An overflow that one process alone sees makes both leave the step out."""
+def test_fp16_with_fsdp_skips_the_same_steps_as_ddp(tmp_path):
+    """An overflow on one rank makes both skip the step."""
     arguments = ["--precision", "fp16", "--devices", "2"]
     copies = run(tmp_path / "copies.pt", arguments)
     shards = run(tmp_path / "shards.pt", [*arguments, "--shard"])

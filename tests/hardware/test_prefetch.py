@@ -23,17 +23,17 @@ def test_errors_come_out_where_the_batch_would(where):
     def loader():
         yield 1
         if where == "loader":
-            raise OSError("file gone")
+            raise OSError("file removed")
         yield 2
 
     def transfer(item):
         if where == "transfer" and item == 2:
-            raise OSError("file gone")
+            raise OSError("file removed")
         return item
 
     batches = prefetch(loader(), transfer)
     assert next(batches) == 1
-    with pytest.raises(OSError, match="file gone"):
+    with pytest.raises(OSError, match="file removed"):
         next(batches)
     assert prefetching() == []
 

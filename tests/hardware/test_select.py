@@ -22,7 +22,7 @@ STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCE
 
 
 def files_of(chips=0, gpus=0, pci_device="0x0063"):
-    """The files by which a machine with so many v5e chips and GPUs is recognised."""
+    """The files by which a machine with these TPU chips and GPUs is recognised."""
     files = {}
     for chip in range(chips):
         folder = f"/sys/bus/pci/devices/0000:00:{chip:02}.0"

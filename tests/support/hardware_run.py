@@ -113,7 +113,7 @@ def main() -> None:
     model, optimizer, last, compiled = train(backend, asked.accumulate)
     sizes = shard_sizes(backend, model)
     parameters, plain = backend.parameters(model), backend.unwrap(model)
-    figures = backend.to_host({"last": last})["last"].tolist()
+    loss_and_norm = backend.to_host({"last": last})["last"].tolist()
     host = backend.to_host(parameters)
     # There and back again: what a checkpoint does.
     moments = {n: optimizer.state[p]["exp_avg"] for n, p in parameters.items()}
@@ -125,7 +125,7 @@ def main() -> None:
     loaded = backend.to_host(moments)
     left = {
         "parameters": host,
-        "loss_and_norm": figures,
+        "loss_and_norm": loss_and_norm,
         "compilations": compiled,
         "compilations_after_reading": backend.compilations(),
         "shard_sizes": sizes,

@@ -1,4 +1,4 @@
-"""Deeds on torch_xla's virtual devices, one a process: python on_xla.py DEED. Answers in JSON."""
+"""Cases on torch_xla's virtual devices, one a process: python on_xla.py CASE. Prints JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def attention_error(backend, causal, biased):
 
 
 def recompute(how):
-    """Runs a block whose input needs no gradient; XLA_FLAGS tells where the graph goes."""
+    """Runs a block whose input needs no gradient; XLA_FLAGS names the folder for the graph."""
     backend = opened(devices=1)
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Dropout(0.0), nn.Linear(32, 16))
@@ -88,17 +88,17 @@ def out_of_memory(kind):
 
 
 def generators():
-    """Dropout after the state was put back, and after it went on."""
+    """Dropout after the generators were restored, and before."""
     backend = opened()
     backend.seed(2**62 + 5)
-    first = draw(backend)
+    first = dropout(backend)
     state = backend.state()
-    second = draw(backend)
+    second = dropout(backend)
     backend.load_state(json.loads(json.dumps(state)))
-    return {"first": first, "second": second, "again": draw(backend)}
+    return {"first": first, "second": second, "again": dropout(backend)}
 
 
-def draw(backend):
+def dropout(backend):
     ones = backend.mesh.send(torch.ones(64))
     kept = F.dropout(ones, 0.5)
     host = backend.to_host({"kept": kept})["kept"]

@@ -1,4 +1,4 @@
-"""What a launched process does in the tests: python rank_script.py DEED."""
+"""What a launched rank does in the tests: python rank_script.py SCENARIO."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import subprocess
 import sys
 import time
 
-DEED = sys.argv[1]
+SCENARIO = sys.argv[1]
 RANK = int(os.environ["RANK"])
 
 
 def stop_in_order(number, frame):
-    time.sleep(RANK)  # one is still at its checkpoint when the other has gone
+    time.sleep(RANK)  # one still writes its checkpoint when the other has ended
     print(f"stopped {RANK}", flush=True)
     sys.exit(128 + number)
 
 
-if DEED == "end":
+if SCENARIO == "end":
     print(f"done {RANK} of {os.environ['WORLD_SIZE']}", flush=True)
-elif DEED == "bad-input":
+elif SCENARIO == "bad-input":
     print(f"Error: bad input, says {RANK}", file=sys.stderr)
     sys.exit(2)
-elif DEED == "second-fails":
+elif SCENARIO == "second-fails":
     if RANK == 1:
         print("Error: only the second knows", file=sys.stderr)
         sys.exit(2)
     time.sleep(60)
-elif DEED == "second-is-killed":
+elif SCENARIO == "second-is-killed":
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
-elif DEED == "wait":
+elif SCENARIO == "wait":
     signal.signal(signal.SIGTERM, stop_in_order)
     print(f"waiting {RANK}", flush=True)
     time.sleep(60)
-elif DEED == "wait-with-children":
+elif SCENARIO == "wait-with-children":
     from torch.utils.data import DataLoader
 
     from tpukit.io.process import WorkerInit

@@ -6,7 +6,7 @@ import sys
 
 
 def leave_out_in_processes() -> None:
-    """Every micro-step is one whose gradients stay where they are."""
+    """No micro-batch reduces its gradients over the ranks."""
     from torch.nn.parallel import DistributedDataParallel
 
     forward = DistributedDataParallel.forward

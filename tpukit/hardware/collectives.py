@@ -1,4 +1,4 @@
-"""The processes of a run and what they say to each other on the host, over gloo."""
+"""Collectives between the ranks of a run: tensors on their device, flags and objects over gloo."""
 
 from __future__ import annotations
 
@@ -12,43 +12,40 @@ import torch.distributed as dist
 from tpukit.errors import HardwareError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A validation or a checkpoint on one process keeps the others waiting for so long at most."""
+"""The longest that a validation or a checkpoint on one rank may keep the others waiting."""
 
 
 def launched_world_size() -> int:
-    """Processes that a launcher (torchrun) started; 1 without one."""
+    """Ranks that a launcher (torchrun) started; 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-class Processes(Protocol):
-    """The host side of a run's processes."""
+class Collectives(Protocol):
+    """A run's ranks, and what `Backend` does over them."""
 
-    index: int
-    count: int
+    rank: int
+    world_size: int
 
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum of every process' tensor, on its device."""
-        ...
-
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def any_rank(self, flag: bool) -> bool: ...
-    def gather(self, value: Any) -> list[Any]: ...
+    def all_gather_objects(self, value: Any) -> list[Any]: ...
     def barrier(self) -> None: ...
     def close(self) -> None: ...
 
 
 class SingleRank:
-    """No other process to talk to."""
+    """A run of one rank: every collective is the identity."""
 
-    index = 0
-    count = 1
+    rank = 0
+    world_size = 1
 
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     def any_rank(self, flag: bool) -> bool:
         return flag
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any) -> list[Any]:
         return [value]
 
     def barrier(self) -> None:
@@ -59,22 +56,21 @@ class SingleRank:
 
 
 class GlooCollectives:
-    """Processes of an initialised torch.distributed world.
+    """The ranks of an initialised torch.distributed world.
 
     Flags and objects go through a gloo group of their own, so that they never wait for a GPU.
     """
 
     def __init__(self, expected: int) -> None:
-        self.count = dist.get_world_size()
-        self.index = dist.get_rank()
-        if self.count != expected:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if self.world_size != expected:
             raise HardwareError(
-                f"The launcher started {expected} processes, but {self.count} found each other.",
+                f"world size is {self.world_size}, but the launcher started {expected} ranks.",
                 "Let tpukit start them (--devices N), or use torchrun.",
             )
         self._host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.detach().clone()
         dist.all_reduce(total)
         return total
@@ -84,8 +80,8 @@ class GlooCollectives:
         dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._host)
         return bool(raised)
 
-    def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.count
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._host)
         return values
 

@@ -1,4 +1,4 @@
-"""A backend for tests: eager on the processor, and it remembers what was asked of it."""
+"""A backend for tests: eager on the CPU; it records the members that are used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tpukit.hardware.eager.grad_scaling import PlainUpdate
 
 
 class FakeBackend(EagerBackend):
-    """One eager process without accelerate. `calls` lists the members used, in order.
+    """A single rank without accelerate. `calls` lists the members used, in order.
 
     `devices` may claim more devices than there are, and `out_of_memory_above` makes a backward pass
-    of more rows than that fail as a full device does.
+    over more rows than that fail as a full device does.
     """
 
     def __init__(self, devices: int = 1, out_of_memory_above: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, however the parent ends."""
+"""Processes: children that end with their parent, cores, and standard output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PARENT_VARIABLE = "TPUKIT_PARENT"
 def die_with_parent(parent: int | None = None) -> None:
     """Asks the kernel to kill this process when the thread that started it ends.
 
-    `parent`: the parent's process id where it is known; a parent that is gone already ends this
-    process at once. Linux only; elsewhere nothing happens.
+    `parent`: the parent's process id where it is known; if it has ended already, this process is
+    killed at once. Linux only; elsewhere nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -79,7 +79,7 @@ def allowed_cores() -> int:
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Drops what native libraries print on descriptor 1 meanwhile (gloo greets each connection)."""
+    """Drops what native libraries print on descriptor 1 meanwhile (gloo logs each connection)."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

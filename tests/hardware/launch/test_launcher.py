@@ -1,4 +1,4 @@
-"""Launched processes: their exit codes, their words, their signals, and their ends."""
+"""Launched ranks: their exit codes, output, signals, and ends."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ except TpukitError as error:
 """
 
 
-def start(deed, mark="none"):
+def start(scenario, mark="none"):
     paths = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     extra = {"PYTHONPATH": os.pathsep.join(paths), MARK: mark}
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, deed],
+        [sys.executable, "-c", LAUNCH, scenario],
         env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
 def finish(process):
-    out, told = process.communicate(timeout=120)
-    return process.returncode, out, told
+    out, stderr = process.communicate(timeout=120)
+    return process.returncode, out, stderr
 
 
-def test_all_is_well():
-    code, out, told = finish(start("end"))
-    assert (code, out) == (0, "done 0 of 2\n"), told
+def test_all_ranks_end_well():
+    code, out, stderr = finish(start("end"))
+    assert (code, out) == (0, "done 0 of 2\n"), stderr
 
 
-def test_bad_input_is_told_once_with_its_own_code():
-    code, _, told = finish(start("bad-input"))
+def test_bad_input_is_printed_once_with_its_own_code():
+    code, _, stderr = finish(start("bad-input"))
     assert code == 2
-    assert told.count("Error:") == 1
-    assert "Traceback" not in told
+    assert stderr.count("Error:") == 1
+    assert "Traceback" not in stderr
 
 
-def test_an_error_of_the_second_process_alone_is_shown():
-    code, _, told = finish(start("second-fails"))
+def test_the_stderr_tail_of_the_failed_rank_is_shown():
+    code, _, stderr = finish(start("second-fails"))
     assert code == 2
-    assert "[process 1] Error: only the second knows" in told
+    assert "[rank 1] Error: only the second knows" in stderr
 
 
-def test_a_killed_process_is_named():
-    code, _, told = finish(start("second-is-killed"))
+def test_a_killed_rank_is_named():
+    code, _, stderr = finish(start("second-is-killed"))
     assert code == 1
-    assert "Process 1 ended by SIGKILL" in told
-    assert "Traceback" not in told
+    assert "rank 1 ended by SIGKILL" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_are_passed_on_and_every_process_ends_in_order(number, code):
+def test_signals_are_passed_on_and_every_rank_ends_in_order(number, code):
     process = start("wait")
     assert process.stdout.readline() == "waiting 0\n"
-    time.sleep(1.0)  # the second process is on its way
+    time.sleep(1.0)  # rank 1 is starting
     process.send_signal(number)
-    ended, out, told = finish(process)
-    assert ended == code, told
+    ended, out, stderr = finish(process)
+    assert ended == code, stderr
     assert "stopped 0" in out
 
 
@@ -83,7 +83,7 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind():
     mark = f"launch-{os.getpid()}-{time.monotonic_ns()}"
     process = start("wait-with-children", mark)
     assert process.stdout.readline() == "waiting 0\n", process.stderr.read()
-    # The launcher, torchrun, two processes, and their loaders.
+    # The launcher, torchrun, two ranks, and their DataLoader workers.
     assert len(marked_processes(mark)) >= 6
     process.kill()
     process.communicate(timeout=60)
@@ -100,13 +100,13 @@ def test_a_busy_port_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("options", "env", "told"),
+    ("options", "env", "stderr"),
     [
         ("hw='tpu'", {"PJRT_DEVICE": "CPU"}, "one process drives all devices"),
-        ("hw='cpu', devices=4", {}, "2 processes were started"),
+        ("hw='cpu', devices=4", {}, "started 2 ranks"),
     ],
 )
-def test_worlds_that_would_train_apart_are_refused(options, env, told):
+def test_world_sizes_that_would_train_apart_are_refused(options, env, stderr):
     code = (
         "from tpukit.hardware.select import open_backend; from tpukit.errors import TpukitError\n"
         "from tpukit.hardware.options import HardwareOptions\n"
@@ -118,4 +118,4 @@ def test_worlds_that_would_train_apart_are_refused(options, env, told):
         [sys.executable, "-c", code], env=environment(launcher), capture_output=True, text=True,
         check=False, timeout=120,
     )  # fmt: skip
-    assert told in done.stdout, done.stderr[-2000:]
+    assert stderr in done.stdout, done.stderr[-2000:]

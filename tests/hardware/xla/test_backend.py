@@ -12,9 +12,9 @@ from runs import SUPPORT, VIRTUAL_TPU, environment
 pytestmark = pytest.mark.xla
 
 
-def on_xla(*deed, env=None, devices="8"):
+def on_xla(*case, env=None, devices="8"):
     done = subprocess.run(
-        [sys.executable, SUPPORT / "on_xla.py", *deed],
+        [sys.executable, SUPPORT / "on_xla.py", *case],
         env=environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **(env or {})}),
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

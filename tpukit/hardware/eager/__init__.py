@@ -1,1 +1,1 @@
-"""CPUs and GPUs: eager PyTorch, one process per device."""
+"""CPUs and GPUs: eager PyTorch, one rank per device."""

@@ -29,8 +29,8 @@ from tpukit.hardware.backend import (
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
+    Collectives,
     GlooCollectives,
-    Processes,
     SingleRank,
     launched_world_size,
 )
@@ -61,7 +61,7 @@ class EagerBackend:
         kind: Kind,
         eager: EagerDevice,
         precision: Precision,
-        processes: Processes,
+        collectives: Collectives,
         parallelism: Parallelism,
         update: Update,
         *,
@@ -71,10 +71,10 @@ class EagerBackend:
         self.eager = eager
         self.device = eager.device
         self.precision: Precision = precision
-        self.group = processes
-        self.rank = processes.index
-        self.world_size = processes.count
-        self.devices = processes.count
+        self.collectives = collectives
+        self.rank = collectives.rank
+        self.world_size = collectives.world_size
+        self.devices = collectives.world_size
         self.parallelism = parallelism
         self.update = update
         self.compiles = compiles
@@ -191,16 +191,16 @@ class EagerBackend:
 
     # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        return self.group.sum(tensor)
+        return self.collectives.all_reduce_sum(tensor)
 
     def any_rank(self, flag: bool) -> bool:
-        return self.group.any_rank(flag)
+        return self.collectives.any_rank(flag)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        return self.group.gather(value)
+        return self.collectives.all_gather_objects(value)
 
     def barrier(self) -> None:
-        self.group.barrier()
+        self.collectives.barrier()
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -247,14 +247,14 @@ class EagerBackend:
         return int(counters["stats"]["unique_graphs"])
 
     def close(self) -> None:
-        self.group.close()
+        self.collectives.close()
 
 
 def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
-    """The backend of this process, which a launcher may have started together with others.
+    """The backend of this rank, which a launcher may have started.
 
     Raises:
-        HardwareError: torch cannot use the GPU, or the processes did not find each other.
+        HardwareError: torch cannot use the GPU, or the world size is wrong.
     """
     world = launched_world_size()
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
@@ -266,7 +266,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         check_cuda()
     with quiet_stdout():
         accelerator = _start_accelerate(kind)
-        processes = SingleRank() if world == 1 else GlooCollectives(world)
+        collectives = SingleRank() if world == 1 else GlooCollectives(world)
     eager: EagerDevice = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
     precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
     _set_arithmetic(precision, deterministic=options.deterministic)
@@ -277,7 +277,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         kind,
         eager,
         precision,
-        processes,
+        collectives,
         parallelism,
         _update(precision, eager.device),
         compiles=eager.compiles if options.compile is None else options.compile,
@@ -287,15 +287,15 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
 def _check_world(options: HardwareOptions, local_world: int) -> None:
     if options.devices is not None and options.devices != local_world:
         raise HardwareError(
-            f"--devices {options.devices}: {local_world} processes were started on this host.",
-            f"torchrun --nproc-per-node {options.devices}, or leave torchrun to tpukit.",
+            f"--devices {options.devices}: the launcher started {local_world} ranks on this host.",
+            f"Use torchrun --nproc-per-node {options.devices}, or leave torchrun to tpukit.",
         )
 
 
-def share_cores(processes: int) -> None:
-    """Gives each process of this host its part of the cores, unless somebody said otherwise."""
+def share_cores(ranks: int) -> None:
+    """Gives each rank of this host its share of the cores, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(max(1, allowed_cores() // processes))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, allowed_cores() // ranks))
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

@@ -1,4 +1,4 @@
-"""How a model is spread over eager processes: not at all, copied (DDP), or in shards (FSDP)."""
+"""How a model is spread over eager ranks: single-process, replicated (DDP) or sharded (FSDP)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Parallelism(Protocol):
-    """Where a model's parameters and gradients are, over the processes of a run.
+    """Where a model's parameters and gradients are, over the ranks of a run.
 
-    After the last micro-step every process holds the sum of all gradients (or its shard of it).
+    After the last micro-batch every rank holds the sum of all gradients, or its shard of it.
     """
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module: ...
@@ -32,7 +32,7 @@ class Parallelism(Protocol):
 
 
 class SingleProcess:
-    """One process has everything."""
+    """A single rank holds everything."""
 
     def __init__(self, place: Callable[[nn.Module], nn.Module]) -> None:
         self.place = place
@@ -57,7 +57,7 @@ class SingleProcess:
 
 
 class DDP(SingleProcess):
-    """Every process has a copy; gradients are summed over them (DDP)."""
+    """Every rank holds a replica; gradients are summed over the ranks."""
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         placed = self.place(model)
@@ -77,7 +77,7 @@ class DDP(SingleProcess):
 
 
 class FSDP:
-    """Every process has a part of each parameter, its gradient and its optimizer state (FSDP)."""
+    """Every rank holds a shard of each parameter, its gradient and its optimizer state."""
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
@@ -115,7 +115,7 @@ class FSDP:
 
     def fill(self, target: Tensor, value: Tensor) -> None:
         if isinstance(target, DTensor):
-            # Every process has read the same values: each takes its own part of them.
+            # Every rank has read the same values: each takes its own shard of them.
             value = distribute_tensor(
                 value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
             )
@@ -123,7 +123,7 @@ class FSDP:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, sharing its memory."""
+    """The shard of a tensor that this rank holds, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

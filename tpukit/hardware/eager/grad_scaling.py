@@ -18,7 +18,7 @@ class Update(Protocol):
 
     def scale_loss(self, loss: Tensor) -> Tensor: ...
     def gradient_scale(self) -> Tensor | float:
-        """What the gradients are multiplied by already."""
+        """The factor that the gradients carry already."""
         ...
 
     def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
@@ -50,7 +50,7 @@ class PlainUpdate:
 
 
 class ScaledUpdate:
-    """fp16: the loss is scaled up, and a step whose gradients overflow is left out."""
+    """fp16: the loss is scaled up, and a step whose gradients overflow is skipped."""
 
     def __init__(self, scaler: GradScaler, device: torch.device) -> None:
         self.scaler = scaler
@@ -61,11 +61,11 @@ class ScaledUpdate:
         return scaled
 
     def gradient_scale(self) -> Tensor | float:
-        # `get_scale` would read it, a stop of the pipeline: it is asked for as a tensor.
+        # `get_scale` would read it and stall the pipeline.
         return self.scale_loss(torch.ones((), device=self.device))
 
     def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
-        # The scaler divides by the scale again. Where one process overflows, all must see it.
+        # The scaler divides by the scale again. Where one rank overflows, all must skip.
         rescaled = torch.where(torch.isfinite(norm), factor * self.gradient_scale(), torch.nan)
         torch._foreach_mul_(local_gradients(optimizer), rescaled)
         self.scaler.step(optimizer)
@@ -89,7 +89,7 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def local_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parts of them that this process holds."""
+    """The shards of them that this rank holds."""
     return [local(gradient) for gradient in gradients_of(optimizer)]
 
 

@@ -1,1 +1,1 @@
-"""Child processes: torchrun, its ranks, and children that may die."""
+"""Child processes: torchrun and its ranks, and children that may crash."""

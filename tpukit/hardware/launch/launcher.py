@@ -1,7 +1,7 @@
-"""One process a device: starts torchrun, keeps its processes in step with this one, ends with them.
+"""Starts torchrun with one rank a device, passes signals on, returns the failed rank's exit code.
 
-torchrun always exits 1 when a process fails, and says so in a page. Here each process leaves its
-exit code in a folder that the launcher reads, and only what the process itself said is shown.
+torchrun exits 1 whenever a rank fails, with a page of traceback. Here each rank writes its exit
+code to a folder that the launcher reads, and only the rank's own stderr tail is shown.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.io.process import PARENT_VARIABLE, allowed_cores
 
 STATUS_VARIABLE = "TPUKIT_STATUS"
-"""Where each process of a launch leaves its process id, its exit code and its words."""
+"""The folder where each rank of a launch writes its process id, exit code and output."""
 SHOWN_LINES = 20
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """How one process ended."""
+    """How one rank ended."""
 
     rank: int
     exit_code: int
@@ -40,33 +40,33 @@ class RankStatus:
 
 
 def is_launched() -> bool:
-    """Whether this process is one of several that torchrun (ours or the user's) started."""
+    """Whether torchrun (ours or the user's) started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def launch(
     arguments: Sequence[str],
-    processes: int,
+    ranks: int,
     options: HardwareOptions,
     *,
     module: str = "tpukit",
 ) -> int:
-    """Runs `python -m MODULE ARGUMENTS` in `processes` processes of this host: their exit code.
+    """Runs `python -m MODULE ARGUMENTS` as `ranks` processes of this host; their exit code.
 
     Signals are passed on: after SIGINT and SIGTERM the code is 130 and 143.
 
     Raises:
         HardwareError: the port is taken.
-        JobError: a process was killed before it could say anything.
+        JobError: a rank was killed before it could write its error.
     """
     if options.master_port is not None:
         check_port(options.master_port)
     with tempfile.TemporaryDirectory(prefix="tpukit-launch-") as folder:
         status = Path(folder)
         torchrun = subprocess.Popen(
-            torchrun_command([module, *arguments], processes, options.master_port),
-            env=_environment(status, processes),
-            # A Ctrl-C at the terminal must reach the processes once, through this one.
+            torchrun_command([module, *arguments], ranks, options.master_port),
+            env=_environment(status, ranks),
+            # A Ctrl-C at the terminal must reach the ranks once, through this process.
             start_new_session=True,
         )
         with _passing_signals_on(torchrun, status) as received:
@@ -74,10 +74,8 @@ def launch(
         return _exit_code(code, read_statuses(status), received, status)
 
 
-def torchrun_command(
-    arguments: Sequence[str], processes: int, master_port: int | None
-) -> list[str]:
-    """torchrun's command line; each process runs `tpukit.hardware.launch.rank ARGUMENTS`."""
+def torchrun_command(arguments: Sequence[str], ranks: int, master_port: int | None) -> list[str]:
+    """torchrun's command line; each rank runs `tpukit.hardware.launch.rank ARGUMENTS`."""
     rendezvous = (
         ["--standalone"]
         if master_port is None
@@ -85,8 +83,8 @@ def torchrun_command(
     )
     return [
         *(sys.executable, "-m", "tpukit.hardware.launch.torchrun"),
-        *(f"--nproc-per-node={processes}", *rendezvous),
-        # After "--" torchrun takes no option of ours (--run, say) for a short form of its own.
+        *(f"--nproc-per-node={ranks}", *rendezvous),
+        # After "--" torchrun does not read our options (--run, say) as abbreviations of its own.
         *("-m", "--", "tpukit.hardware.launch.rank", *arguments),
     ]
 
@@ -100,21 +98,21 @@ def check_port(port: int) -> None:
         except OSError as error:
             raise HardwareError(
                 f"--master-port {port}: {error.strerror or error}.",
-                "Leave --master-port out: a free port is found then.",
+                "Leave --master-port out to use a free port.",
                 id="port-in-use",
             ) from error
 
 
 def read_statuses(folder: Path) -> list[RankStatus]:
-    """What the processes left, in the order in which they ended."""
+    """What the ranks wrote, in the order in which they ended."""
     statuses = []
     for file in folder.glob("exit-*.json"):
         statuses.append(RankStatus(**json.loads(file.read_text())))
     return sorted(statuses, key=lambda status: status.ended_at)
 
 
-def _environment(status: Path, processes: int) -> dict[str, str]:
-    threads = max(1, allowed_cores() // processes)
+def _environment(status: Path, ranks: int) -> dict[str, str]:
+    threads = max(1, allowed_cores() // ranks)
     return {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
@@ -125,7 +123,7 @@ def _environment(status: Path, processes: int) -> dict[str, str]:
 
 @contextmanager
 def _passing_signals_on(torchrun: subprocess.Popen[bytes], status: Path) -> Iterator[list[int]]:
-    """Gives SIGINT and SIGTERM to the processes themselves: torchrun would kill them after 30 s."""
+    """Passes SIGINT and SIGTERM to the ranks as SIGTERM: torchrun would kill them after 30 s."""
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -158,15 +156,15 @@ def _exit_code(
     torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path
 ) -> int:
     failed = [s for s in statuses if s.exit_code != 0]
-    # Those were asked to stop: by a signal, or because another one failed.
-    guilty = [s for s in failed if s.exit_code not in STOPPED]
-    if guilty:
+    # The others were asked to stop: by a signal, or because another rank failed.
+    causes = [s for s in failed if s.exit_code not in STOPPED]
+    if causes:
         if killed := _killed(folder):
-            # It took the others with it: their errors are not the cause.
+            # The others fail because of it: their errors are not the cause.
             print(f"{killed}.", file=sys.stderr)
-        if all(s.rank != 0 for s in guilty):
-            _show_words(folder, guilty[0].rank)
-        return guilty[0].exit_code
+        if all(s.rank != 0 for s in causes):
+            _print_stderr_tail(folder, causes[0].rank)
+        return causes[0].exit_code
     if received and (failed or torchrun_code != 0):
         return 128 + received[0]
     if failed:
@@ -174,23 +172,23 @@ def _exit_code(
     if torchrun_code == 0:
         return 0
     raise JobError(
-        f"{_killed(folder) or 'A process of the run was killed'} before it could say why.",
-        "Run the same command again: it goes on from the last checkpoint. SIGKILL is often the "
-        "system's answer to full memory (`dmesg` says so): fewer --num-workers need less.",
+        f"{_killed(folder) or 'a rank was killed'} before it could write its error.",
+        "Run the same command again to resume from the last checkpoint. SIGKILL often means that "
+        "the host ran out of memory (see `dmesg`): lower --num-workers.",
         id="process-killed",
     )
 
 
 def _killed(folder: Path) -> str:
-    """The processes that a signal ended, in words; empty where there are none."""
+    """The ranks that a signal ended, as text; empty where there are none."""
     files = sorted(folder.glob("killed-*"))
-    ends = [f"Process {f.name.removeprefix('killed-')} ended by {f.read_text()}" for f in files]
+    ends = [f"rank {f.name.removeprefix('killed-')} ended by {f.read_text()}" for f in files]
     return ", ".join(ends)
 
 
-def _show_words(folder: Path, rank: int) -> None:
-    """What a process other than the first said at its end: it writes to a file of its own."""
-    file = folder / f"words-{rank}.txt"
+def _print_stderr_tail(folder: Path, rank: int) -> None:
+    """Prints the end of a failed rank's output, which it writes to a file of its own."""
+    file = folder / f"output-{rank}.txt"
     if file.exists():
         lines = file.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
-        print("\n".join(f"[process {rank}] {line}" for line in lines), file=sys.stderr)
+        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)

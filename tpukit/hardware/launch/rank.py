@@ -1,4 +1,4 @@
-"""What torchrun runs in each process: a module, whose exit code is left for the launcher.
+"""What torchrun runs as each rank: a module, whose exit code is written for the launcher.
 
 python -m tpukit.hardware.launch.rank MODULE ARGUMENTS
 """
@@ -18,27 +18,27 @@ from tpukit.io.process import die_with_parent
 
 
 def main() -> None:
-    """Runs the module as this process."""
+    """Runs the module as this rank."""
     die_with_parent()
     rank = int(os.environ["RANK"])
     status = Path(os.environ[STATUS_VARIABLE])
     _write(status / f"pid-{rank}", str(os.getpid()))
     if rank != 0:
-        _keep_words(status / f"words-{rank}.txt")
+        _redirect_output(status / f"output-{rank}.txt")
     sys.exit(_leave_exit_code(status, rank))
 
 
 def _leave_exit_code(status: Path, rank: int) -> int:
     code = _run()
-    # torchrun ends all processes when one fails, but those that were asked to stop are still at
-    # their checkpoint: to torchrun that is no failure.
+    # torchrun kills all ranks when one fails, but ranks that were asked to stop may still be
+    # writing their checkpoint: to torchrun they succeed.
     ended = {"rank": rank, "exit_code": code, "ended_at": time.time()}
     _write(status / f"exit-{rank}.json", json.dumps(ended))
     return 0 if code in STOPPED else code
 
 
 def _run() -> int:
-    # By name, as the interpreter would: this layer knows nothing of the command line above it.
+    # By name: this layer does not import the command line above it.
     module = sys.argv[1]
     sys.argv = [module, *sys.argv[2:]]
     try:
@@ -53,8 +53,8 @@ def _run() -> int:
     return 0
 
 
-def _keep_words(file: Path) -> None:
-    """The first process speaks for all; the others' words are shown only if one of them fails."""
+def _redirect_output(file: Path) -> None:
+    """Rank 0 prints; the other ranks' output is shown only if one of them fails."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

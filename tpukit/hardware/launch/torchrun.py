@@ -1,4 +1,4 @@
-"""torchrun as the launcher's child: ends with it, and leaves talking to the processes.
+"""torchrun as the launcher's child: ends with it, and does not log the ranks' failures.
 
 python -m tpukit.hardware.launch.torchrun TORCHRUN'S ARGUMENTS
 """
@@ -18,7 +18,7 @@ from tpukit.io.process import PARENT_VARIABLE, die_with_parent
 def main() -> int:
     """torchrun's exit code."""
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
-    # Its log is a page of tracebacks about a process that has said what was wrong in one line.
+    # Its log is a page of tracebacks about a rank that has printed its own error.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _name_killed(exit_codes: dict[int, int]) -> None:
-    """Leaves the signals that ended processes without a word."""
+    """Writes which signals ended ranks."""
     status = Path(os.environ[STATUS_VARIABLE])
     for rank, code in exit_codes.items():
         if code < 0:

@@ -32,8 +32,8 @@ from tpukit.hardware.backend import (
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
+    Collectives,
     GlooCollectives,
-    Processes,
     SingleRank,
     launched_world_size,
 )
@@ -63,7 +63,7 @@ class XlaBackend(XlaOps):
     def __init__(
         self,
         mesh: DeviceMesh,
-        processes: Processes,
+        collectives: Collectives,
         precision: Precision,
         *,
         fused: bool,
@@ -75,9 +75,9 @@ class XlaBackend(XlaOps):
         self.device = mesh.device
         self.precision: Precision = precision
         self.memory_limit = memory_limit
-        self.group = processes
-        self.rank = processes.index
-        self.world_size = processes.count
+        self.collectives = collectives
+        self.rank = collectives.rank
+        self.world_size = collectives.world_size
         self._adds_up = False
         """Whether this step's gradients accumulate over micro-batches."""
 
@@ -208,13 +208,13 @@ class XlaBackend(XlaOps):
         return tensor
 
     def any_rank(self, flag: bool) -> bool:
-        return self.group.any_rank(flag)
+        return self.collectives.any_rank(flag)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        return self.group.gather(value)
+        return self.collectives.all_gather_objects(value)
 
     def barrier(self) -> None:
-        self.group.barrier()
+        self.collectives.barrier()
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.mesh.to_host(tensor) for name, tensor in tensors.items()}
@@ -269,7 +269,7 @@ class XlaBackend(XlaOps):
         return int(met.counter_value("UncachedCompile") or 0)
 
     def close(self) -> None:
-        self.group.close()
+        self.collectives.close()
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -281,11 +281,11 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     """The backend over all XLA devices. The environment is set already (`prepare_environment`).
 
     Raises:
-        HardwareError: started by a launcher of many processes, or the devices are not those asked.
+        HardwareError: a launcher started several ranks, or the number of devices differs.
     """
     if launched_world_size() > 1:
         raise HardwareError(
-            "--hw tpu under a launcher of several processes: each would train by itself.",
+            "--hw tpu: a launcher started several ranks, and each would train by itself.",
             "Run the command directly: one process drives all devices of its host.",
         )
     precision = choose_precision(options.precision, "tpu", native_bf16=True)
@@ -309,7 +309,7 @@ def _runs_kernels() -> bool:
     return generation is not None and generation.has_kernels
 
 
-def _hosts() -> Processes:
+def _hosts() -> Collectives:
     """The other hosts of a pod, which run the same command. Written as the runtime documents it."""
     count = xr.process_count()
     if count == 1:

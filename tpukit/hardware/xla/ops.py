@@ -1,4 +1,4 @@
-"""What models ask of XLA hardware: recomputation with barriers, and attention in lean forms."""
+"""What models use of XLA devices: activation checkpointing with barriers, and lean attention."""
 
 from __future__ import annotations
 

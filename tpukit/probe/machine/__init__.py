@@ -1,4 +1,4 @@
-"""What is on this machine, without importing torch: `gather(host)` asks a `Host`, the one seam."""
+"""The facts of a machine, without importing torch: `gather(host)` reads them from a `Host`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All facts of a machine in one frozen object."""
+"""All facts of a machine in one frozen object, gathered without importing torch."""
 
 from __future__ import annotations
 

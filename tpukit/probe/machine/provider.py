@@ -1,4 +1,4 @@
-"""Where this machine stands: Kaggle, Colab, a cloud, a cluster, a laptop."""
+"""Where a machine is: Kaggle, Colab, a cloud, a cluster, a laptop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLOUDS = (
 
 
 def place_of(host: Host) -> Place:
-    """The most particular place that its traces tell."""
+    """The most specific place that its files and variables show."""
     environment = host.environment
     if "KAGGLE_KERNEL_RUN_TYPE" in environment or host.exists("/kaggle/working"):
         return Place("Kaggle", notebook=True)

@@ -20,7 +20,7 @@ CHILD = "tpukit.probe.machine.checks.live_child"
 
 
 def run_live_checks(facts: Facts, asked: Asked) -> Iterator[Result]:
-    """Starts the child and turns what it says, or that it says nothing, into results."""
+    """Starts the child and turns its answers, or their absence, into results."""
     if facts.version("torch") is None:
         for name, label in STEPS.items():
             yield Result(name, label, skipped("torch is not installed"))

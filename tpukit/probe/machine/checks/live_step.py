@@ -1,4 +1,4 @@
-"""One step of the engine on a network that is made up: the same step that training repeats."""
+"""Two steps of the engine on a small network and synthetic data: the step that training repeats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProbeTask(Task):
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
 
     def datasets(self) -> Datasets:
-        raise NotImplementedError("the probe's batch is made up")
+        raise NotImplementedError("the probe's batch is synthetic")
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"loss": (model(batch["x"]).float()[:, 0] - batch["y"]).square()}

@@ -23,7 +23,7 @@ _NETWORK_SECONDS = 3.0
 
 
 def variables(facts: Facts, asked: Asked) -> Verdict:
-    """No environment variable bites."""
+    """No environment variable interferes with training."""
     environment = facts.host.environment
     found: list[Verdict] = []
     for variable in problematic(environment):
@@ -39,13 +39,13 @@ def variables(facts: Facts, asked: Asked) -> Verdict:
                 f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES"
             )
         )
-    return worst(found, passed("none that bites is set"))
+    return worst(found, passed("none of the known ones is set"))
 
 
 def memory(facts: Facts, asked: Asked) -> Verdict:
     """The host has memory for data and checkpoints."""
     if facts.memory_bytes is None:
-        return skipped("the host does not tell its memory")
+        return skipped("the host does not report its memory")
     said = f"{_gib(facts.memory_bytes)}" + (
         " (a container's limit)" if facts.memory_limited else ""
     )
@@ -70,7 +70,7 @@ def shared_memory(facts: Facts, asked: Asked) -> Verdict:
 def free_disk(facts: Facts, asked: Asked) -> Verdict:
     """The disk has room for checkpoints."""
     if facts.disk is None:
-        return skipped("the disk does not tell its size")
+        return skipped("the disk does not report its size")
     said = f"{_gib(facts.disk.free)} free"
     if facts.disk.free < _LEAST_DISK_FAIL:
         return failed(f"{said}: a GPT-2 checkpoint takes 1.5 GiB", "du -sh ./* | sort -h | tail")

@@ -26,7 +26,7 @@ def device(facts: Facts, asked: Asked) -> Verdict:
 
 
 def describe(facts: Facts) -> str:
-    """The machine's devices in a few words."""
+    """The machine's devices in one line."""
     if facts.kind == "tpu" and facts.tpu:
         generation = facts.tpu.generation
         memory = f", {generation.memory_gib} GiB each" if generation else ""
