@@ -12,38 +12,39 @@ import typer
 
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.probe import (
+    HARDWARE_FIELDS,
     PlaceOptions,
     SearchOptions,
     TargetOption,
-    TaskOptions,
+    TaskOption,
 )
+from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
 from tpukit.probe.batch.search import SearchSettings
+from tpukit.train.config import flag
 
 if TYPE_CHECKING:
     from tpukit.probe.batch.evaluators import ChildEvaluator
     from tpukit.probe.batch.trial import TaskSource
-    from tpukit.train.config import TrainConfig
     from tpukit.train.requests import TrainingRequest
 
 app = typer.Typer()
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
-COMMAND_OPTIONS = {
-    "eit": ("size",),
-    "summarize": ("model", "block_size", "loss", "tokenizer", "init"),
-}
+COMMAND_OPTIONS: Mapping[str, Any] = {"eit": NetworkOptions, "summarize": ModelOptions}
 """Settings of our tasks that have an option of their training command."""
 
 
 @app.command()
 @with_option_sets
 def probe_batch(
-    task: TaskOptions,
+    network: NetworkOptions,
+    model: ModelOptions,
     sources: SettingSources,
     search: SearchOptions,
     place: PlaceOptions,
+    task: TaskOption = "eit",
     target: TargetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -56,7 +57,8 @@ def probe_batch(
     _check_settings(settings)
     _check_target(target, place)
     given = {**place, "global_batch_size": settings.global_batch_size}
-    request = read_settings(given, sources, task.own()).request(task.task)
+    own = {**dataclasses.asdict(network), **dataclasses.asdict(model)}
+    request = read_settings(given, sources, own).request(task)
     _recommend(request, target, settings, Output(as_json=json))
 
 
@@ -145,27 +147,16 @@ def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The training command with the recommended batch."""
     words = ["tpukit", "summarize-train" if request.spec == "summarize" else "train"]
-    if request.spec not in COMMAND_OPTIONS:
+    own: set[str] = set()
+    if request.spec in COMMAND_OPTIONS:
+        own = {field.name for field in dataclasses.fields(COMMAND_OPTIONS[request.spec])}
+    else:
         words += ["--task", request.spec]
-    own = COMMAND_OPTIONS.get(request.spec, ())
     for name, value in request.task_settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [flag, str(value)] if name in own else ["--set", f"{name}={value}"]
-    config = request.config
+        words += [flag(name), str(value)] if name in own else ["--set", f"{name}={value}"]
     words += ["--global-batch-size", str(global_batch), "--accumulate", str(accumulate)]
-    words += _changed(config, "hw", "devices", "precision", "memory_limit", "shard")
-    if config.data_path != type(config).data_path:
-        words += ["--data-path", config.data_path]
+    for name in (*HARDWARE_FIELDS, "data_path"):
+        value = getattr(request.config, name)
+        if value != getattr(type(request.config), name):
+            words += [flag(name)] if value is True else [flag(name), str(value)]
     return shlex.join(words)
-
-
-def _changed(config: TrainConfig, *names: str) -> list[str]:
-    """Hardware options that are not at their defaults."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    words: list[str] = []
-    for name in names:
-        value = getattr(config, name)
-        if value != defaults[name]:
-            words.append(f"--{name.replace('_', '-')}")
-            words += [] if value is True else [str(value)]
-    return words

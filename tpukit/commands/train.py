@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.task_options import NetworkOptions
 from tpukit.commands.options.training import (
     PlanOption,
     SettingSources,
@@ -24,14 +26,11 @@ app = typer.Typer()
 def train(
     training: TrainingOptions,
     sources: SettingSources,
+    network: NetworkOptions,
     plan: PlanOption = None,
     task: Annotated[
         str, typer.Option("--task", help="`eit`, or your own: my_file.py:MyTask.")
     ] = "eit",
-    size: Annotated[
-        str | None,
-        typer.Option("--size", help="EIT network: tiny, small, published, published-reference."),
-    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -40,5 +39,5 @@ def train(
     The same command again resumes a run that was stopped.
     """
     folder = "results/deit" if task == "eit" else "results/{name}"
-    settings = read_settings(training, sources, {"size": size})
+    settings = read_settings(training, sources, asdict(network))
     run_training(task, settings, folder, plan, Output(as_json=json))

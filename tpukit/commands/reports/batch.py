@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.io.units import GIB, format_bytes, format_duration
-from tpukit.probe.batch.recommend import Recommendation, estimate, format_memory
+from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.batch.trial import Trial
+from tpukit.probe.compiler.roofline import estimate_step
 
 CHART_WIDTH = 44
 SHOWN_ALLOCATIONS = 4
@@ -20,7 +21,7 @@ EPOCHS = (1000, 5000)
 def as_fields(found: Recommendation, task: str, command: str) -> dict[str, Any]:
     """The fields of `--json`."""
     chosen, target = found.recommended_trial, found.target
-    step = estimate(target, chosen) if chosen else None
+    step = estimate_step(target, chosen) if chosen else None
     return {
         "task": task,
         "target": target.name if target else None,
@@ -97,7 +98,7 @@ def table(trials: tuple[Trial, ...]) -> Iterator[str]:
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
         effort = "  full effort" if trial.effort == "full" else ""
         why = f"  {trial.error}" if trial.error and not trial.used_bytes else ""
-        batch, memory = f"{trial.batch}{steps}", format_memory(trial)
+        batch, memory = f"{trial.batch}{steps}", trial.memory_usage
         yield (f"{batch:>14}  {memory:>18}  {trial.verdict:<8} {speed:>14}  {took:>7}{effort}{why}")
 
 
@@ -164,7 +165,7 @@ def _allocations(largest: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _step(found: Recommendation, chosen: Trial) -> Iterator[str]:
-    step = estimate(found.target, chosen)
+    step = estimate_step(found.target, chosen)
     if step is None:
         return
     kernels = chosen.kernel_flops or 0.0

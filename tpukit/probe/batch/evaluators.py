@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from tpukit.errors import JobError
@@ -145,12 +144,7 @@ class ChildEvaluator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpukit.errors import OutOfMemoryError
-from tpukit.io.units import GIB, format_bytes
 from tpukit.probe.batch.evaluators import Evaluator
 from tpukit.probe.batch.search import Bracket, SearchSettings, search
 from tpukit.probe.batch.trial import Trial, TrialRequest
-from tpukit.probe.compiler.roofline import StepEstimate, estimate_step
+from tpukit.probe.compiler.roofline import estimate_step
 from tpukit.probe.compiler.targets import Target
 
 CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
 """Batches whose speeds differ by less are equally fast: the larger one is taken. A roofline cannot
-tell closer."""
+be more precise."""
 WORTH_A_TRIAL = 0.75
 """If nothing tried within the margin is this large a part of the largest, one more is tried."""
 FAR_WITHIN = 0.5
@@ -161,7 +160,7 @@ class Recommender:
         trials = self.evaluator.evaluate(requests)
         self.trials += trials
         for trial in trials:
-            self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{describe(trial)}")
+            self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
         return trials
 
     # -- the one to use ------------------------------------------------------------------------
@@ -223,7 +222,7 @@ class Recommender:
         measured = [t.samples_per_second for t in trials if t.samples_per_second]
         if measured:
             return max(measured)
-        estimates = [e for t in trials if (e := estimate(self.evaluator.target, t))]
+        estimates = [e for t in trials if (e := estimate_step(self.evaluator.target, t))]
         return max((batch / e.seconds for e in estimates), default=0.0)
 
     # -- the global batch size -------------------------------------------------------------------
@@ -250,7 +249,7 @@ class Recommender:
     def _nothing_fits(self) -> OutOfMemoryError:
         multiple = self.settings.multiple_of
         least = min(self.trials, key=lambda t: t.batch)
-        cause = f"it needs {format_memory(least)}" if least.used_bytes else least.error
+        cause = f"it needs {least.memory_usage}" if least.used_bytes else least.error
         return OutOfMemoryError(
             f"not even {multiple} sample{'s' * (multiple > 1)} a device fits"
             f"{f': {cause}' if cause else ''}.",
@@ -258,32 +257,3 @@ class Recommender:
             "device with more memory.",
             id="nothing-fits",
         )
-
-
-def estimate(target: Target | None, trial: Trial) -> StepEstimate | None:
-    """The roofline estimate of a compiled trial's step."""
-    if target is None or trial.flops is None or trial.bytes_accessed is None:
-        return None
-    return estimate_step(target, trial.flops, trial.bytes_accessed, trial.collective_bytes)
-
-
-def describe(trial: Trial) -> str:
-    """A trial's result in one line."""
-    parts = ["fits" if trial.fits else "does not fit"]
-    if trial.used_bytes:
-        parts.append(format_memory(trial))
-    if trial.samples_per_second:
-        parts.append(f"{trial.samples_per_second:.3g} samples/s")
-    if not trial.fits and trial.error and not trial.used_bytes:
-        parts.append(trial.error)
-    parts.append("cached" if trial.cached else f"{trial.seconds:.0f} s")
-    return ", ".join(parts)
-
-
-def format_memory(trial: Trial) -> str:
-    """`12.40 of 15.75 GiB`."""
-    if trial.used_bytes is None:
-        return "unknown"
-    if not trial.limit_bytes:
-        return format_bytes(trial.used_bytes)
-    return f"{trial.used_bytes / GIB:.2f} of {trial.limit_bytes / GIB:.2f} GiB"

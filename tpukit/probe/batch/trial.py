@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tpukit.io.units import GIB, format_bytes
 from tpukit.train.config import TrainConfig
 
 Effort = Literal["fast", "full"]
@@ -111,6 +112,27 @@ class Trial:
         if self.used_bytes is None or not self.limit_bytes:
             return True
         return self.used_bytes <= self.limit_bytes * (1 - margin)
+
+    @property
+    def memory_usage(self) -> str:
+        """`12.40 of 15.75 GiB`."""
+        if self.used_bytes is None:
+            return "unknown"
+        if not self.limit_bytes:
+            return format_bytes(self.used_bytes)
+        return f"{self.used_bytes / GIB:.2f} of {self.limit_bytes / GIB:.2f} GiB"
+
+    def describe(self) -> str:
+        """The result in one line."""
+        parts = ["fits" if self.fits else "does not fit"]
+        if self.used_bytes:
+            parts.append(self.memory_usage)
+        if self.samples_per_second:
+            parts.append(f"{self.samples_per_second:.3g} samples/s")
+        if not self.fits and self.error and not self.used_bytes:
+            parts.append(self.error)
+        parts.append("cached" if self.cached else f"{self.seconds:.0f} s")
+        return ", ".join(parts)
 
 
 def memory_by_kind(used: int, program: int, resident: Mapping[str, int]) -> dict[str, int]:

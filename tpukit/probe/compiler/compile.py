@@ -12,7 +12,7 @@ import importlib.util
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ WRITTEN_AGAINST = {"torch": "2.9", "torch_xla": "2.9", "jax": "0.7.1", "jaxlib":
                    "libtpu": "0.0.21"}  # fmt: skip
 """Version prefixes of the parts that have to fit each other."""
 
+SHARDING, REPLICATED = "mhlo.sharding", "{replicated}"
 FAST_EFFORT = -1.0
 """Compiles 3 to 5 times faster, but reports 0.04 to 0.7 GiB too little memory (GPT-2 and EIT for
 v5e; docs/probe_batch.md): a result is confirmed at full effort."""
@@ -175,12 +176,8 @@ def _with_arguments(program: Program, devices: int) -> bytes:
             op for op in module.body.operations if op.attributes["sym_name"].value == "main"
         )
         arguments, outputs = _attributes(program, devices)
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get(
-            [_merged(main, "arg_attrs", index, given) for index, given in enumerate(arguments)]
-        )
-        main.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [_merged(main, "res_attrs", index, given) for index, given in enumerate(outputs)]
-        )
+        _set_attributes(main, "arg_attrs", arguments)
+        _set_attributes(main, "res_attrs", outputs)
         bytecode: bytes = mlir.module_to_bytecode(module)
         return bytecode
 
@@ -188,32 +185,34 @@ def _with_arguments(program: Program, devices: int) -> bytes:
 def _attributes(
     program: Program, devices: int
 ) -> tuple[list[dict[str, int | str]], list[dict[str, int | str]]]:
-    """The attributes of each argument and each output."""
+    """The new attributes of each argument and each output."""
     arguments: list[dict[str, int | str]] = [{} for _ in program.argument_shardings]
     outputs: list[dict[str, int | str]] = [{} for _ in range(program.outputs)]
     if devices > 1:
-        for argument, sharding in zip(arguments, program.argument_shardings, strict=True):
-            argument["mhlo.sharding"] = sharding or "{replicated}"
-        for output in outputs:
-            output["mhlo.sharding"] = "{replicated}"
-    for argument_index, output_index in program.aliases.items():
-        arguments[argument_index]["tf.aliasing_output"] = output_index
-        if devices > 1:
-            outputs[output_index]["mhlo.sharding"] = arguments[argument_index]["mhlo.sharding"]
+        arguments = [{SHARDING: sharding or REPLICATED} for sharding in program.argument_shardings]
+        outputs = [{SHARDING: REPLICATED} for _ in outputs]
+    for argument, output in program.aliases.items():
+        # What shares a buffer has the same layout.
+        outputs[output] = dict(arguments[argument])
+        arguments[argument]["tf.aliasing_output"] = output
     return arguments, outputs
 
 
-def _merged(main: Any, name: str, index: int, given: Mapping[str, int | str]) -> Any:
-    """An argument's (or output's) attributes, updated with those given."""
+def _set_attributes(main: Any, name: str, given: Sequence[Mapping[str, int | str]]) -> None:
+    """Adds attributes to the arguments (or outputs) of a function."""
     from jax._src.lib.mlir import ir
 
-    attributes = {}
-    if name in main.attributes:
-        attributes = {item.name: item.attr for item in main.attributes[name][index]}
-    for key, value in given.items():
-        attributes[key] = (
-            ir.StringAttr.get(value)
-            if isinstance(value, str)
-            else ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
-        )
-    return ir.DictAttr.get(attributes)
+    i32 = ir.IntegerType.get_signless(32)
+    present = list(main.attributes[name]) if name in main.attributes else [()] * len(given)
+    main.attributes[name] = ir.ArrayAttr.get([
+        ir.DictAttr.get({
+            **{item.name: item.attr for item in before},
+            **{
+                key: ir.StringAttr.get(value)
+                if isinstance(value, str)
+                else ir.IntegerAttr.get(i32, value)
+                for key, value in new.items()
+            },
+        })
+        for before, new in zip(present, given, strict=True)
+    ])  # fmt: skip

@@ -1,9 +1,11 @@
-"""What a step takes at least: the slowest of arithmetic, memory and links, each at its peak."""
+"""Lower bound of a step's time: the slowest of arithmetic, memory and links, each at its peak."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpukit.probe.batch.trial import Trial
 from tpukit.probe.compiler.targets import Target
 
 
@@ -11,38 +13,32 @@ from tpukit.probe.compiler.targets import Target
 class StepEstimate:
     """Seconds of one optimizer step if everything overlapped perfectly; an estimate, no promise."""
 
-    arithmetic_seconds: float
-    memory_seconds: float
-    links_seconds: float | None
-    """None where the links' bandwidth is not published."""
+    seconds_by: Mapping[str, float]
+    """arithmetic, memory, and links where their bandwidth is published."""
 
     @property
     def seconds(self) -> float:
         """The slowest of them."""
-        return max(self.arithmetic_seconds, self.memory_seconds, self.links_seconds or 0.0)
+        return max(self.seconds_by.values())
 
     @property
     def bound_by(self) -> str:
         """Which of them that is."""
-        parts = {
-            "arithmetic": self.arithmetic_seconds,
-            "memory": self.memory_seconds,
-            "links": self.links_seconds or 0.0,
-        }
-        return max(parts, key=lambda name: parts[name])
+        return max(self.seconds_by, key=self.seconds_by.__getitem__)
 
 
-def estimate_step(
-    target: Target, flops: float, bytes_accessed: float, collective_bytes: float
-) -> StepEstimate:
-    """The roofline (Williams, Waterman and Patterson, 2009) of one device.
+def estimate_step(target: Target | None, trial: Trial) -> StepEstimate | None:
+    """The roofline (Williams, Waterman and Patterson, 2009) of a compiled trial's step.
 
     A collective's bytes leave and arrive once each: both directions of the links are counted.
     """
+    if target is None or trial.flops is None or trial.bytes_accessed is None:
+        return None
     chip = target.generation
-    links = None
+    seconds = {
+        "arithmetic": trial.flops / chip.flops_per_second,
+        "memory": trial.bytes_accessed / chip.bytes_per_second,
+    }
     if chip.link_bytes_per_second:
-        links = 2 * collective_bytes / chip.link_bytes_per_second
-    return StepEstimate(
-        flops / chip.flops_per_second, bytes_accessed / chip.bytes_per_second, links
-    )
+        seconds["links"] = 2 * trial.collective_bytes / chip.link_bytes_per_second
+    return StepEstimate(seconds)

@@ -1,0 +1,58 @@
+"""What a trial in several ranks makes of the ranks' results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpukit.hardware.launch import launcher
+from tpukit.probe.batch.trial import TaskSource, TrialRequest, TrialSetup
+from tpukit.probe.batch.worker import TrialRunner
+from tpukit.train.config import TrainConfig
+
+FITS = {"trial": {"batch": 4, "fits": True, "used_bytes": 5}}
+FULL = {"trial": {"batch": 4, "fits": False, "error": "CUDA out of memory"}}
+LOST = {"error": {"message": "connection lost", "hint": None, "id": "task-failed", "exit_code": 1}}
+
+
+@pytest.fixture
+def result_of(monkeypatch):
+    def run(ranks, said: str = "", code: int = 0):
+        def launch(arguments, processes, options, *, module):
+            folder = Path(arguments[-1]).parent
+            for rank, result in enumerate(ranks):
+                (folder / f"rank-{rank}").write_text(json.dumps(result))
+            print(said, file=sys.stderr)
+            return code
+
+        monkeypatch.setattr(launcher, "launch", launch)
+        setup = TrialSetup(TaskSource("none:none", {}), TrainConfig(), world_size=2)
+        return TrialRunner(setup).result(TrialRequest(4))
+
+    return run
+
+
+def test_where_all_ranks_fit_the_first_ones_trial_counts(result_of):
+    assert result_of([FITS, FITS])["trial"]["used_bytes"] == 5
+
+
+def test_a_rank_without_memory_is_the_cause_of_the_others_errors(result_of):
+    trial = result_of([LOST, FULL], code=1)["trial"]
+    assert (trial["fits"], trial["error"]) == (False, "CUDA out of memory")
+
+
+def test_a_killed_rank_is_the_cause_of_the_others_errors(result_of):
+    trial = result_of([LOST], "Rank 1 ended by SIGKILL.", code=1)["trial"]
+    assert not trial["fits"]
+    assert "SIGKILL" in trial["error"]
+
+
+def test_an_error_in_one_rank_is_an_error(result_of):
+    assert result_of([FITS, LOST], code=1)["error"]["message"] == "connection lost"
+
+
+def test_ranks_that_end_without_a_result_are_an_error(result_of):
+    assert "exit code 3" in result_of([], code=3)["error"]["message"]
