@@ -56,11 +56,13 @@ def _report_lines(report: ScanReport) -> list[str]:
     lines = [_line(finding) for finding in report.findings]
     lines += [f"note: {note}" for note in report.notes]
     counts = Counter(finding.status for finding in report.findings)
-    counted = ", ".join(f"{counts[status]} {word}" for status, word in _LABELS.items())
-    lines.append(f"{report.files} file{'s' * (report.files != 1)}: {counted}.")
+    lines.append(
+        f"{report.files} file{'s' * (report.files != 1)}: {counts['removed']} removed, "
+        f"{counts['deprecated']} deprecated, {counts['habit']} to avoid."
+    )
     if any(finding.fixable for finding in report.findings):
         lines.append(
-            "`--diff` shows what `--fix` would rewrite; `# tpukit: ignore` silences a line."
+            "`--diff` shows what `--fix` rewrites; `# tpukit: ignore` suppresses a line's findings."
         )
     return lines
 

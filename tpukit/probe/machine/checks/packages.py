@@ -1,4 +1,4 @@
-"""Releases that belong together, and packages that do not."""
+"""Checks of releases and packages for compatibility."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tpukit.probe.machine.checks.verdict import (
 
 
 def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
-    """torch and torch_xla are of one release."""
+    """torch and torch_xla are of the same release."""
     torch, torch_xla = facts.version("torch"), facts.version("torch-xla")
     if torch is None:
         return failed("torch is not installed", "pip install torch==2.9.0")
@@ -34,7 +34,7 @@ def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
     wanted = pair.torch if pair else ".".join(map(str, parse_version(torch_xla)[:2]))
     if not same_release(torch, wanted):
         return failed(
-            f"torch {torch} with torch_xla {torch_xla}: the two must be of one release "
+            f"torch {torch} with torch_xla {torch_xla}: the two must be of the same release "
             '("_XLAC: undefined symbol")',
             _install(torch_xla),
         )
@@ -43,7 +43,7 @@ def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
 
 def _without_torch_xla(facts: Facts, asked: Asked) -> Verdict:
     if facts.version("torch-tpu"):
-        return passed("torch_tpu takes torch_xla's place")
+        return passed("torch_tpu replaces torch_xla")
     if facts.tpu or asked.hw == "tpu":
         problem = failed if asked.hw == "tpu" or facts.kind == "tpu" else warned
         return problem("a TPU needs torch_xla, which is not installed", _install("2.9.0"))
@@ -74,7 +74,7 @@ def libtpu(facts: Facts, asked: Asked) -> Verdict:
         return skipped("no torch_xla here")
     pair = pair_of(torch_xla)
     if pair is None:
-        return skipped(f"the table does not know torch_xla {torch_xla}")
+        return skipped(f"unknown torch_xla release {torch_xla}")
     problem = failed if facts.tpu or asked.hw == "tpu" else warned
     if here is None:
         if not facts.tpu:
@@ -101,13 +101,13 @@ def _libtpu_of_torch_tpu(here: str | None) -> Verdict:
     if here and parse_version(here) >= parse_version(oldest):
         return passed(f"libtpu {here}")
     return failed(
-        f"torch_tpu wants libtpu {oldest} or newer, here is {here or 'none'}",
+        f"torch_tpu needs libtpu {oldest} or newer, found {here or 'none'}",
         f"pip install 'libtpu>={oldest}'",
     )
 
 
 def jax(facts: Facts, asked: Asked) -> Verdict:
-    """jax is the one that torch_xla's kernels and the compiler want."""
+    """jax is the one that torch_xla's kernels and the compiler need."""
     torch_xla, here = facts.version("torch-xla"), facts.version("jax")
     pair = pair_of(torch_xla) if torch_xla else None
     if pair is None or here is None:
@@ -116,13 +116,13 @@ def jax(facts: Facts, asked: Asked) -> Verdict:
     if same_release(here, pair.jax) and jaxlib and same_release(jaxlib, pair.jax):
         return passed(f"jax {here}")
     return warned(
-        f"jax {here} with jaxlib {jaxlib}: torch_xla {torch_xla} names {pair.jax} for its kernels",
+        f"jax {here} with jaxlib {jaxlib}: torch_xla {torch_xla} needs {pair.jax} for its kernels",
         f"pip install 'jax=={pair.jax}' 'jaxlib=={pair.jax}'",
     )
 
 
 def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
-    """torch_tpu is not in torch_xla's way, nor in the CPU's."""
+    """torch_tpu does not interfere with torch_xla or with the CPU."""
     here = facts.version("torch-tpu")
     if here is None:
         return skipped("no torch_tpu here")
@@ -131,7 +131,7 @@ def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
         problems.append(
             failed(
                 f"torch_tpu {here} and torch_xla {facts.version('torch-xla')} in one environment: "
-                "they want different libtpu and torch",
+                "they need different releases of libtpu and torch",
                 "pip uninstall -y torch_tpu    # or torch_xla: one environment each",
             )
         )
@@ -139,14 +139,14 @@ def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
     torch = facts.version("torch") or ""
     if not first <= parse_version(torch)[:2] < before:
         problems.append(
-            failed(f"torch_tpu {here} wants torch 2.11 to 2.15, here is {torch or 'none'}",
+            failed(f"torch_tpu {here} needs torch 2.11 to 2.15, found {torch or 'none'}",
                    "pip install 'torch>=2.11,<2.16'")
         )  # fmt: skip
     if not facts.tpu and facts.host.environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         problems.append(
             failed(
                 "torch_tpu without a TPU: plain CPU training hangs in its first backward pass "
-                "(it asks the cloud's metadata server)",
+                "(it queries the cloud's metadata server)",
                 "export TORCH_DEVICE_BACKEND_AUTOLOAD=0",
             )
         )
@@ -154,7 +154,7 @@ def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
 
 
 def torchvision(facts: Facts, asked: Asked) -> Verdict:
-    """torchvision belongs to this torch."""
+    """torchvision matches torch."""
     here, torch = facts.version("torchvision"), facts.version("torch")
     wanted = torchvision_of(torch) if torch else None
     if here is None or wanted is None:
@@ -168,18 +168,18 @@ def torchvision(facts: Facts, asked: Asked) -> Verdict:
 
 
 def tensorflow(facts: Facts, asked: Asked) -> Verdict:
-    """tensorflow does not take the TPU away from torch_xla."""
+    """tensorflow does not take the TPU from torch_xla."""
     here = facts.version("tensorflow")
     if here is None or facts.version("torch-xla") is None:
         return skipped("no tensorflow beside torch_xla")
-    message = f"tensorflow {here} beside torch_xla: both want the TPU"
+    message = f"tensorflow {here} beside torch_xla: both try to use the TPU"
     return warned(message, "pip uninstall -y tensorflow && pip install tensorflow-cpu")
 
 
 def old_releases(facts: Facts, asked: Asked) -> Verdict:
-    """No package here was renamed, replaced or given up."""
+    """No package was renamed, replaced or discontinued."""
     found = [
-        warned(f"{old.message} (here: {facts.version(old.name)})", old.fix)
+        warned(f"{old.message} (found: {facts.version(old.name)})", old.fix)
         for old in old_packages()
         if (version := facts.version(old.name)) is not None and old.concerns(version)
     ]

@@ -1,4 +1,4 @@
-"""Variables, memory, disks, ports, the network."""
+"""Checks of variables, memory, disks, ports and the network."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def memory(facts: Facts, asked: Asked) -> Verdict:
 
 
 def shared_memory(facts: Facts, asked: Asked) -> Verdict:
-    """/dev/shm has room for the data workers' batches."""
+    """/dev/shm has room for the DataLoader workers' batches."""
     if facts.shm is None:
         return skipped("no /dev/shm here")
     if facts.shm.free < _LEAST_SHM:
@@ -82,7 +82,7 @@ def free_disk(facts: Facts, asked: Asked) -> Verdict:
 
 
 def port(facts: Facts, asked: Asked) -> Verdict:
-    """The port where the ranks meet is free."""
+    """The rendezvous port is free."""
     if facts.host.port_is_free(asked.port):
         return passed(f"{asked.port}")
     return warned(f"port {asked.port} is taken", f"tpukit train --master-port {asked.port + 11}")
@@ -94,11 +94,11 @@ def weights(facts: Facts, asked: Asked) -> Verdict:
     missing = [name for name, here in cached.items() if not here]
     if not missing:
         return passed("both are in the cache")
-    return skipped(f"not cached: {', '.join(missing)} (asked of the network without --quick)")
+    return skipped(f"not cached: {', '.join(missing)} (checked without --quick)")
 
 
 def weights_reachable(facts: Facts, asked: Asked) -> Verdict:
-    """GPT-2's tokenizer and weights are cached or can be fetched."""
+    """GPT-2's tokenizer and weights are cached or can be downloaded."""
     servers = {
         "weights": "huggingface.co",
         "tokenizer": "openaipublic.blob.core.windows.net",
