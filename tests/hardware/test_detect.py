@@ -10,7 +10,7 @@ from tpukit.commands.reports.machine import as_json
 from tpukit.hardware import select
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.recorded_host import PlayedHost
+from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.knowledge.accelerators import tpu_by_device_kind
 from tpukit.probe.machine import gather
 
@@ -23,7 +23,7 @@ CHANGES = {
     "PJRT_DEVICE=CPU": {"PJRT_DEVICE": "CPU"},
     "PJRT_DEVICE=CUDA": {"PJRT_DEVICE": "CUDA"},
 }
-CONTAINER = PlayedHost({"folders": {"/dev/vfio/0": "", "/dev/vfio/vfio": ""}})
+CONTAINER = RecordedHost({"folders": {"/dev/vfio/0": "", "/dev/vfio/vfio": ""}})
 
 
 def changed(host, variables, files=None):
@@ -31,7 +31,7 @@ def changed(host, variables, files=None):
     tables = dict(host._tables)
     tables["environment"] = {**tables.get("environment", {}), **variables}
     tables["folders"] = {**tables.get("folders", {}), **(files or {})}
-    return PlayedHost(tables)
+    return RecordedHost(tables)
 
 
 def by_doctor(host):
@@ -53,7 +53,7 @@ def by_train(host, monkeypatch):
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda path: path.stem)
 def test_doctor_and_train_agree(machine, change, monkeypatch):
     for files in ({}, {"/dev/vfio/0": ""}, {"/dev/nvidia0": ""}):
-        host = changed(PlayedHost.recorded(machine), CHANGES[change], files)
+        host = changed(RecordedHost.recorded(machine), CHANGES[change], files)
         assert by_doctor(host) == by_train(host, monkeypatch), files
 
 
@@ -92,12 +92,12 @@ def test_generation_by_the_cloud_name_where_the_bus_is_hidden():
 def test_visible_gpus(visible, answer, monkeypatch):
     machine = next(path for path in MACHINES if path.stem == "kaggle-2xt4")
     variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    host = changed(PlayedHost.recorded(machine), variables)
+    host = changed(RecordedHost.recorded(machine), variables)
     assert by_doctor(host) == by_train(host, monkeypatch) == answer
 
 
 def test_the_selected_gpu_is_the_one_described():
-    host = PlayedHost({
+    host = RecordedHost({
         "files": {f"/proc/driver/nvidia/gpus/{slot}/information": f"Model: {name}\n"
                   for slot, name in enumerate(("Tesla T4", "NVIDIA L4"))},
         "environment": {"CUDA_VISIBLE_DEVICES": "1"},
@@ -115,7 +115,7 @@ def test_other_devices_of_google_and_nvidia_are_not_tpus():
     for slot, (vendor, device) in enumerate(functions):
         folder = f"/sys/bus/pci/devices/0000:00:{slot:02}.0"
         files |= {f"{folder}/vendor": f"{vendor}\n", f"{folder}/device": f"{device}\n"}
-    assert detect_hardware(PlayedHost({"files": files})).tpu.chips == 2
+    assert detect_hardware(RecordedHost({"files": files})).tpu.chips == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tpukit.errors import HardwareError
 from tpukit.hardware import select
 from tpukit.hardware.detect import TPU_VARIABLES
 from tpukit.hardware.options import HardwareOptions, choose_precision
-from tpukit.hardware.recorded_host import PlayedHost
+from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.hardware.select import find_kind, prepare_environment, rank_count
 
 STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCESS_ADDRESSES",
@@ -40,7 +40,7 @@ def machine(monkeypatch):
         monkeypatch.delenv(name)
 
     def has(chips=0, gpus=0, pci_device="0x0063"):
-        host = PlayedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
+        host = RecordedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
         monkeypatch.setattr(select, "RealHost", lambda: host)
 
     return has

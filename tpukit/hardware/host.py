@@ -1,7 +1,7 @@
-"""The seam between the facts and the machine: files, links, packages, programs, ports.
+"""The seam between detection and the machine: files, links, packages, programs, ports.
 
-`RealHost` asks this machine; `PlayedHost` (in `played.py`) plays one that was recorded. Every
-question has an answer when it cannot be answered: nothing, and never an exception or a hang.
+`RealHost` reads this machine; `RecordedHost` (in `recorded_host.py`) replays a recording. What
+cannot be read is None or empty: no member raises or hangs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -28,7 +28,7 @@ class Disk(NamedTuple):
 
 
 class Host(Protocol):
-    """What the facts ask of a machine."""
+    """What detection and `doctor` read from a machine."""
 
     environment: Mapping[str, str]
     python: str
@@ -179,11 +179,6 @@ def cuda_build(version_file: str | None) -> str | None:
     """The CUDA version in the text of `torch/version.py`; None for a build without."""
     match = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", version_file or "", re.MULTILINE)
     return match.group(1) if match else None
-
-
-def first_line(texts: Iterable[str | None]) -> str | None:
-    """The first text that is there, without the end of its line."""
-    return next((text.strip().split("\n")[0] for text in texts if text and text.strip()), None)
 
 
 def _output(child: subprocess.Popen[bytes], seconds: float) -> str | None:

@@ -1,7 +1,7 @@
-"""A host that plays a machine which was recorded: the fake of the facts' seam.
+"""A host that replays a recorded machine: the fake of `Host`.
 
-A recording is TOML: tables of files, links, commands and so on. Beside every value stands where it
-is known from, so that nobody takes an invented machine for a real one.
+A recording is TOML: tables of files, links, commands and so on. Every value names its source, so
+that nobody takes an invented machine for a real one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TABLES = {
 }
 
 
-class PlayedHost:
-    """A recorded machine. Asks this one for nothing."""
+class RecordedHost:
+    """A recorded machine. Reads nothing from this one."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
-        """`tables`: name of a table -> key -> value, without the notes on its source."""
+        """`tables`: name of a table -> key -> value, without the sources."""
         machine = tables.get("machine", {})
         self.environment: Mapping[str, str] = tables.get("environment", {})
         self.python = str(machine.get("python", "3.12.11"))
@@ -43,16 +43,16 @@ class PlayedHost:
         self._tables = tables
 
     @classmethod
-    def recorded(cls, path: Path) -> PlayedHost:
-        """Reads a recording; every value in it must say where it is known from."""
+    def recorded(cls, path: Path) -> RecordedHost:
+        """Reads a recording; every value in it must name its source."""
         try:
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path}: no recording ({error})", "It must be TOML.") from None
+            raise DataError(f"{path}: invalid recording ({error}).", "Write it in TOML.") from None
         tables: dict[str, dict[str, Any]] = {}
         for name, table in raw.items():
             if name not in _TABLES:
-                raise DataError(f"{path}: unknown table [{name}]", f"Tables: {sorted(_TABLES)}.")
+                raise DataError(f"{path}: unknown table [{name}].", f"Use {sorted(_TABLES)}.")
             tables[name] = {
                 key: _value(field, f"{path}, {name}.{key}") for key, field in table.items()
             }
@@ -101,5 +101,5 @@ class PlayedHost:
 def _value(field: Any, where: str) -> Any:
     """`{is = value, from = "where it is known from"}` -> value."""
     if not isinstance(field, dict) or set(field) != {"is", "from"} or not field["from"]:
-        raise DataError(f"{where}: says not where it is known from", '{is = ..., from = "..."}')
+        raise DataError(f"{where}: value without a source.", 'Write {is = ..., from = "..."}.')
     return field["is"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tpukit.probe.machine import PlayedHost, RealHost, gather
+from tpukit.probe.machine import RealHost, RecordedHost, gather
 from tpukit.probe.machine.checks import Asked
 from tpukit.probe.machine.checks.live import STEPS, ask_child, run_live_checks
 
@@ -35,7 +35,7 @@ def played(monkeypatch, code: str, seconds: float = 1.5):
     monkeypatch.setattr(
         "tpukit.probe.machine.checks.live.ask_child", lambda _, s: ask_child(command, s)
     )
-    facts = gather(PlayedHost({"packages": {"torch": "2.9.0"}}), quick=True)
+    facts = gather(RecordedHost({"packages": {"torch": "2.9.0"}}), quick=True)
     return list(run_live_checks(facts, Asked(live_seconds=seconds)))
 
 

@@ -1,4 +1,4 @@
-"""Machines that are not here, played from recorded facts, each with its expected verdicts."""
+"""Recorded machines, each with its expected facts and verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tpukit.commands.reports.machine import as_json, without_secrets
 from tpukit.errors import DataError
-from tpukit.probe.machine import PlayedHost, gather
+from tpukit.probe.machine import RecordedHost, gather
 from tpukit.probe.machine.checks import QUICK, Asked, run_check
 
 MACHINES = Path(__file__).parent / "machines"
@@ -96,11 +96,11 @@ FIXES = {
 }
 
 
-def machine(name: str) -> PlayedHost:
-    return PlayedHost.recorded(MACHINES / f"{name}.toml")
+def machine(name: str) -> RecordedHost:
+    return RecordedHost.recorded(MACHINES / f"{name}.toml")
 
 
-def check_all(host: PlayedHost, *, quick: bool = False, asked: Asked | None = None):
+def check_all(host: RecordedHost, *, quick: bool = False, asked: Asked | None = None):
     facts = gather(host, quick=quick)
     return facts, {r.id: r for r in (run_check(c, facts, asked or Asked()) for c in QUICK)}
 
@@ -209,17 +209,17 @@ def test_unknown_version_is_no_failure():
 
 
 def test_empty_machine_has_answers():
-    facts, results = check_all(PlayedHost({}))
+    facts, results = check_all(RecordedHost({}))
     assert facts.kind == "cpu"
     assert results["torch-and-torch-xla"].verdict.status == "fail"
     assert all("itself failed" not in r.verdict.message for r in results.values())
 
 
-def test_recording_must_say_where_it_is_known_from(tmp_path):
+def test_recording_must_name_its_sources(tmp_path):
     recording = tmp_path / "guess.toml"
     recording.write_text('[packages]\ntorch = { is = "2.9.0" }\n')
-    with pytest.raises(DataError, match="known from"):
-        PlayedHost.recorded(recording)
+    with pytest.raises(DataError, match="without a source"):
+        RecordedHost.recorded(recording)
 
 
 def test_report_leaves_secrets_out():

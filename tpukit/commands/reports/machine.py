@@ -12,7 +12,7 @@ from tpukit.knowledge.environment import allowed
 from tpukit.probe.machine import Facts, RealHost, gather
 from tpukit.probe.machine.checks import Asked, Result, run_checks
 from tpukit.probe.machine.checks.gpu import device_list
-from tpukit.probe.machine.checks.tpu import describe
+from tpukit.probe.machine.checks.tpu import describe_devices
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "-   "}
 _SECRETS = re.compile(
@@ -25,7 +25,7 @@ def check_machine(asked: Asked, output: Output, *, quick: bool, strict: bool, re
     """Runs every check and prints as they come; the exit code."""
     facts = gather(RealHost(), quick=quick)
     if not report:
-        output.text(f"tpukit {__version__} on {facts.place.name}: {describe(facts)}")
+        output.text(f"tpukit {__version__} on {facts.place.name}: {describe_devices(facts)}")
     results = []
     for result in run_checks(facts, asked, quick=quick):
         results.append(result)
@@ -79,7 +79,7 @@ def _report(facts: Facts, results: list[Result]) -> str:
     lines = [
         f"### tpukit {__version__} doctor",
         f"- place: {facts.place.name}, {facts.system}, Python {facts.python}",
-        f"- hardware: {describe(facts)}",
+        f"- hardware: {describe_devices(facts)}",
         f"- versions: {', '.join(f'{k} {v}' for k, v in facts.versions().items())}",
         f"- variables: {', '.join(f'{k}={v}' for k, v in variables.items()) or 'none'}",
         "",

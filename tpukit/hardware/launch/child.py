@@ -1,4 +1,4 @@
-"""A child process that answers questions, and may die, hang or run out of memory doing so."""
+"""A child process that answers requests, and may crash, hang or run out of memory meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tpukit.hardware.out_of_memory import is_out_of_memory_text
 OUTPUT_KEPT = 20_000
 """Bytes of a child's last output that are read when it dies."""
 MOST_OUTPUT = 256 << 20
-"""A child that has written more is a broken record: it must not fill the disk."""
+"""A child that writes more is stuck in a loop: it must not fill the disk."""
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_END = 5.0
 """A process that hangs in a driver cannot even be killed: it is not waited for any longer."""
@@ -39,7 +39,7 @@ class Death:
     """The end of what it wrote."""
 
     def describe(self) -> str:
-        """In a few words."""
+        """As a phrase: `ended by SIGKILL`."""
         if self.return_code is None:
             return "no answer within the time limit"
         if self.return_code < 0:
@@ -49,7 +49,7 @@ class Death:
         return f"ended with exit code {self.return_code}"
 
     def is_out_of_memory(self, *, limited: bool) -> bool:
-        """Whether it died for lack of memory: said so, was killed by the system, or hung.
+        """Whether it ran out of memory: its output says so, the kernel killed it, or it hung.
 
         limited: a memory limit was set on it, under which libraries abort in odd places.
         """
@@ -126,7 +126,7 @@ class Child:
         return self.receive(time.monotonic() + seconds)
 
     def send(self, question: Mapping[str, Any]) -> None:
-        """Puts a question; what became of a child that is gone is said by `receive`."""
+        """Sends a question; if the child has ended, `receive` raises."""
         stdin = self._process.stdin
         assert stdin is not None
         with suppress(BrokenPipeError):
@@ -134,7 +134,7 @@ class Child:
             stdin.flush()
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The answer to the oldest question that was sent, until this moment of the clock.
+        """The answer to the oldest question; `deadline` is a time of `time.monotonic`.
 
         Raises:
             ChildDiedError: as `ask` does.
@@ -146,7 +146,7 @@ class Child:
         return answer
 
     def _read_line(self, deadline: float) -> bytes | None:
-        """The next line of the answers; None when the child is gone or out of time."""
+        """The next line of the answers; None when the child has ended or its time is up."""
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0:

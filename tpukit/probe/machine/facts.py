@@ -17,7 +17,7 @@ from tpukit.hardware.detect import (
 from tpukit.hardware.host import Disk, Host, cuda_build
 from tpukit.hardware.options import Kind
 from tpukit.probe.machine.holders import LOCK_FILE, Holder, find_holders
-from tpukit.probe.machine.provider import Place, place_of
+from tpukit.probe.machine.provider import Provider, provider_of
 
 REPORTED = (
     "torch", "torch-xla", "torch-tpu", "libtpu", "libtpu-nightly", "jax", "jaxlib", "torchvision",
@@ -64,7 +64,7 @@ class Facts:
     """Whether a container limits it."""
     shm: Disk | None
     disk: Disk | None
-    place: Place
+    place: Provider
     packages: Mapping[str, str]
     torch_cuda: str | None
     """The CUDA version torch was built for."""
@@ -103,7 +103,7 @@ def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
         memory_limited=limited,
         shm=host.disk("/dev/shm") if host.exists("/dev/shm") else None,
         disk=host.disk(folder),
-        place=place_of(host),
+        place=provider_of(host),
         packages=host.packages(),
         torch_cuda=cuda_build(host.package_text("torch/version.py")),
         python=host.python,

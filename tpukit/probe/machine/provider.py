@@ -8,8 +8,8 @@ from tpukit.hardware.host import Host
 
 
 @dataclass(frozen=True)
-class Place:
-    """A kind of machine that people rent or are given."""
+class Provider:
+    """Who provides a machine: a notebook service, a cloud, a cluster, or nobody."""
 
     name: str
     notebook: bool = False
@@ -25,20 +25,20 @@ _CLOUDS = (
 )
 
 
-def place_of(host: Host) -> Place:
+def provider_of(host: Host) -> Provider:
     """The most specific place that its files and variables show."""
     environment = host.environment
     if "KAGGLE_KERNEL_RUN_TYPE" in environment or host.exists("/kaggle/working"):
-        return Place("Kaggle", notebook=True)
+        return Provider("Kaggle", notebook=True)
     if "COLAB_RELEASE_TAG" in environment or "COLAB_GPU" in environment:
-        return Place("Colab", notebook=True)
+        return Provider("Colab", notebook=True)
     if "SAGEMAKER_INTERNAL_IMAGE_URI" in environment:
-        return Place("SageMaker", notebook=True)
+        return Provider("SageMaker", notebook=True)
     if "SLURM_JOB_ID" in environment:
-        return Place("Slurm")
+        return Provider("Slurm")
     if "KUBERNETES_SERVICE_HOST" in environment:
-        return Place("Kubernetes")
-    return Place(_cloud(host) or ("container" if host.exists("/.dockerenv") else "this machine"))
+        return Provider("Kubernetes")
+    return Provider(_cloud(host) or ("container" if host.exists("/.dockerenv") else "this machine"))
 
 
 def _cloud(host: Host) -> str | None:

@@ -22,10 +22,10 @@ def device(facts: Facts, asked: Asked) -> Verdict:
             "this image was made for a TPU (ISTPUVM is set), and no TPU is here",
             "Choose the TPU accelerator in the notebook's settings and start it again.",
         )
-    return passed(describe(facts))
+    return passed(describe_devices(facts))
 
 
-def describe(facts: Facts) -> str:
+def describe_devices(facts: Facts) -> str:
     """The machine's devices in one line."""
     if facts.kind == "tpu" and facts.tpu:
         generation = facts.tpu.generation
