@@ -27,7 +27,7 @@ COMMANDS = {
     "test": "Evaluate a run: metrics, baselines and pictures.",
     "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
     "predict": "Write the summaries of a test file, or the images of an EIT folder.",
-    "data": "Make data sets on the spot.",
+    "data": "Generate synthetic data sets.",
 }
 
 

@@ -36,7 +36,7 @@ def prefetch(
     *,
     depth: int = BATCHES_AHEAD,
 ) -> Iterator[Sent]:
-    """The loader's batches after `transfer`, made up to `depth` ahead by a thread.
+    """The loader's batches after `transfer`, prepared up to `depth` ahead by a thread.
 
     The thread ends when the iterator is exhausted, closed or collected; its errors are raised here.
     """

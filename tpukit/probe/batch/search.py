@@ -70,7 +70,7 @@ class Bracket:
             self.low = trial.batch
         else:
             self.high = trial.batch
-        # A half, rounded to a step, is no stall.
+        # A half, rounded to a step, does not count as a stall.
         self.stalled = width is not None and 2 * ((self.high or 0) - self.low) > width + 2 * step
 
     def is_finished(self, step: int, top: int) -> bool:

@@ -90,7 +90,7 @@ class ReportCache:
         return report if isinstance(report, dict) else None
 
     def write(self, key: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-        """Keeps a report; a cache that cannot be written is no failure."""
+        """Keeps a report; errors of writing the cache are ignored."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self.path(key), json.dumps(report).encode(), sync=False)
