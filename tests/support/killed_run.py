@@ -1,9 +1,9 @@
 """Runs tpukit command lines in forked sessions that kill themselves at chosen moments.
 
-python killed_run.py PLAN.json: a list of {"argv": [...], "at": "EVENT:COUNT" or null}. Each
-session is one process; with "at" it sends itself SIGKILL at the COUNT-th EVENT. Prints the exit
-statuses as JSON. Under torchrun, TPUKIT_KILL_AT="EVENT:COUNT:RANK" and the arguments of one
-session are used instead.
+python killed_run.py PLAN.json: a list of {"argv": [...], "ranks": N, "at": "EVENT:COUNT[:RANK]" or
+null}. A session is one process, or N ranks as torchrun starts them: when one fails the others are
+ended. With "at" a process sends itself SIGKILL at the COUNT-th EVENT. Prints the wait statuses as
+JSON: that of the killed process, else the first that is not 0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -88,31 +89,66 @@ def _cut_a_written_file(countdown: Countdown, checkpoint: object) -> None:
     checkpoint.save_file = cut
 
 
-def session(argv: list[str], at: str | None) -> int:
-    """One command line in a child process; its wait status."""
-    child = os.fork()
-    if child == 0:
-        sys.argv = ["tpukit", *argv]
-        if at:
-            arm(at)
-        from tpukit.cli import run
+def session(argv: list[str], at: str | None, ranks: int) -> int:
+    """One command line in child processes; the wait status that counts."""
+    port = free_port()
+    children = [start(argv, at, rank, ranks, port) for rank in range(ranks)]
+    statuses: dict[int, int] = {}
+    impatience = threading.Timer(SECONDS_TO_END, end, [children, statuses, signal.SIGKILL])
+    while len(statuses) < ranks:
+        child, status = os.waitpid(-1, 0)
+        statuses[child] = status
+        if status and not any(list(statuses.values())[:-1]):
+            end(children, statuses, signal.SIGTERM)
+            impatience.start()
+    impatience.cancel()
+    killed = children[rank_of(at)] if at else None
+    return statuses[killed] if killed else next(filter(None, statuses.values()), 0)
 
-        os._exit(run(argv))
-    return os.waitpid(child, 0)[1]
+
+SECONDS_TO_END = 30
+"""What torchrun gives the other ranks."""
+
+
+def end(children: list[int], ended: dict[int, int], how: signal.Signals) -> None:
+    for child in children:
+        if child not in ended:
+            os.kill(child, how)
+
+
+def rank_of(at: str) -> int:
+    """The rank that is killed; 0 where there is one."""
+    return int([*at.split(":"), "0"][2])
+
+
+def start(argv: list[str], at: str | None, rank: int, ranks: int, port: str) -> int:
+    """The process id of one rank."""
+    child = os.fork()
+    if child:
+        return child
+    sys.argv = ["tpukit", *argv]
+    if ranks > 1:
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+    if at and rank == rank_of(at):
+        arm(at)
+    from tpukit.cli import run
+
+    os._exit(run(argv))
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def main() -> None:
-    rank_kill = os.environ.get("TPUKIT_KILL_AT")
-    if rank_kill is not None:
-        event, count, rank = rank_kill.split(":")
-        if os.environ["RANK"] == rank:
-            arm(f"{event}:{count}")
-        from tpukit.cli import run
-
-        sys.exit(run(sys.argv[1:]))
     preload()
     sessions = json.loads(Path(sys.argv[1]).read_text())
-    statuses = [session(s["argv"], s["at"]) for s in sessions]
+    statuses = [session(s["argv"], s["at"], s["ranks"]) for s in sessions]
     print(json.dumps(statuses))
 
 

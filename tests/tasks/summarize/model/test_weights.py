@@ -168,7 +168,8 @@ def test_what_is_no_model_is_said(tmp_path):  # type: ignore[no-untyped-def]
 
 
 def test_the_hub_without_a_network_says_what_to_bring(monkeypatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # The variable HF_HUB_OFFLINE is read once, when the hub's client is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="hub") as caught:
         read_pretrained("gpt2-that-is-not-there")
     assert "model.safetensors" in str(caught.value.hint)

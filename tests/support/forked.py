@@ -1,0 +1,100 @@
+"""Command lines of tpukit in forks of one process that has imported what is slow to import.
+
+Each test process starts one server, which reads requests as JSON lines, forks for each, and prints
+the child's process id and then its wait status. torch_xla is left to the children: it reads the
+environment when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+READ_LATE = {
+    "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "PJRT_DEVICE", "PYTEST_CURRENT_TEST",
+    "TPUKIT_CACHE_DIR", "XDG_CACHE_HOME",
+}  # fmt: skip
+"""Variables that nothing reads when it is imported, so that a fork may set them."""
+
+
+class ForkServer:
+    """The server's process and the environment that it was started in."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def can_set(self, environment: dict[str, str]) -> bool:
+        """Whether a fork behaves in `environment` as a new process does."""
+        names = environment.keys() | self.environment.keys()
+        changed = {n for n in names if environment.get(n) != self.environment.get(n)}
+        return changed <= READ_LATE
+
+    def run(
+        self, argv: list[str], environment: dict[str, str], cwd: Path | None, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """What `python -m tpukit *argv` does, its output captured."""
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            request = [argv, environment, str(cwd or Path.cwd()), str(out), str(err)]
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            pid = int(self.process.stdout.readline())
+            ended, _, _ = select.select([self.process.stdout], [], [], timeout)
+            if not ended:
+                os.kill(pid, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(int(self.process.stdout.readline()))
+            stdout, stderr = out.read_text(), err.read_text()
+        if not ended:
+            raise subprocess.TimeoutExpired(argv, timeout, stdout, stderr)
+        return subprocess.CompletedProcess(argv, status, stdout, stderr)
+
+
+def serve() -> None:
+    """Forks for each request until standard input ends."""
+    os.environ["USE_TORCH_XLA"] = "0"  # accelerate would import torch_xla
+    import accelerate  # noqa: F401
+    import torch._dynamo
+    import torch.utils.tensorboard  # noqa: F401
+
+    import tpukit.commands.train
+    import tpukit.hardware.eager.backend
+    import tpukit.train.run  # noqa: F401
+
+    for line in sys.stdin:
+        argv, environment, cwd, out, err = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become(environment, cwd, out, err)
+            sys.argv = ["tpukit", *argv]
+            # Left as `python -m tpukit` is left: by SystemExit, with everything's clean-up.
+            runpy.run_module("tpukit", run_name="__main__", alter_sys=True)
+        print(pid, flush=True)
+        print(os.waitpid(pid, 0)[1], flush=True)
+
+
+def become(environment: dict[str, str], cwd: str, out: str, err: str) -> None:
+    """Gives this fork the environment, the folder and the streams of a new process."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.path[0] = cwd
+    for stream, path in ((0, os.devnull), (1, out), (2, err)):
+        flags = os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, stream)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    serve()
