@@ -73,7 +73,7 @@ def measure(side: Side, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(1 + options.steps):
         started = time.perf_counter()
         learner.train_step([batch], lr=1e-5)
-        losses.append(learner.read_figures().values["loss"])
+        losses.append(learner.read_metrics().means["loss"])
         steps.append(time.perf_counter() - started)
     result = {
         "step_seconds": steps[1:],

@@ -151,7 +151,7 @@ def bare_step(learner, config, backend):
 
     task, model, optimizer = learner.task, learner.model, learner.optimizer
     parameters = [p for p in model.parameters() if p.requires_grad]
-    averages = list(learner.average.averages.values())
+    averages = list(learner.ema.weights.values())
 
     def eager(batch) -> None:
         optimizer.zero_grad()

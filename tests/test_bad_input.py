@@ -32,8 +32,8 @@ def finished(tmp_path_factory):
         (["--set", "lr=fast"], ["--lr 'fast' is not a number"]),
         (["--lr", "-1", "--log-every", "0"], ["--lr -1.0", "--log-every 0"]),
         (["--epochs", "3"], ["--epochs and --max-steps"]),
-        (["--max-time", "soon"], ["'soon' is no duration", "8h30m"]),
-        (["--memory-limit", "some"], ["'some' is no amount of memory", "4GB"]),
+        (["--max-time", "soon"], ["invalid duration 'soon'", "8h30m"]),
+        (["--memory-limit", "some"], ["invalid amount of memory 'some'", "4GB"]),
         (["--global-batch-size", "65"], ["larger than the training data (64 samples)"]),
         (["--global-batch-size", "10", "--accumulate", "4"], ["does not divide", "8 or 12"]),
         (["--set", "samples=0"], ["There is no sample."]),
@@ -83,7 +83,11 @@ def test_a_batch_that_does_not_divide_over_the_devices(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("lr = ", "no TOML"), ("learning_rat = 1", "learning_rat"), ("[optim]\na = 1", "[optim]")],
+    [
+        ("lr = ", "not valid TOML"),
+        ("learning_rat = 1", "learning_rat"),
+        ("[optim]\na = 1", "[optim]"),
+    ],
     ids=["broken", "older", "foreign"],
 )
 def test_config_files(tmp_path, content, expected):

@@ -1,14 +1,10 @@
 """DataLoader workers end with their run, and make the same batches."""
 
-import subprocess
-import sys
-
 import numpy as np
 import torch
 
 from tpukit.io.process import WorkerInit
 from tpukit.train.loader import LoaderSettings, make_loader
-from tpukit.train.run_folder import RunFolder, RunLock
 from tpukit.train.task import MicroBatch, SampleKey, stack_samples
 
 
@@ -29,20 +25,3 @@ def test_batches_are_the_same_from_another_process():
     for one, other in zip(here, there, strict=True):
         assert one["mask"].tolist() == [1, 1, 0] and one["x"].shape == (3, 2, 3)
         assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-ORPHANING = """
-import os, sys, time
-from pathlib import Path
-from tpukit.train.run_folder import RunFolder, RunLock
-RunLock(RunFolder(Path(sys.argv[1]))).__enter__()
-if os.fork() == 0:
-    time.sleep(1.0)
-os._exit(0)
-"""
-
-
-def test_a_dead_runs_worker_is_waited_for(tmp_path):
-    subprocess.run([sys.executable, "-c", ORPHANING, str(tmp_path)], check=True)
-    with RunLock(RunFolder(tmp_path)):
-        pass

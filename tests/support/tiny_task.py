@@ -1,4 +1,4 @@
-"""A task that trains in milliseconds: a small network on made-up regression data."""
+"""A task that trains in milliseconds: a small network on synthetic regression data."""
 
 from __future__ import annotations
 
@@ -59,9 +59,6 @@ class Tiny(Task):
     def identity(self):
         return {"width": self.width, "samples": self.samples}
 
-    def artifacts(self):
-        return {"note.txt": b"kept with the run"}
-
     def build_model(self, ops) -> nn.Module:
         return nn.Sequential(
             nn.Linear(8, self.width), nn.GELU(), nn.Dropout(self.dropout),
@@ -71,7 +68,8 @@ class Tiny(Task):
     def datasets(self) -> Datasets:
         if self.samples == 0:
             raise DataError("There is no sample.", "Ask for some.")
-        return Datasets(Rows(self.samples, self.bad), Rows(10))
+        kept = {"note.txt": b"kept with the run"}
+        return Datasets(Rows(self.samples, self.bad), Rows(10), kept)
 
     def draw(self, sample, rng):
         noise = self.noise * rng.standard_normal(8, dtype=np.float32)

@@ -1,11 +1,10 @@
-"""Layers of settings, their errors, durations and amounts of memory."""
+"""Layers of settings and their errors."""
 
 from __future__ import annotations
 
 import pytest
 
 from tpukit.errors import ConfigError
-from tpukit.io.units import parse_bytes, parse_duration
 from tpukit.train.config import preset_values, read_config_file, resolve
 
 
@@ -40,28 +39,6 @@ def test_presets_merge_with_the_task_and_unknown_ones_are_near_something():
     with pytest.raises(ConfigError) as caught:
         preset_values("balancd", {})
     assert caught.value.hint == "Did you mean balanced?"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("8h30m", 30600), ("45m", 2700), ("90s", 90), ("1d2h", 93600), ("120", 120), ("1.5s", 1.5)],
-)
-def test_durations(text, seconds):
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("4GB", 4 * 10**9), ("500MB", 5 * 10**8), ("3.5GiB", 3758096384), ("1k", 1000), ("42", 42)],
-)
-def test_amounts_of_memory(text, count):
-    assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "soon", "3 weeks", "-4m"])
-def test_what_is_no_duration(text):
-    with pytest.raises(ConfigError, match="invalid duration"):
-        parse_duration(text)
 
 
 def test_config_files(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tiny_task import Rows, Tiny, Weighted
 
-from tpukit.errors import NonFiniteLossError
+from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.interrupts import StopRequest
@@ -81,7 +83,7 @@ def test_averaged_weights_follow_their_formula(request_for):
         learner.train_step([batch], 0.1)
         if done % 2 == 0:
             expected = 0.75 * expected + 0.25 * parameter.detach()
-    assert torch.allclose(learner.average.averages[name], expected, atol=1e-7)
+    assert torch.allclose(learner.ema.weights[name], expected, atol=1e-7)
 
 
 def test_the_best_validation_is_what_open_run_gives(request_for):
@@ -132,3 +134,74 @@ def test_a_loss_a_row_and_a_mean_weigh_alike(task):
     shorter = {name: value[:4] for name, value in batch.items()}
     expected = weighted_sums(made.loss(model, shorter), ["loss"], shorter["mask"])
     assert torch.allclose(sums, expected, atol=1e-6)
+
+
+class Renaming(Tiny):
+    """A task whose loss gives another entry in its second micro-batch."""
+
+    def loss(self, model, batch):
+        self.calls = getattr(self, "calls", 0) + 1
+        name = "error" if self.calls == 2 else "accuracy"
+        return {**super().loss(model, batch), name: torch.ones(())}
+
+
+def test_other_metrics_in_another_micro_batch_are_an_error(request_for):
+    with pytest.raises(UsageError, match=r"accuracy for one micro-batch and .*error for"):
+        train(request_for(Renaming(), accumulate=2), FakeBackend(), silent)
+
+
+def test_metrics_keep_their_names_in_any_order():
+    class Swapping(Tiny):
+        def loss(self, model, batch):
+            self.calls = getattr(self, "calls", 0) + 1
+            entries = {"one": torch.ones(()), "two": torch.full((), 2.0)}
+            if self.calls == 2:
+                entries = dict(reversed(entries.items()))
+            return {**entries, **super().loss(model, batch)}
+
+    task, backend = Swapping(), FakeBackend()
+    learner = build_learner(task, backend, task.build_model(backend), TrainConfig())
+    [batch] = task.example_batches(4)
+    learner.train_step([batch, batch], 0.1)
+    means = learner.read_metrics().means
+    assert (means["one"], means["two"]) == (1.0, 2.0)
+
+
+class Digested(Tiny):
+    """A task that identifies its data."""
+
+    digest: str | None = None
+
+    def datasets(self):
+        identity = {} if self.digest is None else {"data": self.digest}
+        return replace(super().datasets(), identity=identity)
+
+
+def with_digest(digest):
+    task = Digested()
+    task.digest = digest
+    return task
+
+
+def test_other_data_is_an_error_that_names_the_field(request_for):
+    train(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
+    with pytest.raises(ConfigError, match="data was 'a', now 'b'") as caught:
+        train(request_for(with_digest("b")), FakeBackend(), silent)
+    assert caught.value.id == "changed-arithmetic"
+
+
+def test_a_checkpoint_without_a_digest_gains_one_with_a_warning(request_for):
+    request = request_for(with_digest(None), max_steps=3)
+    train(request, FakeBackend(), silent)
+    lines: list[str] = []
+    train(request_for(with_digest("a")), FakeBackend(), lines.append)
+    assert any("Warning" in line and "data" in line for line in lines)
+    assert open_run(request.folder.path, silent).checkpoint.state.step == 6
+    with pytest.raises(ConfigError, match="data was 'a', now 'b'"):
+        train(request_for(with_digest("b"), max_steps=9), FakeBackend(), silent)
+
+
+def test_a_lost_digest_is_an_error(request_for):
+    train(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
+    with pytest.raises(ConfigError, match="data was 'a', now None"):
+        train(request_for(with_digest(None)), FakeBackend(), silent)

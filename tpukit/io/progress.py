@@ -12,7 +12,7 @@ from tpukit.io.units import format_duration
 PLAIN_SECONDS = 10.0
 """Longest silence where there is no terminal."""
 NEWS_SECONDS = 2.0
-"""Shortest pause there, when there is something new to say."""
+"""Shortest pause there, when new metrics were read."""
 LIVE_SECONDS = 0.2
 
 
@@ -86,8 +86,8 @@ class Progress:
 
     def _line(self, detail: str) -> str:
         if self.total is None:
-            return f"{self.label} {self.done:,}  {detail}"
-        return f"{self.label} {self.done:,}/{self.total:,}  {detail}  left {self._time_left()}"
+            return f"{self.label} {self.done}  {detail}"
+        return f"{self.label} {self.done}/{self.total}  {detail}  left {self._time_left()}"
 
     def _rate(self) -> str:
         rate = (self.done - self._first) / max(time.monotonic() - self._started, 1e-9)

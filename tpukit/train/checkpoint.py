@@ -1,4 +1,4 @@
-"""Checkpoints: written beside, synced, renamed; verified when read.
+"""Checkpoints: atomic writes, verified when read.
 
 A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors, the
 run's artifacts (normalisation, tokenizer) as they are, and `state.json` with the rest and the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tpukit.errors import CheckpointError, JobError
+from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
 
 FORMAT = 1
 KEPT = 2
@@ -31,7 +31,7 @@ TENSOR_FILES = ("model", "ema", "optimizer")
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a run is, apart from tensors: plain values that JSON can hold."""
+    """The state of a run apart from tensors: plain values that JSON can hold."""
 
     step: int
     """Optimizer steps done; the position in the data follows from it."""
@@ -39,7 +39,7 @@ class TrainState:
     identity: dict[str, Any]
     """What a resumed run must share: the task's own values and the training arithmetic."""
     random: list[dict[str, str]] = field(default_factory=list)
-    """Generators of each process."""
+    """Random generators of each rank."""
     scaler: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     """`loss` and `step` of the best validation so far."""
@@ -66,24 +66,19 @@ def step_name(step: int) -> str:
 def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
 
-    On any failure what was there stays as it was, and the half-written part is removed.
+    On any failure what was there stays as it was, and the partial folder is removed.
     """
     final = folder / step_name(snapshot.state.step)
-    partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        _write_files(partial, snapshot)
-        if final.exists():
-            _take_away(final)
-        partial.rename(final)
-        sync_folder(folder)
+        with replacing_folder(final) as partial:
+            _write_files(partial, snapshot)
+            if final.exists():
+                _take_away(final)
         point(folder / "latest", final.name)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise JobError(
             f"Checkpoint {final.name} could not be written to {folder}: {error}.",
-            "Free some disk and give the same command again: the checkpoint before is intact.",
+            "Free disk space and run the same command again: the checkpoint before is intact.",
             id="checkpoint-write",
         ) from error
     return final
@@ -94,59 +89,38 @@ def _write_files(partial: Path, snapshot: Snapshot) -> None:
     for name, tensors in snapshot.tensors.items():
         path = partial / f"{name}.safetensors"
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-        sums[path.name] = sync_and_sum(path)
+        sums[path.name] = _sync_and_sum(path)
     for name, content in snapshot.artifacts.items():
         (partial / name).write_bytes(content)
-        sums[name] = sync_and_sum(partial / name)
+        sums[name] = _sync_and_sum(partial / name)
     body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
     body["sha256_of_this"] = _sum_of_values(body)
     path = partial / STATE_FILE
     path.write_text(json.dumps(body, indent=1), encoding="utf-8")
-    sync_and_sum(path)
-    sync_folder(partial)
+    sync_file(path)
 
 
 def _sum_of_values(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def sync_and_sum(path: Path) -> str:
-    """Forces a file to the disk and returns its SHA-256."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Forces a folder's entries (renames) to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync_and_sum(path: Path) -> str:
+    sync_file(path)
+    return sha256_of(path)
 
 
 def point(pointer: Path, name: str) -> None:
-    """Writes a name into a pointer file (`latest`, `best`), at once or not at all."""
-    write_whole(pointer, (name + "\n").encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part."""
-    beside = path.with_name(f".{path.name}.partial")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    sync_folder(path.parent)
+    """Writes a name into a pointer file (`latest`, `best`)."""
+    write_file(pointer, (name + "\n").encode())
 
 
 def remove_superseded(folder: Path) -> None:
-    """Keeps the last checkpoints and the best one; clears what a killed writer left."""
+    """Keeps the last checkpoints and the best one; removes what a killed writer left."""
     for leftover in [*folder.glob(".*.partial"), *folder.glob(".*.removed")]:
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
     kept = {path.name for path in list_checkpoints(folder)[:KEPT]}
     kept |= {name for pointer in ("latest", "best") if (name := read_pointer(folder / pointer))}
     for path in list_checkpoints(folder):
@@ -163,7 +137,7 @@ def _take_away(path: Path) -> None:
 
 
 class BackgroundWriter:
-    """Writes snapshots one at a time beside the training; a failure surfaces at the next call."""
+    """Writes snapshots one at a time on a thread; a failure surfaces at the next call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -182,7 +156,7 @@ class BackgroundWriter:
         remove_superseded(self.folder)
 
     def wait(self) -> None:
-        """Until what was started is on the disk; raises what it raised."""
+        """Waits for the write in progress; raises its error."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
@@ -240,7 +214,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if found_format != FORMAT:
             raise CheckpointError(
                 f"Checkpoint {path} has format {found_format!r}; this tpukit reads {FORMAT}.",
-                "Use the tpukit version that wrote it, or start again with --no-resume.",
+                "Use the tpukit version that wrote it, or start anew with --no-resume.",
             )
         state = TrainState(**body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -252,16 +226,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _verify(path: Path, expected: str) -> None:
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256_of(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     if found != expected:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one that was recorded.")
 
 
-def newest_good(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies, telling which ones did not; None where there is none.
+def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies; logs which ones did not; None where there is none.
 
     Raises CheckpointError where there are checkpoints and none is good.
     """
@@ -271,14 +244,14 @@ def newest_good(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
             checkpoint = open_checkpoint(path)
         except CheckpointError as error:
             problems.append(error)
-            tell(f"Skipping checkpoint {path.name}: {error.message}")
+            log(f"Skipping checkpoint {path.name}: {error.message}")
             continue
         if problems:
-            tell(f"Using the checkpoint before it: {path.name}.")
+            log(f"Using the checkpoint before it: {path.name}.")
         return checkpoint
     if problems:
         raise CheckpointError(
             f"No checkpoint in {folder} is intact. {problems[0].message}",
-            "Start again with --no-resume (the old run is set aside, not deleted).",
+            "Start anew with --no-resume (the old run is set aside, not deleted).",
         )
     return None

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights."""
+"""Exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ from torch import Tensor, nn
 from tpukit.hardware.backend import Backend
 
 
-class WeightAverage:
-    """average <- decay average + (1 - decay) weights, every `every` steps.
+class EMA:
+    """EMA weights <- decay EMA weights + (1 - decay) weights, every `every` steps.
 
-    `averages` mirrors the trained parameters by name; their placement (sharded or not) too.
+    `weights` mirrors the trained parameters by name; their placement (sharded or not) too.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        averages: dict[str, Tensor],
+        weights: dict[str, Tensor],
         decay: float,
         every: int,
     ) -> None:
         self.parameters = dict(parameters)
-        self.averages = averages
+        self.weights = weights
         self.decay = decay
         self.every = every
 
     def update(self, backend: Backend, steps_done: int) -> None:
         """After step `steps_done`: the update where one is due, else nothing."""
         weight = 1 - self.decay if steps_done % self.every == 0 else 0.0
-        backend.lerp(list(self.averages.values()), list(self.parameters.values()), weight)
+        backend.lerp(list(self.weights.values()), list(self.parameters.values()), weight)
 
     @contextmanager
     def in_place_of_weights(self, backend: Backend) -> Iterator[None]:
-        """Within the context the model computes with the averages."""
-        weights, averages = list(self.parameters.values()), list(self.averages.values())
-        backend.exchange(weights, averages)
+        """Within the context the model computes with the EMA weights."""
+        parameters, weights = list(self.parameters.values()), list(self.weights.values())
+        backend.exchange(parameters, weights)
         try:
             yield
         finally:
-            backend.exchange(weights, averages)
+            backend.exchange(parameters, weights)
 
 
 @torch.no_grad()
-def start_average(
-    parameters: Mapping[str, nn.Parameter], decay: float, every: int
-) -> WeightAverage:
-    """An average that starts at the parameters' present values."""
+def start_ema(parameters: Mapping[str, nn.Parameter], decay: float, every: int) -> EMA:
+    """EMA weights that start at the parameters' present values."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    averages = {name: p.detach().clone() for name, p in trained.items()}
-    return WeightAverage(trained, averages, decay, every)
+    weights = {name: p.detach().clone() for name, p in trained.items()}
+    return EMA(trained, weights, decay, every)

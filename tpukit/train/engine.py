@@ -13,6 +13,8 @@ from typing import Any
 
 from tpukit.errors import NonFiniteLossError
 from tpukit.hardware.backend import Backend, Batch
+from tpukit.io.progress import Progress
+from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import BatchSplit
 from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
@@ -20,7 +22,7 @@ from tpukit.train.interrupts import StopRequest
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
 from tpukit.train.requests import TrainingResult
 from tpukit.train.run_folder import RunFolder
-from tpukit.train.run_log import Progress, RunLog, format_bytes
+from tpukit.train.run_log import RunLog
 from tpukit.train.schedule import is_due, learning_rate
 from tpukit.train.step import Learner
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task
@@ -31,7 +33,7 @@ SMALL_GRADIENT = 1e-7
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is run: decided before the first step, the same in every process."""
+    """What is run: decided before the first step, the same in every rank."""
 
     task: Task
     datasets: Datasets
@@ -61,7 +63,7 @@ class RunState:
 
 
 class CompilationWatch:
-    """Tells a graph's first compilation from one that should not have happened.
+    """Counts compilations after the warm-up, which should not happen.
 
     An activity (training on one set of shapes, evaluating, reading) may compile the first time
     it is seen; whatever it compiles later is counted as after the warm-up.
@@ -76,7 +78,7 @@ class CompilationWatch:
         self.after_warmup = 0
 
     def done(self, kind: str, shapes: Any = None) -> int:
-        """Books what was compiled since the last call; returns how many were unexpected."""
+        """Counts the compilations since the last call; returns how many were unexpected."""
         now = self.backend.compilations()
         fresh, self.counted = now - self.counted, now
         if fresh:
@@ -118,7 +120,7 @@ class ProfiledSteps:
 
 
 class Engine:
-    """Runs a plan with a learner; `log` and `writer` are None on all but the main process."""
+    """Runs a plan with a learner; `log` and `writer` are None on all ranks but 0."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class Engine:
         traces = self.plan.folder.path / "profile" if self.config.profile else None
         profile = ProfiledSteps(self.backend, traces, first_step)
         steps = self.training_batches(self.state.step, total)
-        with Progress(total, self.state.step, "step") if self.log else nullcontext() as progress:
+        with Progress("step", total, done=first_step, enabled=self.log is not None) as progress:
             self._restart_clock()
             while self.state.step < total:
                 with profile.step(self.state.step):
@@ -161,7 +163,7 @@ class Engine:
                     # The first step compiles: it says nothing about the rate.
                     self._restart_clock()
 
-                # once in a while: read the figures and tell them
+                # once in a while: read the metrics and log them
                 if is_due(done, self.config.log_every, total):
                     self.report(progress)
 
@@ -170,11 +172,10 @@ class Engine:
                     self.validate()
                     self.save(is_best=self._is_best())
 
-                # a signal or the clock, the same decision in every process
+                # a signal or the clock, the same decision in every rank
                 if self.backend.any_rank(self.stop.is_set):
                     break
-                if progress:
-                    progress.update(done, self.facts)
+                progress.update(done, self.facts)
             steps.close()
         return self.end()
 
@@ -200,21 +201,21 @@ class Engine:
             yield list(itertools.islice(batches, count))
 
     # -- once in a while ---------------------------------------------------------------------------
-    def report(self, progress: Progress | None) -> None:
-        """Reads the figures (the one stop of the pipeline), logs them, checks the loss."""
-        figures = self.learner.read_figures()
+    def report(self, progress: Progress) -> None:
+        """Reads the metrics (the one stop of the pipeline), logs them, checks the loss."""
+        metrics = self.learner.read_metrics()
         self._stop_clock()
         self.watch.done("read")
-        self.state.last_loss = figures.values["loss"]
+        self.state.last_loss = metrics.means["loss"]
         rate = learning_rate(self.state.step - 1, self.plan.total_steps, self.config)
         row = {
             "kind": "train",
             "step": self.state.step,
-            **figures.values,
+            **metrics.means,
             "lr": rate,
-            "gradient_norm": figures.gradient_norm,
-            "largest_gradient_norm": figures.largest_gradient_norm,
-            "skipped_steps": figures.skipped,
+            "gradient_norm": metrics.gradient_norm,
+            "largest_gradient_norm": metrics.largest_gradient_norm,
+            "skipped_steps": metrics.skipped,
             "samples_per_second": self._rate,
             "compilations": self.backend.compilations(),
             **self._memory_row(),
@@ -223,21 +224,20 @@ class Engine:
             self.log.metric_line(row)
             self.log.note(f"step {self.state.step}: {self.facts()}")
             self._warn_about_gradients(
-                figures.largest_gradient_norm, figures.smallest_gradient_norm
+                metrics.largest_gradient_norm, metrics.smallest_gradient_norm
             )
-        if progress:
-            progress.update(self.state.step, self.facts, at_once=True)
-        self._require_finite(figures.first_bad_step)
+        progress.update(self.state.step, self.facts, news=True)
+        self._require_finite(metrics.first_bad_step)
         self._restart_clock()
 
     def validate(self) -> None:
-        """The loss on every validation sample, by the averaged weights where they are kept."""
+        """The loss on every validation sample, with the EMA weights where they are kept."""
         data = self.plan.datasets.valid
         if data is None:
             return
         self._require_finite(self.learner.first_bad_step())
-        average = self.learner.average
-        with average.in_place_of_weights(self.backend) if average else nullcontext():
+        ema = self.learner.ema
+        with ema.in_place_of_weights(self.backend) if ema else nullcontext():
             values = self.evaluate()
             scores = self.plan.task.score(self.learner.model, self.backend, data)
             self.watch.done("score")
@@ -245,12 +245,12 @@ class Engine:
         if self.log:
             row = {"kind": "valid", "step": self.state.step, **self.state.scores}
             self.log.metric_line(row)
-            told = ", ".join(f"{name} {value:.4g}" for name, value in self.state.scores.items())
-            self.log.text(f"step {self.state.step}: {told}")
+            text = ", ".join(f"{name} {value:.4g}" for name, value in self.state.scores.items())
+            self.log.text(f"step {self.state.step}: {text}")
         self._restart_clock()
 
     def evaluate(self) -> dict[str, float]:
-        """Weighted means over the validation samples, by the weights the model holds now."""
+        """Weighted means over the validation samples, with the model's present weights."""
         self.learner.model.eval()
         for batch in self.evaluation_batches():
             self.learner.evaluation_step(batch)
@@ -283,14 +283,14 @@ class Engine:
         self._restart_clock()
 
     def snapshot(self) -> Snapshot:
-        """Everything of this step, copied to the host. Every process must call it."""
+        """The whole state after this step, copied to the host. Every rank must call it."""
         learner, backend = self.learner, self.backend
         tensors = {
             "model": backend.to_host(learner.model_tensors()),
             "optimizer": backend.to_host(learner.optimizer_tensors()),
         }
-        if learner.average:
-            tensors["ema"] = backend.to_host(learner.average.averages)
+        if learner.ema:
+            tensors["ema"] = backend.to_host(learner.ema.weights)
         states = backend.all_gather_objects(backend.state())
         state = TrainState(
             step=self.state.step,
@@ -311,7 +311,7 @@ class Engine:
         return True
 
     def end(self) -> TrainingResult:
-        """Saves what is not saved yet and sums the run up."""
+        """Saves what is not saved yet; the result of the run."""
         finished = self.state.step >= self.plan.total_steps
         if not finished and not is_due(self.state.step, self.config.ckpt_every, 0):
             self.save(is_best=False)
@@ -335,7 +335,7 @@ class Engine:
             finished=finished,
         )
 
-    # -- figures -----------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------
     def facts(self) -> str:
         """Loss, rate, memory, device load and compilations in one line."""
         loss = self.state.last_loss
@@ -369,8 +369,8 @@ class Engine:
             raise NonFiniteLossError(
                 f"The loss stopped being finite in step {first_bad_step}; no checkpoint was written"
                 " after it.",
-                "Lower --lr or clip harder, or use bf16 or fp32 instead of fp16; the same command"
-                " goes on from the last checkpoint.",
+                "Lower --lr or clip_norm, or use bf16 or fp32 instead of fp16; the same command"
+                " resumes from the last checkpoint.",
             )
 
     def _restart_clock(self) -> None:

@@ -47,8 +47,8 @@ def load_learner(
     if checkpoint is None:
         return learner
     backend.load(learner.optimizer_tensors(), checkpoint.tensors("optimizer"))
-    if learner.average:
-        backend.load(learner.average.averages, checkpoint.tensors("ema"))
+    if learner.ema:
+        backend.load(learner.ema.weights, checkpoint.tensors("ema"))
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
     learner.set_steps_done(checkpoint.state.step)
     backend.load_state({"scaler": checkpoint.state.scaler})

@@ -12,7 +12,9 @@ from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
+from tpukit.io.files import replacing_folder
 from tpukit.io.process import WorkerInit
+from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import split_batch
 from tpukit.train.checkpoint import (
     KEPT,
@@ -30,12 +32,11 @@ from tpukit.train.loader import LoaderSettings
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.restore import load_learner
-from tpukit.train.run_folder import RunFolder, RunLock, versions, write_config
+from tpukit.train.run_folder import RunFolder, locked, versions, write_config
 from tpukit.train.run_log import (
     RunLog,
     cut_metrics,
     draw_loss_curve,
-    format_bytes,
     keep_crashes,
     keep_rank_output,
     read_metrics,
@@ -44,9 +45,7 @@ from tpukit.train.step import Learner
 from tpukit.train.task import PlanSettings, Task
 
 
-def train(
-    request: TrainingRequest, backend: Backend, tell: Callable[[str], None]
-) -> TrainingResult:
+def train(request: TrainingRequest, backend: Backend, log: Callable[[str], None]) -> TrainingResult:
     """Runs a request to its end, or to where a signal or the clock stops it.
 
     Raises InterruptedRunError after a signal, its checkpoint written.
@@ -54,56 +53,56 @@ def train(
     stop = StopRequest(
         time.monotonic() + request.config.max_time if request.config.max_time else None
     )
+    log = log if backend.is_main else _log_nothing
     with ExitStack() as stack:
         stack.enter_context(listening(stop))
-        _claim_folder(request, backend, stack, tell)
-        tell_main = tell if backend.is_main else _say_nothing
-        checkpoint = _find_checkpoint(request, backend, tell_main)
+        _claim_folder(request, backend, stack, log)
+        checkpoint = _find_checkpoint(request, backend, log)
         if checkpoint is not None:
             request.task.restore_artifacts(checkpoint.artifacts())
             request = replace(request, task=request.task.restore(checkpoint.artifacts()))
         plan = plan_run(request, backend)
         if checkpoint is not None:
-            _require_same_arithmetic(plan.identity, checkpoint, request.folder)
+            require_same_arithmetic(plan, checkpoint, log)
             if checkpoint.state.step >= plan.total_steps:
-                return _already_finished(request, checkpoint, tell_main)
-        return _train_from(request, plan, checkpoint, backend, stop, tell)
+                return _already_finished(request, checkpoint, log)
+        return _train_from(request, plan, checkpoint, backend, stop, log)
 
 
-def _say_nothing(message: str) -> None:
+def _log_nothing(message: str) -> None:
     pass
 
 
 # -- the folder and what is in it --------------------------------------------------------------
 def _claim_folder(
-    request: TrainingRequest, backend: Backend, stack: ExitStack, tell: Callable[[str], None]
+    request: TrainingRequest, backend: Backend, stack: ExitStack, log: Callable[[str], None]
 ) -> None:
-    """The main process makes and locks the folder; the others wait and keep to their logs."""
+    """Rank 0 makes and locks the folder; the others wait and write to their log files."""
     folder = request.folder
     if backend.is_main:
         if not request.config.resume and folder.path.exists():
-            with RunLock(folder):
+            with locked(folder):
                 aside = folder.set_aside()
             if aside:
-                tell(f"The old run was set aside: {aside}")
+                log(f"The old run was renamed to {aside}")
         folder.create()
         stack.callback(folder.remove_if_unused)
-        stack.enter_context(RunLock(folder))
+        stack.enter_context(locked(folder))
         if request.config.resume_from:
-            _import_run(Path(request.config.resume_from), folder, tell)
+            _import_run(Path(request.config.resume_from), folder, log)
     backend.barrier()
     keep_crashes(folder, backend.rank)
     if not backend.is_main:
         keep_rank_output(folder, backend.rank)
 
 
-def _import_run(source: Path, folder: RunFolder, tell: Callable[[str], None]) -> None:
+def _import_run(source: Path, folder: RunFolder, log: Callable[[str], None]) -> None:
     """Copies a read-only run's newest good and best checkpoints, unless this folder is further."""
     if list_checkpoints(folder.checkpoints):
-        tell(f"{folder.path} has checkpoints of its own: --resume-from is not needed.")
+        log(f"{folder.path} has checkpoints of its own: --resume-from is not needed.")
         return
     origin = RunFolder(source)
-    newest = newest_good(origin.checkpoints, tell) if origin.checkpoints.is_dir() else None
+    newest = newest_good(origin.checkpoints, log) if origin.checkpoints.is_dir() else None
     if newest is None:
         raise CheckpointError(
             f"--resume-from {source}: there is no checkpoint in {origin.checkpoints}.",
@@ -111,43 +110,55 @@ def _import_run(source: Path, folder: RunFolder, tell: Callable[[str], None]) ->
         )
     best = read_pointer(origin.checkpoints / "best")
     for name in sorted({newest.path.name, best or newest.path.name}):
-        partial = folder.checkpoints / f".{name}.partial"
-        shutil.copytree(origin.checkpoints / name, partial, copy_function=shutil.copyfile)
-        partial.rename(folder.checkpoints / name)
+        with replacing_folder(folder.checkpoints / name) as partial:
+            source_folder = origin.checkpoints / name
+            shutil.copytree(
+                source_folder, partial, copy_function=shutil.copyfile, dirs_exist_ok=True
+            )
     if best:
         point(folder.checkpoints / "best", best)
     point(folder.checkpoints / "latest", newest.path.name)
     if origin.metrics.exists():
         shutil.copyfile(origin.metrics, folder.metrics)
-    tell(f"Starting from {source}, {newest.path.name}.")
+    log(f"Starting from {source}, {newest.path.name}.")
 
 
 def _find_checkpoint(
-    request: TrainingRequest, backend: Backend, tell: Callable[[str], None]
+    request: TrainingRequest, backend: Backend, log: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest good checkpoint, the same one in every process."""
-    checkpoint = newest_good(request.folder.checkpoints, tell)
+    """The newest good checkpoint, the same one in every rank."""
+    checkpoint = newest_good(request.folder.checkpoints, log)
     steps = backend.all_gather_objects(checkpoint.state.step if checkpoint else None)
     if len(set(steps)) > 1:
         raise CheckpointError(
-            f"The processes see different checkpoints in {request.folder.path}: steps {steps}.",
+            f"The ranks see different checkpoints in {request.folder.path}: steps {steps}.",
             "All hosts must share the run folder.",
         )
     return checkpoint
 
 
-def _require_same_arithmetic(
-    identity: Mapping[str, Any], checkpoint: Checkpoint, folder: RunFolder
+def require_same_arithmetic(
+    plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None]
 ) -> None:
+    """Raises ConfigError naming what differs from the run that left the checkpoint.
+
+    Checkpoints of earlier versions do not identify their data: that is a warning.
+    """
     before = checkpoint.state.identity
+    unknown = sorted(plan.datasets.identity.keys() - before.keys())
+    if unknown:
+        log(
+            f"Warning: {checkpoint.path.name} does not record {', '.join(unknown)}: make sure that"
+            " the data is the same. The next checkpoint records it."
+        )
     changes = [
-        f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
-        for name in sorted({*before, *identity})
-        if before.get(name) != identity.get(name)
+        f"{name} was {before.get(name)!r}, now {plan.identity.get(name)!r}"
+        for name in sorted({*before, *plan.identity} - {*unknown})
+        if before.get(name) != plan.identity.get(name)
     ]
     if changes:
         raise ConfigError(
-            f"The run in {folder.path} was made with other settings: {'; '.join(changes)}.",
+            f"The run in {plan.folder.path} was made with other settings: {'; '.join(changes)}.",
             "Give the old values to go on with it, --no-resume to start anew (the old run is set"
             " aside), or another --results-dir.",
             id="changed-arithmetic",
@@ -155,10 +166,10 @@ def _require_same_arithmetic(
 
 
 def _already_finished(
-    request: TrainingRequest, checkpoint: Checkpoint, tell: Callable[[str], None]
+    request: TrainingRequest, checkpoint: Checkpoint, log: Callable[[str], None]
 ) -> TrainingResult:
     state = checkpoint.state
-    tell(
+    log(
         f"The run in {request.folder.path} is finished ({state.step} steps)."
         " --no-resume starts a new one; more --epochs or --max-steps go on with it."
     )
@@ -182,7 +193,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     """Opens the data and does the arithmetic of batches and steps."""
     task, config = request.task, request.config
     if not backend.is_main:
-        backend.barrier()  # the main process builds caches, the others find them
+        backend.barrier()  # rank 0 builds caches, the others find them
     datasets = task.datasets()
     if backend.is_main:
         backend.barrier()
@@ -191,7 +202,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         raise DataError(
             f"--global-batch-size {config.global_batch_size} is larger than the training data"
             f" ({samples} samples).",
-            f"Choose at most {samples}, or bring more data.",
+            f"Choose at most {samples}, or add data.",
         )
     split = split_batch(
         config.global_batch_size, backend.devices, config.accumulate, task.defaults.rows_per_device
@@ -236,7 +247,7 @@ def _train_from(
     checkpoint: Checkpoint | None,
     backend: Backend,
     stop: StopRequest,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> TrainingResult:
     folder = request.folder
     learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
@@ -245,22 +256,22 @@ def _train_from(
         state.step, state.best = checkpoint.state.step, dict(checkpoint.state.best)
         state.resumed_from = state.step
     with ExitStack() as stack:
-        log, writer = None, None
+        run_log, writer = None, None
         if backend.is_main:
             cut_metrics(folder, state.step)
             write_config(folder, _config_tables(request, plan, backend))
-            log = RunLog(folder, tell)
-            stack.callback(log.close)
-            _log_start(plan, backend, learner, folder, state.step, log)
+            run_log = RunLog(folder, log)
+            stack.callback(run_log.close)
+            _log_start(plan, learner, state.step, run_log)
             writer = BackgroundWriter(folder.checkpoints)
             stack.callback(writer.close)
         if request.config.check_bf16:
             verdict = compare_bf16(learner, plan)
-            if log:
-                log.text(verdict)
-        result = Engine(plan, learner, state, stop, log, writer).run()
-        if log:
-            _log_end(request, state, result, log)
+            if run_log:
+                run_log.text(verdict)
+        result = Engine(plan, learner, state, stop, run_log, writer).run()
+        if run_log:
+            _log_end(request, state, result, run_log)
     if state.stopped_by is not None:
         raise InterruptedRunError(
             f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written.",
@@ -270,7 +281,7 @@ def _train_from(
     return result
 
 
-# -- what is told --------------------------------------------------------------------------------
+# -- reporting ----------------------------------------------------------------------------------
 def _config_tables(
     request: TrainingRequest, plan: RunPlan, backend: Backend
 ) -> dict[str, Mapping[str, Any]]:
@@ -295,25 +306,23 @@ def _config_tables(
     }
 
 
-def _log_start(
-    plan: RunPlan, backend: Backend, learner: Learner, folder: RunFolder, step: int, log: RunLog
-) -> None:
-    parameters = backend.parameters(learner.model)
-    count = sum(p.numel() for p in parameters.values())
-    # fp32 on the disk: the weights, two moments, the average.
-    one = count * 4 * (3 + (learner.average is not None))
-    needed, free = one * (KEPT + 2), shutil.disk_usage(folder.path).free
+def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
+    backend, path = learner.backend, plan.folder.path
+    count = sum(p.numel() for p in backend.parameters(learner.model).values())
+    # fp32 on the disk: the weights, two moments, the EMA weights.
+    one = count * 4 * (3 + (learner.ema is not None))
+    needed, free = one * (KEPT + 2), shutil.disk_usage(path).free
     device = ", ".join(f"{name} {value}" for name, value in backend.describe().items())
     valid = len(plan.datasets.valid) if plan.datasets.valid else 0
     log.text(f"Running on: {device}")
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     log.text(f"Data: {len(plan.datasets.train)} training, {valid} validation samples")
     log.text(
-        f"Run: {folder.path}, step {step} of {plan.total_steps}; checkpoints need up to"
+        f"Run: {path}, step {step} of {plan.total_steps}; checkpoints need up to"
         f" {format_bytes(needed)}, free {format_bytes(free)}"
     )
     if free < needed:
-        log.text("Warning: the disk may fill up: free some, or raise --ckpt-every.")
+        log.text("Warning: the disk may fill up: free some space, or raise --ckpt-every.")
 
 
 def _log_end(

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
 import platform
-import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 from tpukit.errors import CheckpointError, UsageError
+from tpukit.io.files import write_file
+from tpukit.io.lock import LockedError, exclusive
 from tpukit.train.checkpoint import (
     Checkpoint,
     newest_good,
     open_checkpoint,
     read_pointer,
-    write_whole,
 )
 
 VERSIONED = ("tpukit", "torch", "torch_xla", "libtpu", "jax", "accelerate", "timm", "numpy")
@@ -50,8 +48,8 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "log.txt"
 
-    def rank_log(self, process: int) -> Path:
-        return self.path / "logs" / f"rank-{process}.txt"
+    def rank_log(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank}.txt"
 
     def create(self) -> None:
         """Makes the folders. Raises UsageError where that is not possible."""
@@ -62,18 +60,14 @@ class RunFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise UsageError(
-                f"The run folder {self.path} cannot be written: {error.strerror}.",
-                "Choose another one with --results-dir.",
-                id="run-folder",
-            ) from error
+            raise _unusable(self.path, error) from error
 
     def remove_if_unused(self) -> None:
-        """Takes away what `create` made, where no run began in it (bad data, say)."""
+        """Removes what `create` made, where no run began in it (bad data, say)."""
         if self.config.exists():
             return
         with contextlib.suppress(OSError):
-            for file in (self.lock, *(self.path / "logs").glob("rank-*.txt")):
+            for file in (*self.path.glob(".lock*"), *(self.path / "logs").glob("rank-*.txt")):
                 file.unlink(missing_ok=True)
             for folder in (self.checkpoints, self.path / "logs", self.path):
                 folder.rmdir()
@@ -93,82 +87,29 @@ class RunFolder:
         return aside
 
 
-ORPHANS_SECONDS = 10.0
-"""How long a dead run's own processes are waited for."""
-
-
-class RunLock:
-    """At most one live run a folder: the kernel drops the lock when the process dies."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.path = folder.lock
-        self.folder = folder.path
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> Self:
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """At most one live run a folder. Raises UsageError naming the process that holds it."""
+    with contextlib.ExitStack() as stack:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("a+", encoding="utf-8")
-        except OSError as error:
+            stack.enter_context(exclusive(folder.lock))
+        except LockedError as error:
             raise UsageError(
-                f"The run folder {self.folder} cannot be made: {error.strerror}.",
-                "Choose another one with --results-dir.",
-                id="run-folder",
-            ) from error
-        if not self._lock(file):
-            owner = _owner(file) or "unknown"
-            file.close()
-            raise UsageError(
-                f"Another run is writing to {self.folder} (process {owner}).",
+                f"Another run is writing to {folder.path} (process {error.owner or 'unknown'}).",
                 "Wait for it, end it, or choose another folder with --results-dir.",
                 id="run-locked",
-            )
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        self._file = file
-        return self
-
-    @staticmethod
-    def _lock(file: IO[str]) -> bool:
-        """Takes the lock; a killed run's loading processes may hold it for a moment longer."""
-        deadline = time.monotonic() + ORPHANS_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                owner = _owner(file)
-                gone = owner.isdecimal() and not _is_alive(int(owner))
-                if not gone or time.monotonic() > deadline:
-                    return False
-                time.sleep(0.05)
-            else:
-                return True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+            ) from error
+        except OSError as error:
+            raise _unusable(folder.path, error) from error
+        yield
 
 
-def _owner(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read().strip()
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _unusable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"The run folder {path} cannot be written: {error.strerror}.",
+        "Choose another one with --results-dir.",
+        id="run-folder",
+    )
 
 
 # -- config.toml ---------------------------------------------------------------------------------
@@ -190,7 +131,7 @@ def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> 
         lines.append(f"[{table}]")
         lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
         lines.append("")
-    write_whole(folder.config, "\n".join(lines).encode())
+    write_file(folder.config, "\n".join(lines).encode())
 
 
 def _toml(value: Any) -> str:
@@ -210,7 +151,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         return tomllib.loads(folder.config.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder.path} is no run folder: it has no config.toml.",
+            f"{folder.path} is not a run folder: it has no config.toml.",
             "Give the folder that a training command wrote (--run DIR).",
         ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

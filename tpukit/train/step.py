@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, Backend, Batch
 from tpukit.train.config import TrainConfig
-from tpukit.train.ema import WeightAverage, start_average
+from tpukit.train.ema import EMA, start_ema
 from tpukit.train.task import Task
 
-FIGURES = 16
+MOST_SUMS = 16
 """Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
 SMALLEST = 2
 """Index of the smallest gradient norm among the norms kept on the device."""
 
 
 @dataclass(frozen=True)
-class StepFigures:
-    """Means over the steps since the figures were last read."""
+class StepMetrics:
+    """Means over the steps since the metrics were last read."""
 
-    values: dict[str, float]
+    means: dict[str, float]
     """`loss` and the task's other entries."""
     steps: int
     gradient_norm: float
@@ -37,9 +38,9 @@ class StepFigures:
 
 
 class Learner:
-    """A task's model on a backend, with the optimizer and the average that go with it.
+    """A task's model on a backend, with its optimizer and EMA weights.
 
-    All figures stay on the device until `read_figures`: reading one is a stop of the pipeline.
+    All metrics stay on the device until `read_metrics`: reading one is a stop of the pipeline.
     """
 
     def __init__(
@@ -48,21 +49,22 @@ class Learner:
         backend: Backend,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: WeightAverage | None,
+        ema: EMA | None,
         clip_norm: float | None,
     ) -> None:
         self.task = task
         self.backend = backend
         self.model = model
         self.optimizer = optimizer
-        self.average = average
+        self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
-        self.names: list[str] = []
+        self._names: list[str] = []
+        self._evaluation_names: list[str] = []
         device = backend.device
-        self.window = torch.zeros(FIGURES, device=device)
-        self._step_totals = torch.zeros(FIGURES, device=device)
-        self._evaluation = torch.zeros(FIGURES, device=device)
+        self.window = torch.zeros(MOST_SUMS, device=device)
+        self._step_totals = torch.zeros(MOST_SUMS, device=device)
+        self._evaluation = torch.zeros(MOST_SUMS, device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
         self._norms = _fresh_norms(device)
@@ -74,13 +76,13 @@ class Learner:
 
     # -- training ------------------------------------------------------------------------------
     def train_step(self, batches: Sequence[Batch], lr: float) -> None:
-        """One optimizer step over its micro-batches (device batches of this process' rows)."""
+        """One optimizer step over its micro-batches (device batches of this rank)."""
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last):
-                part = self._forward(batch)
+                self._names, part = self._forward(batch, self._names)
                 self.backend.backward(part[1])
-                # In place, so that every micro-step is the same graph.
+                # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
         step_totals = self.backend.all_reduce_sum(self._step_totals)
         self.steps_done += 1
@@ -92,19 +94,19 @@ class Learner:
             after=lambda norm: self._after(step_totals, norm),
         )
 
-    def _forward(self, batch: Batch) -> Tensor:
-        """[total weight, weighted sums of the loss and of each further entry, 0 ...]."""
+    def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
+        """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
         with self.backend.autocast():
             outputs = self.task.loss(self.model, batch)
-        self.names = ["loss", *(name for name in outputs if name not in ("loss", "weight"))]
-        return weighted_sums(outputs, self.names, batch["mask"])
+        names = metric_names(outputs, known)
+        return names, weighted_sums(outputs, names, batch["mask"])
 
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:
-        """In the step's own graph: the average, the latch, the sums for the log."""
+        """In the step's own graph: the EMA, the latch, the sums for the log."""
         self._counter += 1
-        if self.average is not None:
-            self.average.update(self.backend, self.steps_done)
+        if self.ema is not None:
+            self.ema.update(self.backend, self.steps_done)
         bad = ~torch.isfinite(totals[1])
         self._first_bad.copy_(
             torch.where(bad & (self._first_bad == 0), self._counter, self._first_bad)
@@ -125,8 +127,8 @@ class Learner:
             ])
         )  # fmt: skip
 
-    def read_figures(self) -> StepFigures:
-        """Reads the figures and starts them anew. Every process must call it."""
+    def read_metrics(self) -> StepMetrics:
+        """Reads the metrics and starts them anew. Every rank must call it."""
         host = self.backend.to_host(
             {"window": self.window, "norms": self._norms, "bad": self._first_bad}
         )
@@ -137,9 +139,9 @@ class Learner:
         self.backend.finish()
         # Two reads in a row have no step between them.
         count = steps or float("nan")
-        means = {name: total / count for name, total in zip(self.names, sums, strict=False)}
+        means = {name: total / count for name, total in zip(self._names, sums, strict=False)}
         bad = int(host["bad"])
-        return StepFigures(means, int(steps), last, largest, smallest, int(skipped), bad or None)
+        return StepMetrics(means, int(steps), last, largest, smallest, int(skipped), bad or None)
 
     def first_bad_step(self) -> int | None:
         """The latch alone: the first step whose loss was not finite."""
@@ -148,17 +150,19 @@ class Learner:
     # -- evaluation ----------------------------------------------------------------------------
     @torch.no_grad()
     def evaluation_step(self, batch: Batch) -> None:
-        """Adds one batch's weighted sums, by the weights `model` holds now."""
-        self._evaluation += self._forward(batch)
+        """Adds one batch's weighted sums, with the model's present weights."""
+        self._evaluation_names, part = self._forward(batch, self._evaluation_names)
+        self._evaluation += part
         self.backend.finish()
 
     def read_evaluation(self) -> dict[str, float]:
-        """The weighted means over all processes; starts the sums anew."""
+        """The weighted means over all ranks; starts the sums anew."""
         totals = self.backend.all_reduce_sum(self._evaluation)
         weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
         self._evaluation.zero_()
         self.backend.finish()
-        return {name: total / weight for name, total in zip(self.names, sums, strict=False)}
+        names = self._evaluation_names
+        return {name: total / weight for name, total in zip(names, sums, strict=False)}
 
     # -- state -----------------------------------------------------------------------------------
     def model_tensors(self) -> dict[str, Tensor]:
@@ -178,8 +182,25 @@ class Learner:
         }
 
 
+def metric_names(outputs: Mapping[str, Tensor], known: list[str]) -> list[str]:
+    """`loss` and the task's other entries, in the order of `known` where it is not empty.
+
+    Raises UsageError where these are other entries than those of the micro-batch before: the sums
+    are added up by position.
+    """
+    names = ["loss", *(name for name in outputs if name not in ("loss", "weight"))]
+    if known and set(names) != set(known):
+        raise UsageError(
+            f"the task's loss gave {', '.join(known)} for one micro-batch and {', '.join(names)}"
+            " for another.",
+            "Return the same keys from `loss` for every batch.",
+            id="metric-names",
+        )
+    return known or names
+
+
 def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor) -> Tensor:
-    """(FIGURES,): sum(weight), then sum(weight value) of each entry, then zeros.
+    """(MOST_SUMS,): sum(weight), then sum(weight value) of each entry, then zeros.
 
     Without a `weight` each unmasked row counts 1; a 0-d value is a mean over all that counts.
     """
@@ -195,10 +216,12 @@ def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor
     for name in names:
         value = outputs[name].float()
         sums.append((value * weight).sum() if value.ndim == weight.ndim else value.mean() * total)
-    if len(sums) >= FIGURES:
-        raise ValueError(f"A task's loss may have at most {FIGURES - 1} entries, not {len(sums)}.")
+    if len(sums) >= MOST_SUMS:
+        raise UsageError(
+            f"the task's loss gave {len(sums)} entries.", f"Return at most {MOST_SUMS - 1}."
+        )
     return torch.nn.functional.pad(
-        torch.stack([total.detach(), *sums]), (0, FIGURES - 1 - len(sums))
+        torch.stack([total.detach(), *sums]), (0, MOST_SUMS - 1 - len(sums))
     )
 
 
@@ -217,10 +240,10 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
         task.parameter_groups(prepared, config.weight_decay),
         AdamSettings((config.beta1, config.beta2), task.defaults.adam.eps),
     )
-    average = None
+    ema = None
     if config.ema_decay is not None:
-        average = start_average(backend.parameters(prepared), config.ema_decay, config.ema_every)
-    learner = Learner(task, backend, prepared, optimizer, average, config.clip_norm)
+        ema = start_ema(backend.parameters(prepared), config.ema_decay, config.ema_every)
+    learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.
     backend.finish()
     return learner

@@ -36,7 +36,7 @@ def main(out: str, hw: str) -> None:
     losses, compiled = [], []
     for batch in backend.batches(task.example_batches(ROWS) * 4):
         learner.train_step([batch], lr=1e-3)
-        losses.append(learner.read_figures().values["loss"])
+        losses.append(learner.read_metrics().means["loss"])
         compiled.append(backend.compilations())
     maps = task.example_batches(ROWS)[0]["voltages"].numpy()[:5]
     learner.model.eval()

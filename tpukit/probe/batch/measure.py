@@ -105,7 +105,7 @@ def _next(source: Iterator[Batch], count: int) -> list[Batch]:
 def _step(learner: Learner, config: TrainConfig, batches: list[Batch]) -> None:
     learner.train_step(batches, config.lr)
     # XLA raises only when a value is read.
-    learner.read_figures()
+    learner.read_metrics()
 
 
 def _seconds_per_step(
@@ -117,14 +117,14 @@ def _seconds_per_step(
         learner.train_step(_next(source, accumulate), config.lr)
         steps += 1
         if steps == 1:
-            learner.read_figures()
-    learner.read_figures()
+            learner.read_metrics()
+    learner.read_metrics()
     return (time.monotonic() - started) / steps
 
 
 def _evaluate(learner: Learner, batch: Batch) -> None:
     """An evaluation batch by the EMA weights, as a run validates."""
-    average = learner.average
+    average = learner.ema
     with average.in_place_of_weights(learner.backend) if average else nullcontext():
         learner.model.eval()
         learner.evaluation_step(batch)
@@ -137,7 +137,7 @@ def _copy_checkpoint(learner: Learner, backend: Backend) -> dict[str, int]:
     copies = {
         "parameters": backend.to_host(learner.model_tensors()),
         "optimizer": backend.to_host(learner.optimizer_tensors()),
-        "ema": backend.to_host(learner.average.averages) if learner.average else {},
+        "ema": backend.to_host(learner.ema.weights) if learner.ema else {},
     }
     return {
         kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

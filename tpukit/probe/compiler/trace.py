@@ -178,9 +178,9 @@ def trace_step(
 def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn.Module) -> Learner:
     """The engine's learner, all its tensors replaced by placeholders."""
     learner = build_learner(task, backend, model, config)
-    if learner.average:
+    if learner.ema:
         with backend.placeholders.of_kind("ema"):
-            averages = learner.average.averages
+            averages = learner.ema.weights
             averages.update({n: backend.mesh.zeros_like(v) for n, v in averages.items()})
     for name, value in vars(learner).items():
         if isinstance(value, Tensor):
@@ -200,7 +200,7 @@ def _state(learner: Learner) -> list[Tensor]:
         for value in state.values()
         if isinstance(value, Tensor) and is_on_xla(value)
     ]
-    averages = list(learner.average.averages.values()) if learner.average else []
+    averages = list(learner.ema.weights.values()) if learner.ema else []
     buffers = [b for b in learner.model.buffers() if is_on_xla(b)]
     sums = [value for value in vars(learner).values() if isinstance(value, Tensor)]
     kept = [*parameters, *buffers, *optimizer, *averages, *sums]

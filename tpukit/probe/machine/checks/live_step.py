@@ -46,12 +46,12 @@ def train_one_step(backend: Backend) -> str:
     first = _weights(backend, model)
     for batch in backend.batches([host, host]):
         learner.train_step([batch], lr=1e-2)
-    figures = learner.read_figures()
-    if not math.isfinite(figures.values["loss"]):
-        raise RuntimeError(f"the loss of the first step is {figures.values['loss']}")
+    loss = learner.read_metrics().means["loss"]
+    if not math.isfinite(loss):
+        raise RuntimeError(f"the loss of the first step is {loss}")
     if all(torch.equal(first[name], after) for name, after in _weights(backend, model).items()):
         raise RuntimeError("a training step left every weight as it was")
-    return f"loss {figures.values['loss']:.3g} in {backend.precision}"
+    return f"loss {loss:.3g} in {backend.precision}"
 
 
 def _weights(backend: Backend, model: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,58 @@
+"""Atomic writes: the old content or the new, whatever fails in between."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tpukit.io.files import replacing, replacing_folder, sha256_of, write_file
+
+
+def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
+    path = tmp_path / "values.json"
+    path.write_bytes(b"old")
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_sees_the_old_content_until_the_end(tmp_path):
+    path = tmp_path / "values.json"
+    path.write_bytes(b"old")
+    with replacing(path) as partial:
+        partial.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_an_error_keeps_the_old_file_and_removes_the_partial_one(tmp_path, error):
+    path = tmp_path / "values.json"
+    path.write_bytes(b"old")
+    with pytest.raises(type(error)), replacing(path) as partial:
+        partial.write_bytes(b"half")
+        raise error
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_appears_whole(tmp_path):
+    path = tmp_path / "step-1"
+    (tmp_path / ".step-1.partial").mkdir()
+    (tmp_path / ".step-1.partial" / "leftover").touch()
+    with replacing_folder(path) as partial:
+        (partial / "model").write_bytes(b"weights")
+        assert not path.exists()
+    assert [file.name for file in path.iterdir()] == ["model"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_removes_the_partial_folder(tmp_path):
+    with pytest.raises(RuntimeError), replacing_folder(tmp_path / "step-1") as partial:
+        (partial / "model").touch()
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+
+
+def test_sums_are_sha256(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    assert sha256_of(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()

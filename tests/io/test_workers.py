@@ -1,0 +1,79 @@
+"""Work over several cores: order, errors, killed workers, killed parents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tpukit.errors import JobError
+from tpukit.io.workers import map_completed, map_ordered
+
+
+def work(item: int) -> int:
+    """A square; 3 fails, -1 ends its own process, as the kernel does when memory is short."""
+    if item == 3:
+        raise ValueError("three")
+    if item == -1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2 if item == 0 else 0)
+    return item * item
+
+
+def test_results_come_in_the_order_of_the_items():
+    assert list(map_ordered(work, [0, 5, 6, 7, 8, 9], 2)) == [0, 25, 36, 49, 64, 81]
+
+
+def test_results_come_with_their_items_as_they_are_completed():
+    assert dict(map_completed(work, [0, 5, 6], 2)) == {0: 0, 5: 25, 6: 36}
+
+
+def test_an_error_in_the_function_is_raised_here():
+    with pytest.raises(ValueError, match="three"):
+        list(map_ordered(work, [1, 3], 2))
+
+
+@pytest.mark.parametrize("mapped", [map_ordered, map_completed])
+def test_a_killed_worker_is_a_job_error(mapped):
+    with pytest.raises(JobError) as caught:
+        list(mapped(work, [-1, 1], 1))
+    assert caught.value.id == "worker-died" and "fewer workers" in caught.value.hint
+
+
+PARENT = """
+import os, sys, time
+from tpukit.io.workers import worker_pool
+if __name__ == "__main__":
+    with worker_pool(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 60).result()
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for _ in range(200):
+        if not running(worker):
+            return
+        time.sleep(0.05)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived its parent")
+
+
+def running(process: int) -> bool:
+    """A zombie waits for whoever adopted it to collect it; it does not run."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
