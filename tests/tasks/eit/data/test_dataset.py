@@ -17,7 +17,7 @@ from tpukit.errors import CheckpointError, DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data import packed
 from tpukit.tasks.eit.data.conditioning import voltage_map
-from tpukit.tasks.eit.data.dataset import EITDataset, existing_data_path, open_split
+from tpukit.tasks.eit.data.dataset import existing_data_path, open_split
 from tpukit.tasks.eit.data.normalisation import (
     Normalisation,
     find_normalisation,
@@ -81,13 +81,6 @@ def test_a_sample_is_a_normalised_map_and_its_image(source):
             "voltages": ((1, 16, 16), "float32"),
             "image": ((1, 128, 128), "float32"),
         }
-
-
-def test_voltage_scale_of_real_sets(source):
-    plain = open_split(source, "train")
-    scaled = packed.Samples(plain.samples.ys * 1978, plain.samples.xs)
-    other = EITDataset(scaled, plain.normalisation, voltage_scale=1978)
-    np.testing.assert_allclose(other[3]["voltages"], plain[3]["voltages"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_task_reads_both_splits_and_keeps_the_normalisation(source):

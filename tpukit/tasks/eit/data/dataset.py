@@ -19,20 +19,15 @@ DEFAULT_FOLDER = Path("data")
 class EITDataset:
     """`dataset[i]` is `{"voltages": (1, 16, 16), "image": (1, 128, 128)}`, both float32."""
 
-    def __init__(
-        self, samples: Samples, normalisation: Normalisation, *, voltage_scale: float = 1.0
-    ) -> None:
-        """`voltage_scale` divides the stored voltages: real sets are stored in other units."""
+    def __init__(self, samples: Samples, normalisation: Normalisation) -> None:
         self.samples = samples
         self.normalisation = normalisation
-        self._mean = normalisation.mean * voltage_scale
-        self._std = normalisation.std * voltage_scale
 
     def __len__(self) -> int:
         return len(self.samples.ys)
 
     def __getitem__(self, index: int, /) -> dict[str, NDArray[np.float32]]:
-        maps = voltage_map(self.samples.ys[index], self._mean, self._std)
+        maps = voltage_map(self.samples.ys[index], self.normalisation.mean, self.normalisation.std)
         # torch widens half precision three times as fast as numpy.
         image = torch.from_numpy(np.array(self.samples.xs[index])).float().numpy()
         return {"voltages": maps[None], "image": image[None]}

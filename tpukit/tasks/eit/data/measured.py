@@ -58,12 +58,6 @@ class TestSet:
     real: bool
     electrode_degrees: float = REAL_ELECTRODE_DEGREES
 
-    def head(self, count: int | None) -> TestSet:
-        """The first `count` frames, or all."""
-        xs = None if self.xs is None else self.xs[:count]
-        names = self.names[:count]
-        return TestSet(self.title, names, self.ys[:count], xs, self.real, self.electrode_degrees)
-
 
 def open_test_set(data: str, data_path: Path | None, limit: int | None = None) -> TestSet:
     """The set that `--data` and `--data-path` mean; at most `limit` frames.
