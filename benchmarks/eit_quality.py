@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
 from tpukit.tasks.eit.data.measured import open_test_set
-from tpukit.tasks.eit.evaluation.metrics import METRICS, measure_all, summarise
+from tpukit.tasks.eit.evaluation.metrics import METRICS, mean_with_interval, measure_all
 from tpukit.train.run_folder import versions
 
 WAYS = {
@@ -188,7 +188,7 @@ def table_of(answer: dict[str, Any], regressor: np.ndarray, truth: np.ndarray) -
 
 def intervals(values: dict[str, np.ndarray]) -> dict[str, list[float]]:
     """Each metric's mean and 95 % interval over the images."""
-    found = {name: summarise(of_images) for name, of_images in values.items()}
+    found = {name: mean_with_interval(of_images) for name, of_images in values.items()}
     return {name: [one.mean, one.low, one.high] for name, one in found.items()}
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
-from tpukit.tasks.eit.simulation.forward import drive_currents, forward_model, measure
+from tpukit.tasks.eit.simulation.forward import drive_currents, forward_model, measure_drives
 from tpukit.tasks.eit.simulation.inclusions import draw_inclusions, sigma_on
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
 
@@ -111,7 +111,7 @@ def factorising_solver(model):
             matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
             options={"SymmetricMode": True},
         )  # fmt: skip
-        return measure(factors.solve(right)[nodes:])
+        return measure_drives(factors.solve(right)[nodes:])
 
     return solve
 

@@ -27,16 +27,16 @@ GIB = 2**30
 
 def recomputed_reference(ops: Any) -> Any:
     """The published form, its blocks recomputed."""
-    from tpukit.tasks.eit.model.blocks import Block
+    from tpukit.tasks.eit.model.blocks import ModulatedBlock
     from tpukit.tasks.eit.model.network import SIZES, reference_network
 
-    class RecomputedBlock(Block):
+    class RecomputedBlock(ModulatedBlock):
         def forward(self, x: Any, c: Any) -> Any:
             return ops.recompute(super().forward, x, c)
 
     network = reference_network(SIZES["published"])
     for module in network.modules():
-        if isinstance(module, Block):
+        if isinstance(module, ModulatedBlock):
             module.__class__ = RecomputedBlock
     return network
 

@@ -16,7 +16,7 @@ from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import InterruptedRunError
 
 if TYPE_CHECKING:
-    from tpukit.tasks.eit.simulation.generate import DatasetPlan
+    from tpukit.tasks.eit.simulation.generate_data import DatasetPlan
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -68,7 +68,7 @@ def eit(
     debug: DebugOption = False,
 ) -> None:
     """Simulate an EIT data set; the same command continues a stopped one."""
-    from tpukit.tasks.eit.simulation.generate import DatasetPlan
+    from tpukit.tasks.eit.simulation.generate_data import DatasetPlan
     from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
     settings = SimulationSettings(
@@ -84,7 +84,7 @@ def eit(
 def _simulate(plan: DatasetPlan, workers: int | None, output: Output) -> None:
     from tpukit.io.process import allowed_cores
     from tpukit.io.progress import Progress
-    from tpukit.tasks.eit.simulation.generate import check_plan, make_dataset, missing_chunks
+    from tpukit.tasks.eit.simulation.generate_data import check_plan, make_dataset, missing_chunks
 
     check_plan(plan)
     already = plan.samples - sum(stop - start for start, stop in missing_chunks(plan))

@@ -14,7 +14,7 @@ from tpukit.errors import DataError
 from tpukit.tasks.eit.data.measured import check_units, open_test_set
 from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.evaluation.pictures import draw_grid
-from tpukit.tasks.eit.simulation.generate import DatasetPlan, make_dataset
+from tpukit.tasks.eit.simulation.generate_data import DatasetPlan, make_dataset
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
 METRICS = ("correlation", "rmse", "psnr", "ssim")

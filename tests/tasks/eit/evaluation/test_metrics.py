@@ -10,11 +10,11 @@ from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
 from tpukit.tasks.eit.evaluation.metrics import (
     correlation,
     disk_mask,
+    mean_with_interval,
     measure_all,
     psnr,
     rmse,
     ssim,
-    summarise,
 )
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
 
@@ -62,11 +62,11 @@ def test_ssim_is_that_of_scikit_image(pair):
 
 def test_interval_is_students():
     values = np.random.default_rng(0).normal(0.7, 0.1, 22)
-    found = summarise(values)
+    found = mean_with_interval(values)
     expected = ttest_1samp(values, 0).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert (found.mean, found.samples) == (pytest.approx(values.mean()), 22)
-    assert summarise(values[:1]).low == values[0]
+    assert mean_with_interval(values[:1]).low == values[0]
 
 
 def test_every_metric_of_every_sample(pair):

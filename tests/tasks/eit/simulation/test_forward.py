@@ -6,12 +6,13 @@ from scipy import sparse
 from scipy.sparse.linalg import splu
 
 from tpukit.tasks.eit.data.conditioning import measured_pairs
+from tpukit.tasks.eit.simulation.disk_mesh import disk_mesh
 from tpukit.tasks.eit.simulation.forward import (
     CONTACT_IMPEDANCE,
     CURRENT_AMPERE,
     drive_currents,
     forward_model,
-    measure,
+    measure_drives,
 )
 from tpukit.tasks.eit.simulation.inclusions import (
     draw_inclusions,
@@ -19,7 +20,6 @@ from tpukit.tasks.eit.simulation.inclusions import (
     negative_share,
     sigma_on,
 )
-from tpukit.tasks.eit.simulation.mesh import disk_mesh
 
 
 def concentric(radius, sigma, degrees=10.2, panels=24, harmonics=3000):
@@ -44,7 +44,7 @@ def concentric(radius, sigma, degrees=10.2, panels=24, harmonics=3000):
     matrix[-1, count : count + 16] = 1
     right = np.zeros((count + 17, 16))
     right[count : count + 16] = drive_currents()
-    return measure(np.linalg.solve(matrix, right)[count : count + 16])
+    return measure_drives(np.linalg.solve(matrix, right)[count : count + 16])
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_change_by_sources_on_the_outline_equals_a_full_solve(index):
     nodes = len(model.mesh.nodes)
     right = np.zeros((nodes + 16, 16))
     right[nodes:] = drive_currents()
-    full = measure(np.linalg.solve(model.system(sigma), right)[nodes:]) - model.background
+    full = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:]) - model.background
     assert np.abs(model.change(sigma) - full).max() < 1e-10 * np.abs(full).max()
 
 
@@ -115,7 +115,7 @@ def test_object_under_an_electrode_equals_a_full_solve():
     nodes = len(model.mesh.nodes)
     right = np.zeros((nodes + 16, 16))
     right[nodes:] = drive_currents()
-    full = measure(np.linalg.solve(model.system(sigma), right)[nodes:]) - model.background
+    full = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:]) - model.background
     assert np.abs(model.change(sigma) - full).max() < 1e-10 * np.abs(full).max()
 
 
@@ -172,7 +172,7 @@ def skfem_changes(refinement, samples):
         field = per_triangle.interpolate(sigma)
         stiffness = conduction.assemble(inside, sigma=field) + contact
         system = sparse.bmat([[stiffness, border], [border.T, corner]], format="csc")
-        return measure(splu(system).solve(right)[nodes:])
+        return measure_drives(splu(system).solve(right)[nodes:])
 
     empty = voltages(np.ones(len(mesh.triangles)))
     sigmas = [sigma_on(mesh, draw_inclusions(np.random.default_rng(i), "strong")) for i in samples]

@@ -17,9 +17,9 @@ from scipy.spatial import cKDTree
 
 from tpukit.tasks.eit.data.conditioning import IMAGE_SIZE, VOLTAGES
 from tpukit.tasks.eit.evaluation.metrics import disk_mask
+from tpukit.tasks.eit.simulation.disk_mesh import DiskMesh
 from tpukit.tasks.eit.simulation.forward import forward_model
 from tpukit.tasks.eit.simulation.inclusions import pixel_centres
-from tpukit.tasks.eit.simulation.mesh import DiskMesh
 
 Array = NDArray[np.float64]
 

@@ -16,11 +16,11 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_file
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
-from tpukit.tasks.eit.evaluation.metrics import METRICS, Values, measure_all, summarise
+from tpukit.tasks.eit.evaluation.metrics import METRICS, Values, mean_with_interval, measure_all
 from tpukit.tasks.eit.evaluation.pictures import draw_grid, save_predictions
 from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.model.diffusion import Reconstructions
-from tpukit.tasks.eit.simulation.generate import writing_errors
+from tpukit.tasks.eit.simulation.generate_data import writing_errors
 from tpukit.tasks.eit.task import EITTask, Log
 from tpukit.train.requests import EvaluationRequest
 
@@ -112,7 +112,7 @@ def _report(
         log(f"{frames.title} has no images to compare with: no metrics.")
     else:
         for name, values in measured.items():
-            summary = summarise(values)
+            summary = mean_with_interval(values)
             result["metrics"][name] = summary.mean
             result["intervals"][name] = [summary.low, summary.high]
         _write_table(out / "metrics.csv", frames.names, measured)

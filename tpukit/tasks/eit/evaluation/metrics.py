@@ -101,7 +101,7 @@ class Summary:
     samples: int
 
 
-def summarise(values: Values) -> Summary:
+def mean_with_interval(values: Values) -> Summary:
     """The mean of independent samples with its 95 % interval; one sample has none."""
     count, mean = len(values), float(np.mean(values))
     if count < 2:

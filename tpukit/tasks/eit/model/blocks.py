@@ -148,7 +148,7 @@ class WindowAttention(nn.Module):
         return cells.permute(0, 1, 3, 2, 4, 5).reshape(x.shape)
 
 
-class Block(nn.Module):
+class ModulatedBlock(nn.Module):
     """A transformer block whose norms and branches the condition modulates (adaLN-Zero)."""
 
     def __init__(self, width: int, attention: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tpukit.hardware.backend import ModelOps
 from tpukit.tasks.eit.model.blocks import (
     Attention,
-    Block,
+    ModulatedBlock,
     PatchMerging,
     RMSNorm,
     Upsample,
@@ -60,7 +60,7 @@ def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Te
     return modulated
 
 
-class LeanBlock(Block):
+class LeanBlock(ModulatedBlock):
     """A block recomputed in the backward pass, its attention the hardware's own."""
 
     def __init__(self, width: int, attention: nn.Module, ops: ModelOps) -> None:

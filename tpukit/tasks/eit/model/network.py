@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tpukit.tasks.eit.data.ridge_regression import RidgeFit
 from tpukit.tasks.eit.model.blocks import (
     Attention,
-    Block,
     FinalLayer,
+    ModulatedBlock,
     PatchEmbed,
     PatchMerging,
     TimeEmbedder,
@@ -240,9 +240,9 @@ def reference_network(config: NetworkConfig) -> Network:
     width, heads = config.width, config.heads
 
     def global_block() -> nn.Module:
-        return Block(width, Attention(width, heads))
+        return ModulatedBlock(width, Attention(width, heads))
 
     def window_block() -> nn.Module:
-        return Block(width, WindowAttention(width, heads, config.grid, config.window))
+        return ModulatedBlock(width, WindowAttention(width, heads, config.grid, config.window))
 
     return Network(config, UNet(config, global_block, window_block))

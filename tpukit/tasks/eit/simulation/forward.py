@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 
 from tpukit.tasks.eit.data.conditioning import ELECTRODES, VOLTAGES, measured_pairs
-from tpukit.tasks.eit.simulation.mesh import DiskMesh, disk_mesh
+from tpukit.tasks.eit.simulation.disk_mesh import DiskMesh, disk_mesh
 
 CONTACT_IMPEDANCE = 0.01
 CURRENT_AMPERE = 1e-3
@@ -60,7 +60,7 @@ class ForwardModel:
     def background(self) -> Array:
         """(208,) volts."""
         n = len(self.mesh.nodes)
-        return measure(self.inverse[n:, n:] @ drive_currents())
+        return measure_drives(self.inverse[n:, n:] @ drive_currents())
 
     @cached_property
     def _to_electrodes(self) -> Array:
@@ -100,7 +100,7 @@ class ForwardModel:
         _, _, sources, failed = lapack.dgesv(system, delta @ self.drive_potentials[touched])
         if failed:
             raise np.linalg.LinAlgError("the conductivity leaves a part without contact")
-        return -measure(self._to_electrodes[outline].T @ sources)
+        return -measure_drives(self._to_electrodes[outline].T @ sources)
 
     def _outline(self, sigma: Array) -> NDArray[np.int64]:
         """Nodes whose equation is not the background's times a factor."""
@@ -149,7 +149,7 @@ def drive_currents() -> Array:
     return CURRENT_AMPERE * (into - np.roll(into, 1, axis=0))
 
 
-def measure(potentials: Array) -> Array:
+def measure_drives(potentials: Array) -> Array:
     """(16 electrodes, 16 drives) -> (208,): u(j+1) - u(j), so that the background is positive."""
     flat = potentials.ravel()
     differences: Array = flat[_UPPER] - flat[_LOWER]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.tasks.eit.data.conditioning import IMAGE_SIZE
-from tpukit.tasks.eit.simulation.mesh import DiskMesh
+from tpukit.tasks.eit.simulation.disk_mesh import DiskMesh
 
 Array = NDArray[np.float64]
 Level = Callable[[Array], Array]

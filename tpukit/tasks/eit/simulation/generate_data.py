@@ -71,14 +71,14 @@ class DatasetPlan:
         return self.samples * (BYTES_OF_IMAGE * images + 2048)
 
 
-def split_of(index: int) -> str:
+def split_name(index: int) -> str:
     """80/10/10: of each ten samples the ninth validates and the tenth tests."""
     return SPLITS[max(0, index % 10 - 7)]
 
 
 def sample_path(folder: Path, index: int) -> Path:
     """Where sample `index` lies."""
-    return folder / split_of(index) / f"{index:07d}.npz"
+    return folder / split_name(index) / f"{index:07d}.npz"
 
 
 def make_dataset(
@@ -100,7 +100,7 @@ def make_dataset(
     _write_normalisation(plan)
     counts = dict.fromkeys(SPLITS, 0)
     for index in range(plan.first, plan.first + plan.samples):
-        counts[split_of(index)] += 1
+        counts[split_name(index)] += 1
     seconds = round(time.monotonic() - started, 2)
     return {"samples": plan.samples, **counts, "made": made, "seconds": seconds}
 
@@ -130,7 +130,7 @@ def missing_chunks(plan: DatasetPlan) -> list[Chunk]:
         (start, stop)
         for start, stop in plan.chunks()
         if not _sums_path(plan.journal, start, stop).exists()
-        or any(f"{i:07d}.npz" not in there[split_of(i)] for i in range(start, stop))
+        or any(f"{i:07d}.npz" not in there[split_name(i)] for i in range(start, stop))
     ]
 
 
@@ -239,7 +239,7 @@ def _make_chunk(plan: DatasetPlan, chunk: Chunk) -> None:
     with writing_errors(plan.folder):
         for index in range(*chunk):
             ys = _write_sample(plan, index)
-            if split_of(index) == "train":
+            if split_name(index) == "train":
                 sums.add(ys.astype(np.float64))
         write_file(_sums_path(plan.journal, *chunk), sums.to_bytes(), sync=False)
 

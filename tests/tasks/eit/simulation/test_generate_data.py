@@ -15,12 +15,12 @@ from runs import environment, failure, result, tpukit
 from tpukit.errors import ConfigError, DataError, JobError
 from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.sample_file import read_sample
-from tpukit.tasks.eit.simulation.generate import (
+from tpukit.tasks.eit.simulation.generate_data import (
     ChannelSums,
     DatasetPlan,
     make_dataset,
     merged,
-    split_of,
+    split_name,
 )
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
@@ -296,4 +296,4 @@ def test_a_killed_worker_is_an_error_not_a_hang():
 
 
 def test_splits_by_number():
-    assert [split_of(i) for i in range(10)] == ["train"] * 8 + ["valid", "test"]
+    assert [split_name(i) for i in range(10)] == ["train"] * 8 + ["valid", "test"]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tpukit.tasks.eit.simulation.mesh import disk_mesh
+from tpukit.tasks.eit.simulation.disk_mesh import disk_mesh
 
 
 @pytest.mark.parametrize("degrees", [10.2, 4.0])
