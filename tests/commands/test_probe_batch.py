@@ -1,4 +1,4 @@
-"""probe-batch as people call it: answers, and every way in which there is none."""
+"""probe-batch from the command line: recommendations, and errors of every kind."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def probe(task: str, *arguments: str, **environment: str):
     return tpukit("probe-batch", "--task", f"{TASKS}:{task}", "--json", *arguments, **environment)
 
 
-def answer(result) -> dict:
-    code, out, err = result
+def result(done) -> dict:
+    code, out, err = done
     assert code == 0, err
     return json.loads(out)
 
 
-def error(result, code: int) -> dict:
-    found, out, err = result
+def error(done, code: int) -> dict:
+    found, out, err = done
     assert found == code, err
     assert "Traceback" not in err
     return json.loads(out)["error"]
@@ -58,8 +58,8 @@ def check_both_sides(found: dict) -> None:
 LIMITED = ("--hw", "cpu", "--memory-limit", "1GB")
 
 
-def test_a_limit_is_found_and_a_run_at_the_answer_lives_within_it(tmp_path):
-    found = answer(probe("Hungry", *LIMITED))
+def test_the_largest_batch_under_a_limit_trains_and_a_larger_one_does_not(tmp_path):
+    found = result(probe("Hungry", *LIMITED))
     check_both_sides(found)
     largest = found["largest_batch_per_device"]
     assert found["target"] is None
@@ -70,17 +70,17 @@ def test_a_limit_is_found_and_a_run_at_the_answer_lives_within_it(tmp_path):
     assert "memory" in err
 
 
-def test_what_a_task_takes_to_be_made_does_not_count_against_the_limit():
-    """A run makes its task before the limit counts; so does a trial."""
-    found = answer(probe("Library", "--hw", "cpu", "--memory-limit", "300MB", "--max", "1"))
+def test_memory_of_the_tasks_own_tables_does_not_count_against_the_limit():
+    """A run builds its task before the limit is set; so does a trial."""
+    found = result(probe("Library", "--hw", "cpu", "--memory-limit", "300MB", "--max", "1"))
     assert found["largest_batch_per_device"] == 1
 
 
 @pytest.mark.xla
 def test_batches_sent_ahead_count():
-    """24 rows are 96 MB: one batch would fit into 500 MB, the ones that a run holds do not."""
+    """24 samples are 96 MB: one batch would fit into 500 MB, the ones that a run holds do not."""
     once = ("--hw", "tpu", "--memory-limit", "500MB", "--start", "24", "--max", "24")
-    (first, *_) = answer(probe("Wide", *once, **XLA))["trials"]
+    (first, *_) = result(probe("Wide", *once, **XLA))["trials"]
     assert (first["batch"], first["fits"]) == (24, False)
 
 
@@ -94,7 +94,7 @@ def train_at(rows: int, folder: Path, *limits: str, **environment: str):
 @pytest.mark.slow
 @pytest.mark.xla
 def test_xla_under_a_limit():
-    found = answer(
+    found = result(
         probe("Hungry", "--hw", "tpu", "--memory-limit", "1GB", "--multiple-of", "4", **XLA)
     )
     largest = found["largest_batch_per_device"]
@@ -103,29 +103,29 @@ def test_xla_under_a_limit():
 
 
 @pytest.mark.slow
-def test_a_wanted_batch_gets_its_accumulation():
-    found = answer(probe("Hungry", *LIMITED, "--max", "8", "--global-batch-size", "32"))
+def test_a_global_batch_size_gets_its_accumulation():
+    found = result(probe("Hungry", *LIMITED, "--max", "8", "--global-batch-size", "32"))
     assert found["recommended_global_batch"] == 32
     assert found["recommended_batch_per_device"] * found["accumulate"] == 32
     assert "--accumulate" in found["command"]
 
 
-def test_never_failing_up_to_the_maximum_is_an_answer():
-    found = answer(probe("Hungry", "--hw", "cpu", "--max", "6"))
+def test_every_batch_may_fit_up_to_the_maximum():
+    found = result(probe("Hungry", "--hw", "cpu", "--max", "6"))
     assert found["largest_batch_per_device"] == 6
     assert all(trial["fits"] for trial in found["trials"])
 
 
 def test_a_kill_by_the_system_is_a_batch_that_does_not_fit():
-    found = answer(probe("Killed", "--hw", "cpu", "--set", "bad_rows=6", "--max", "8"))
+    found = result(probe("Killed", "--hw", "cpu", "--set", "bad_rows=6", "--max", "8"))
     assert found["largest_batch_per_device"] == 5
     assert any("SIGKILL" in (trial["error"] or "") for trial in found["trials"])
 
 
 @pytest.mark.slow
-def test_two_processes_are_probed_together_and_one_may_be_killed():
+def test_two_ranks_run_a_trial_together_and_may_be_killed():
     several = ("--hw", "cpu", "--devices", "2", "--max", "6")
-    found = answer(probe("Killed", *several, "--set", "bad_rows=6"))
+    found = result(probe("Killed", *several, "--set", "bad_rows=6"))
     assert found["devices"] == 2
     assert found["largest_batch_per_device"] == 5
     assert found["largest_global_batch"] == 10
@@ -134,7 +134,7 @@ def test_two_processes_are_probed_together_and_one_may_be_killed():
 
 @pytest.mark.slow
 def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
-    found = answer(
+    found = result(
         probe("Hangs", "--hw", "cpu", "--set", "bad_rows=5", "--max", "5", "--time-limit", "40s")
     )
     assert found["largest_batch_per_device"] == 4
@@ -150,7 +150,7 @@ def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
         ("Hungry", ["--memory-limit", "3MB", "--start", "1"], 1, "nothing-fits", "not even 1"),
     ],
 )
-def test_no_answer_is_said_clearly(task, arguments, code, name, says):
+def test_a_trial_that_fails_for_another_reason_is_an_error(task, arguments, code, name, says):
     found = error(probe(task, "--hw", "cpu", *arguments), code)
     assert found["id"] == name
     assert says in found["message"]
@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_nothing_running():
 
 
 def assert_ends(pid: int) -> None:
-    """The process is gone, or dead and waiting to be collected, within a moment."""
+    """The process has ended, or is a zombie, within a moment."""
     for _ in range(100):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return
@@ -230,10 +230,10 @@ def test_killing_the_parent_ends_the_child():
 
 @pytest.mark.plan
 @pytest.mark.xla
-def test_the_compiler_answers_and_remembers(tmp_path):
+def test_the_compilers_reports_are_used_and_cached(tmp_path):
     asked = ("--target", "v5e-8", "--max", "16", "--shard")
     cache = {"TPUKIT_CACHE_DIR": str(tmp_path)}
-    first = answer(probe("Hungry", *asked, **cache))
+    first = result(probe("Hungry", *asked, **cache))
     assert (first["target"], first["devices"]) == ("v5e-8", 8)
     assert first["compiles"] > 0
     assert first["limit_bytes"] == int(15.75 * 2**30)
@@ -241,7 +241,7 @@ def test_the_compiler_answers_and_remembers(tmp_path):
     assert first["collectives"].get("all-reduce", 0) > 0
     assert first["step"]["flops"] > 0 and first["step"]["estimate_seconds"] > 0
     assert first["largest_allocations"]
-    again = answer(probe("Hungry", *asked, **cache))
+    again = result(probe("Hungry", *asked, **cache))
     assert again["compiles"] == 0
     assert again["memory"] == first["memory"]
     assert "--hw tpu" in again["command"]
@@ -265,7 +265,7 @@ def test_an_operation_without_a_gradient_on_xla_does_not_end_the_parent():
 
 
 @pytest.mark.plan
-def test_without_the_plan_extra_the_way_to_it_is_said(tmp_path):
+def test_without_the_plan_extra_the_hint_names_it(tmp_path):
     """A path on which libtpu cannot be found stands in for an environment without it."""
     hide = tmp_path / "sitecustomize.py"
     hide.write_text(

@@ -48,7 +48,7 @@ def compiled(mesh, outputs, split):
 
 
 def recompute():
-    """Four blocks of one linear layer: as they are, recomputed, and recomputed without barriers."""
+    """Four MLP blocks: without activation checkpointing, with it, and with it but no barriers."""
     mesh = DeviceMesh.open(shard=False)
     ops = XlaOps(1, fused=False)
     barrier = xm.optimization_barrier_

@@ -1,4 +1,4 @@
-"""Tasks that use memory by the row, or misbehave in every way a trial may meet."""
+"""Tasks whose memory grows with the batch, and tasks that fail in every way a trial may meet."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Spread(nn.Module):
 
 
 class Library(Hungry):
-    """Takes 600 MB when it is made, as a task's libraries and tables do."""
+    """Takes 600 MB when it is built, as a task's libraries and tables do."""
 
     name = "library"
 
@@ -121,7 +121,7 @@ class Crashes(Hungry):
 
 
 class Killed(Hungry):
-    """Is killed as the system kills when memory runs out."""
+    """Is killed as by the system when memory runs out."""
 
     name = "killed"
 

@@ -119,7 +119,11 @@ class Recommender:
         draft = self._draft()
         if draft == 0:
             return Bracket(high=settings.multiple_of)
-        self._confirm_both(draft, draft + settings.multiple_of)
+        both = [b for b in (draft, draft + settings.multiple_of) if b <= settings.max]
+        self.run(
+            [TrialRequest(batch, effort="full") for batch in both],
+            "the largest and the next one, at the compiler's full effort",
+        )
         return search(self._confirm, replace(settings, start=draft))
 
     def _draft(self) -> int:
@@ -129,39 +133,33 @@ class Recommender:
             return top
         return search(self._try, settings, stretch=self.evaluator.stretch, settle=True).low
 
-    def _confirm_both(self, largest: int, following: int) -> None:
-        """The draft's result and the next batch at the compiler's full effort, side by side."""
-        requests = [
-            TrialRequest(batch, effort="full")
-            for batch in (largest, following)
-            if batch <= self.settings.max and self._confirmed(batch) is None
-        ]
-        if requests:
-            self.run(requests, "the largest and the next one, at the compiler's full effort")
-
-    def _confirmed(self, batch: int) -> Trial | None:
-        """A batch's trial at full effort, if there was one."""
-        return next((t for t in self.trials if t.batch == batch and t.effort == "full"), None)
-
-    def _confirm(self, batch: int, why: str) -> Trial:
-        """A batch at the compiler's full effort."""
-        known = self._confirmed(batch)
-        return known or self.run([TrialRequest(batch, effort="full")], why)[0]
-
     def _try(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch)], why)[0]
 
+    def _confirm(self, batch: int, why: str) -> Trial:
+        return self.run([TrialRequest(batch, effort="full")], why)[0]
+
     def run(self, requests: Sequence[TrialRequest], why: str) -> list[Trial]:
-        """Runs trials, and logs them."""
-        batches = " and ".join(str(request.batch) for request in requests)
-        steps = requests[0].accumulate
-        accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
-        self.log(f"Batch {batches}{accumulation} ({why}) ...")
-        trials = self.evaluator.evaluate(requests)
-        self.trials += trials
-        for trial in trials:
-            self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
-        return trials
+        """The trials of these requests; runs and logs those that there were not yet."""
+        missing = [request for request in requests if self._known(request) is None]
+        if missing:
+            steps = missing[0].accumulate
+            accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
+            batches = " and ".join(str(request.batch) for request in missing)
+            self.log(f"Batch {batches}{accumulation} ({why}) ...")
+            trials = self.evaluator.evaluate(missing)
+            self.trials += trials
+            for trial in trials:
+                self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
+        return [known for request in requests if (known := self._known(request))]
+
+    def _known(self, request: TrialRequest) -> Trial | None:
+        """The last trial that was at least as thorough as this request."""
+        for trial in reversed(self.trials):
+            same = (trial.batch, trial.accumulate) == (request.batch, request.accumulate)
+            if same and (request.effort == "fast" or trial.effort != "fast"):
+                return trial
+        return None
 
     # -- the one to use ------------------------------------------------------------------------
     def _choose(self, largest: int) -> tuple[int, str | None]:
@@ -239,9 +237,7 @@ class Recommender:
                   if per_device % n == 0 and per_device // n <= max(recommended, 1)]  # fmt: skip
         for accumulate in splits[:MOST_ACCUMULATIONS]:
             request = TrialRequest(per_device // accumulate, accumulate)
-            known = [t for t in self.trials
-                     if (t.batch, t.accumulate) == (request.batch, accumulate)]  # fmt: skip
-            trial = known[-1] if known else self.run([request], f"for a global batch of {size}")[0]
+            [trial] = self.run([request], f"for a global batch of {size}")
             if trial.fits and trial.leaves_margin(self.settings.margin):
                 return request.batch, accumulate, None
         return recommended, 1, f"No accumulation that was tried reaches {size} within the margin."

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
-FILE = re.compile(r'^(#loc\d+) = loc\("([^"]*)":(\d+):\d+\)$')
-FRAME = re.compile(r'^(#loc\d+) = loc\("[^"]*"\((#loc\d+)\)\)$')
-CALL = re.compile(r"^(#loc\d+) = loc\(callsite\((#loc\d+) at (#loc\d+)\)\)$")
+FILE = re.compile(r'^(#loc\d+) = loc\("([^"]*)":(\d+):\d+\)$', re.MULTILINE)
+FRAME = re.compile(r'^(#loc\d+) = loc\("[^"]*"\((#loc\d+)\)\)$', re.MULTILINE)
+CALL = re.compile(r"^(#loc\d+) = loc\(callsite\((#loc\d+) at (#loc\d+)\)\)$", re.MULTILINE)
 
 FOREIGN = ("/site-packages/", "/dist-packages/", "/tpukit/train/", "/tpukit/hardware/",
            "/tpukit/probe/", "/lib/python3", "<")  # fmt: skip
@@ -42,48 +42,31 @@ def resolve_places(module: str) -> str:
     frame alone, which is a line of torch. The innermost frame of the model's own is kept instead,
     where there is one (a backward pass runs outside all of them).
     """
-    lines = module.splitlines()
-    files, inner, outer = _definitions(lines)
-    resolved = []
-    for line in lines:
-        match = CALL.match(line)
-        place = _place(match[1], files, inner, outer) if match else None
-        resolved.append(
-            f'{match[1]} = loc("{place.path}":{place.line}:0)' if match and place else line
-        )
-    return "\n".join(resolved)
+    files = {match[1]: Place(match[2], int(match[3])) for match in FILE.finditer(module)}
+    calls = list(CALL.finditer(module))
+    inner = {match[1]: match[2] for match in (*FRAME.finditer(module), *calls)}
+    caller = {match[1]: match[3] for match in calls}
 
+    def resolve(match: re.Match[str]) -> str:
+        place = _place(match[1], files, inner, caller)
+        return f'{match[1]} = loc("{place.path}":{place.line}:0)' if place else match[0]
 
-def _definitions(
-    lines: list[str],
-) -> tuple[dict[str, Place], dict[str, str], dict[str, str]]:
-    """Files by name; each frame's file or each call's inner frame; each call's caller."""
-    files: dict[str, Place] = {}
-    inner: dict[str, str] = {}
-    outer: dict[str, str] = {}
-    for line in lines:
-        if match := FILE.match(line):
-            files[match[1]] = Place(match[2], int(match[3]))
-        elif match := FRAME.match(line):
-            inner[match[1]] = match[2]
-        elif match := CALL.match(line):
-            inner[match[1]], outer[match[1]] = match[2], match[3]
-    return files, inner, outer
+    return CALL.sub(resolve, module)
 
 
 def _place(
-    name: str, files: Mapping[str, Place], inner: Mapping[str, str], outer: Mapping[str, str]
+    name: str, files: Mapping[str, Place], inner: Mapping[str, str], caller: Mapping[str, str]
 ) -> Place | None:
     """The model's innermost frame of a call stack, else the innermost of all."""
     innermost: Place | None = None
-    at: str | None = name
-    while at is not None:
-        frame = inner[at] if at in outer else at
+    call: str | None = name
+    while call is not None:
+        frame = inner[call] if call in caller else call
         while frame in inner:
             frame = inner[frame]
         place = files.get(frame)
         if place and place.is_the_models:
             return place
         innermost = innermost or place
-        at = outer.get(at)
+        call = caller.get(call)
     return innermost

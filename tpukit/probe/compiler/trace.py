@@ -163,7 +163,7 @@ def trace_step(
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     with no_execution():
         learner.train_step(batches, lr=config.lr)
-        # All micro-batches but the last have the same program.
+        # All micro-batches have the same program; with accumulation, the update has its own.
         training = (*backend.programs[:1], *backend.programs[1:][-1:])
         backend.programs.clear()
         for parameter in learner.model.parameters():
