@@ -107,4 +107,4 @@ def test_a_refusal_lists_allocations():
     [("15.75G", int(15.75 * 2**30)), ("0B", 0), ("1.00T", 2**40), ("5K", 5120)],
 )
 def test_sizes_as_libtpu_writes_them(text, expected):
-    assert hlo.parse_size(text) == expected
+    assert hlo.parse_hbm_size(text) == expected

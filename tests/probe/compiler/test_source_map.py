@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpukit.probe.compiler.source_map import Place, resolve_places
+from tpukit.probe.compiler.source_map import SourceLine, resolve_places
 
 MODULE = """module {
   func.func @main(%arg0: tensor<f32> loc("xla__device_data"(#loc9))) {
@@ -34,7 +34,7 @@ def test_without_a_line_of_the_models_the_innermost_stays():
 
 
 def test_libraries_and_the_engine_are_not_the_model():
-    assert Place("/home/user/model.py", 1).is_the_models
-    assert not Place("/x/tpukit/train/step.py", 1).is_the_models
-    assert not Place("<string>", 1).is_the_models
-    assert Place("/x/tpukit/tasks/eit/blocks.py", 1).is_the_models
+    assert SourceLine("/home/user/model.py", 1).is_model_code
+    assert not SourceLine("/x/tpukit/train/step.py", 1).is_model_code
+    assert not SourceLine("<string>", 1).is_model_code
+    assert SourceLine("/x/tpukit/tasks/eit/blocks.py", 1).is_model_code

@@ -12,10 +12,10 @@ from tpukit.errors import JobError
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.io.units import GIB
-from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, first_line
+from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.batch.worker import MODULE, read_result
 from tpukit.probe.compiler.compile import check_versions
-from tpukit.probe.compiler.source_map import Place
+from tpukit.probe.compiler.source_map import SourceLine
 from tpukit.probe.compiler.targets import Target
 from tpukit.train.config import TrainConfig
 
@@ -199,7 +199,7 @@ def can_compile_two() -> bool:
     return len(os.sched_getaffinity(0)) >= CORES_FOR_TWO and enough_memory
 
 
-def crash_place(output: str) -> Place | None:
+def crash_place(output: str) -> SourceLine | None:
     """The model's line in the stack that Python writes when its process crashes."""
     _, found, stack = output.rpartition("Fatal Python error:")
     if not found:
@@ -208,8 +208,8 @@ def crash_place(output: str) -> Place | None:
         parts = line.strip().split('"')
         if len(parts) == 3 and parts[0] == "File ":
             number = parts[2].split("line ")[-1].split(" ")[0]
-            place = Place(parts[1], int(number) if number.isdigit() else 0)
-            if place.is_the_models:
+            place = SourceLine(parts[1], int(number) if number.isdigit() else 0)
+            if place.is_model_code:
                 return place
     return None
 
@@ -218,4 +218,4 @@ def last_message(output: str) -> str:
     """The last line that a process wrote before any stack."""
     before = output.partition("Fatal Python error:")[0]
     lines = [line.strip() for line in before.splitlines() if line.strip()]
-    return first_line(lines[-1], 200) if lines else ""
+    return summary_line(lines[-1], 200) if lines else ""

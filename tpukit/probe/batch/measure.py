@@ -30,7 +30,9 @@ RUN_BYTES = 40 * 2**20
 """What a run's DataLoader, progress bar and their threads take: up to 38 MB were seen."""
 
 
-def measure(task: Task, config: TrainConfig, backend: Backend, request: TrialRequest) -> Trial:
+def measure_trial(
+    task: Task, config: TrainConfig, backend: Backend, request: TrialRequest
+) -> Trial:
     """Trains, evaluates and copies a checkpoint as a run would.
 
     Raises whatever the hardware raises when memory runs out.

@@ -142,7 +142,7 @@ def memory_by_kind(used: int, program: int, resident: Mapping[str, int]) -> dict
     return {**kinds, "temporaries": temporaries, "program": program}
 
 
-def first_line(text: str, width: int = 300) -> str:
+def summary_line(text: str, width: int = 300) -> str:
     """The first line that is not blank, cut to a width."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -26,7 +26,7 @@ from tpukit.errors import JobError, TpukitError, UsageError
 from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.io.files import write_file
 from tpukit.io.process import die_with_parent
-from tpukit.probe.batch.trial import Trial, TrialRequest, TrialSetup, first_line
+from tpukit.probe.batch.trial import Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.compiler.source_map import model_frame
 
@@ -87,7 +87,7 @@ class TrialRunner:
 
     def _measure(self, request: TrialRequest) -> Trial:
         from tpukit.hardware.select import open_backend
-        from tpukit.probe.batch.measure import measure
+        from tpukit.probe.batch.measure import measure_trial
         from tpukit.train.task import PlanSettings
 
         # As in a run: memory that the task's libraries take comes before a limit on memory.
@@ -95,7 +95,7 @@ class TrialRunner:
         task.probe_batches(PlanSettings(1, 1, 1, 0))
         backend = open_backend(self.setup.config)
         try:
-            return measure(task, self.setup.config, backend, request)
+            return measure_trial(task, self.setup.config, backend, request)
         finally:
             backend.close()
 
@@ -112,7 +112,7 @@ class TrialRunner:
             fits=False,
             used_bytes=requested,
             limit_bytes=limit or self.setup.config.memory_limit,
-            error=first_line(str(error) or type(error).__name__),
+            error=summary_line(str(error) or type(error).__name__),
             accumulate=request.accumulate,
         )
 
@@ -122,7 +122,7 @@ def _error_fields(error: Exception, request: TrialRequest) -> dict[str, Any]:
     if not isinstance(error, TpukitError):
         frame = model_frame(error)
         where = f" ({frame.filename}:{frame.lineno})" if frame else ""
-        cause = f"{type(error).__name__}: {first_line(str(error))}{where}"
+        cause = f"{type(error).__name__}: {summary_line(str(error))}{where}"
         error = JobError(
             f"the task failed at batch {request.batch}, not for lack of memory: {cause}",
             "Fix the task; --debug shows more of a training command's error.",

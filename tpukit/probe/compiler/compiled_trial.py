@@ -11,7 +11,7 @@ from tpukit.hardware.options import Precision
 from tpukit.hardware.out_of_memory import is_out_of_memory_text
 from tpukit.io.cache import cache_folder
 from tpukit.io.units import GIB
-from tpukit.probe.batch.trial import Effort, Trial, TrialRequest, first_line, memory_by_kind
+from tpukit.probe.batch.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.compile import (
     CompilerRefusedError,
@@ -80,13 +80,13 @@ class CachedCompiler:
             text = str(error)
             if not is_out_of_memory_text(text):
                 raise JobError(
-                    f"the TPU compiler does not compile the step: {first_line(text)}",
+                    f"the TPU compiler does not compile the step: {summary_line(text)}",
                     "This is not a lack of memory: try a smaller model to find the operation.",
                     id="task-failed",
                 ) from error
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
             return ProgramReport(
-                refusal=first_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
+                refusal=summary_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
             )
 
 

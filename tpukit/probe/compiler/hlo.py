@@ -226,7 +226,7 @@ def requested_and_limit(text: str) -> tuple[int | None, int | None]:
     """Bytes requested and available, from an out-of-memory message of a TPU or its compiler."""
     for pattern in (USED_OF, EXCEEDS):
         if match := pattern.search(text):
-            return parse_size(match[1]), parse_size(match[2])
+            return parse_hbm_size(match[1]), parse_hbm_size(match[2])
     if match := ONE_BUFFER.search(text):
         # One buffer alone; everything together is more.
         return int(match[1]), int(match[2])
@@ -240,11 +240,11 @@ def listed_allocations(text: str) -> list[Allocation]:
         place = f"{match['path']}:{match['line']}" if match["path"] else None
         shape = re.sub(r"\{[^}]*\}", "", match["shape"]).strip()
         operator = match["operator"] or "?"
-        found.append(Allocation(parse_size(match["size"]), shape, operator, place))
+        found.append(Allocation(parse_hbm_size(match["size"]), shape, operator, place))
     return found
 
 
-def parse_size(text: str) -> int:
+def parse_hbm_size(text: str) -> int:
     """Bytes in libtpu's `16.42G`, `692.56M`, `180.59M`, `0B`."""
     match = re.match(r"([0-9.]+)\s*([KMGT]?)i?B?$", text.strip())
     if not match:

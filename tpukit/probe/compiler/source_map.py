@@ -16,14 +16,14 @@ FOREIGN = ("/site-packages/", "/dist-packages/", "/tpukit/train/", "/tpukit/hard
 """Parts of paths that are not the model: libraries and the engine around it."""
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source."""
 
     path: str
     line: int
 
     @property
-    def is_the_models(self) -> bool:
+    def is_model_code(self) -> bool:
         """Whether it is neither a library's nor the engine's."""
         return not any(part in self.path for part in FOREIGN)
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 def model_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The model's innermost frame in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = (f for f in reversed(frames) if Place(f.filename, f.lineno or 0).is_the_models)
+    own = (f for f in reversed(frames) if SourceLine(f.filename, f.lineno or 0).is_model_code)
     return next(own, None)
 
 
@@ -42,7 +42,7 @@ def resolve_places(module: str) -> str:
     frame alone, which is a line of torch. The innermost frame of the model's own is kept instead,
     where there is one (a backward pass runs outside all of them).
     """
-    files = {match[1]: Place(match[2], int(match[3])) for match in FILE.finditer(module)}
+    files = {match[1]: SourceLine(match[2], int(match[3])) for match in FILE.finditer(module)}
     calls = list(CALL.finditer(module))
     inner = {match[1]: match[2] for match in (*FRAME.finditer(module), *calls)}
     caller = {match[1]: match[3] for match in calls}
@@ -55,17 +55,17 @@ def resolve_places(module: str) -> str:
 
 
 def _place(
-    name: str, files: Mapping[str, Place], inner: Mapping[str, str], caller: Mapping[str, str]
-) -> Place | None:
+    name: str, files: Mapping[str, SourceLine], inner: Mapping[str, str], caller: Mapping[str, str]
+) -> SourceLine | None:
     """The model's innermost frame of a call stack, else the innermost of all."""
-    innermost: Place | None = None
+    innermost: SourceLine | None = None
     call: str | None = name
     while call is not None:
         frame = inner[call] if call in caller else call
         while frame in inner:
             frame = inner[frame]
         place = files.get(frame)
-        if place and place.is_the_models:
+        if place and place.is_model_code:
             return place
         innermost = innermost or place
         call = caller.get(call)
