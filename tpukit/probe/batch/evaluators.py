@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
@@ -11,6 +11,7 @@ from typing import Protocol, Self
 from tpukit.errors import JobError
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
 from tpukit.hardware.select import find_kind, rank_count
+from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB
 from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.batch.worker import MODULE, read_result
@@ -35,6 +36,8 @@ CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
 """For two compilations at a time: one keeps about one core busy, and takes 2 to 5 GiB."""
 MEASURED_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 """Default time limits of a trial."""
+CRASH = "Fatal Python error:"
+STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 TRACE_CRASH_HINT = (
     "This is not a lack of memory. Operations that XLA runs on the CPU crash in a trace: write "
     "them with operations that XLA has."
@@ -196,26 +199,19 @@ def can_compile_two() -> bool:
     import psutil
 
     enough_memory = psutil.virtual_memory().available >= MEMORY_FOR_TWO_BYTES
-    return len(os.sched_getaffinity(0)) >= CORES_FOR_TWO and enough_memory
+    return allowed_cores() >= CORES_FOR_TWO and enough_memory
 
 
 def crash_place(output: str) -> SourceLine | None:
     """The model's line in the stack that Python writes when its process crashes."""
-    _, found, stack = output.rpartition("Fatal Python error:")
-    if not found:
-        return None
-    for line in stack.splitlines():
-        parts = line.strip().split('"')
-        if len(parts) == 3 and parts[0] == "File ":
-            number = parts[2].split("line ")[-1].split(" ")[0]
-            place = SourceLine(parts[1], int(number) if number.isdigit() else 0)
-            if place.is_model_code:
-                return place
-    return None
+    _, found, stack = output.rpartition(CRASH)
+    frames = STACK_FRAME.finditer(stack) if found else ()
+    lines = (SourceLine(frame[1], int(frame[2])) for frame in frames)
+    return next((line for line in lines if line.is_model_code), None)
 
 
 def last_message(output: str) -> str:
     """The last line that a process wrote before any stack."""
-    before = output.partition("Fatal Python error:")[0]
+    before = output.partition(CRASH)[0]
     lines = [line.strip() for line in before.splitlines() if line.strip()]
     return summary_line(lines[-1], 200) if lines else ""
