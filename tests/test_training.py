@@ -164,9 +164,9 @@ def test_accumulation_is_exact_with_weights(tmp_path):
     task = TINY.replace(":Tiny", ":Weighted")
     arguments = ["train", "--task", task, "--hw", "cpu", "--max-steps", "5", "--log-every", "1"]
     losses = []
-    for micro_steps in ("1", "8"):
-        run = tmp_path / micro_steps
-        result(tpukit(*arguments, "--results-dir", run, "--accumulate", micro_steps, "--json"))
+    for micro_batches in ("1", "8"):
+        run = tmp_path / micro_batches
+        result(tpukit(*arguments, "--results-dir", run, "--accumulate", micro_batches, "--json"))
         losses.append([row["loss"] for row in metrics(run) if row["kind"] == "train"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     difference = relative_difference(parameters(tmp_path / "1"), parameters(tmp_path / "8"))

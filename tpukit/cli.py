@@ -22,7 +22,7 @@ SIGNAL_BASE = 128
 
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
-    "probe-batch": "Find the batch that fits: measured here, or asked of the TPU compiler.",
+    "probe-batch": "Find the largest batch size: measured here, or by the TPU compiler.",
     "train": "Train EIT diffusion, or a task of your own.",
     "test": "Evaluate a run: metrics, baselines and pictures.",
     "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
@@ -67,14 +67,14 @@ def load_command(name: str) -> Any:
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
-    rich_markup_mode=None,  # a short list needs no boxes, and rich takes longer than all the rest
+    rich_markup_mode=None,  # importing rich takes longer than everything else
     help="Train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"tpukit {__version__}")
         raise typer.Exit
 

@@ -5,10 +5,10 @@ TpukitError                 message, hint, id; exit code 1
 │   ├── ConfigError         an option or a config file
 │   ├── DataError           a data set, a file in it, a field of it
 │   ├── CheckpointError     a run folder or a checkpoint that cannot be used
-│   └── HardwareError       hardware that is not there, or cannot do what was asked
+│   └── HardwareError       hardware that is missing or lacks what was requested
 ├── JobError                the job itself failed
 │   ├── NonFiniteLossError  the loss became NaN or infinite
-│   └── OutOfMemoryError    the device (or the limit set on it) is too small
+│   └── OutOfMemoryError    the memory of the device, or the limit on it, is too small
 ├── CheckFailedError        a check of `doctor` failed
 └── InterruptedRunError     stopped by a signal, its checkpoint written; exit code 130 or 143
 
@@ -60,7 +60,7 @@ class CheckpointError(UsageError):
 
 
 class HardwareError(UsageError):
-    """Hardware that was asked for and is not there, or cannot do what was asked."""
+    """Hardware that is missing, or lacks what was requested."""
 
     default_id = "hardware"
 
@@ -78,7 +78,7 @@ class NonFiniteLossError(JobError):
 
 
 class OutOfMemoryError(JobError):
-    """The device, or the limit set on it, is too small."""
+    """The memory of the device, or the limit on it, is too small."""
 
     default_id = "out-of-memory"
 
@@ -90,7 +90,7 @@ class CheckFailedError(TpukitError):
 
 
 class InterruptedRunError(TpukitError):
-    """Stopped by a signal; what was reached is in a checkpoint."""
+    """Stopped by a signal; its checkpoint is written."""
 
     default_id = "interrupted"
 

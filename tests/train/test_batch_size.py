@@ -1,4 +1,4 @@
-"""Cutting a global batch over devices and micro-steps."""
+"""Splitting a global batch over devices and micro-batches."""
 
 from __future__ import annotations
 

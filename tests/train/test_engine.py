@@ -37,11 +37,11 @@ def silent(message):
     pass
 
 
-def test_gradients_cross_processes_once_a_step(request_for):
+def test_gradients_are_reduced_once_a_step(request_for):
     backend = FakeBackend()
     train(request_for(accumulate=4, max_steps=1), backend, silent)
-    micro_steps = [call for call in backend.calls if call.startswith("micro_batch")]
-    assert micro_steps == [
+    micro_batches = [call for call in backend.calls if call.startswith("micro_batch")]
+    assert micro_batches == [
         "micro_batch(first=True, last=False)",
         "micro_batch(first=False, last=False)",
         "micro_batch(first=False, last=False)",
@@ -70,7 +70,7 @@ def test_validation_counts_every_sample_once(request_for):
     assert told[-1] == pytest.approx(expected, rel=1e-5)
 
 
-def test_averaged_weights_follow_their_formula(request_for):
+def test_ema_weights_follow_their_formula(request_for):
     backend = FakeBackend()
     task = Tiny()
     learner = build_learner(task, backend, task.build_model(backend),
@@ -205,3 +205,9 @@ def test_a_lost_digest_is_an_error(request_for):
     train(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
     with pytest.raises(ConfigError, match="data was 'a', now None"):
         train(request_for(with_digest(None)), FakeBackend(), silent)
+
+
+@pytest.mark.parametrize("removed", ["artifacts", "restore_artifacts"])
+def test_members_of_earlier_versions_name_their_successors(removed):
+    with pytest.raises(TypeError, match=rf"Old\.{removed} is no longer called: .*artifacts"):
+        type("Old", (Tiny,), {removed: lambda self, *arguments: {}})

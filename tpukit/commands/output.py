@@ -17,7 +17,7 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback o
 
 
 class Output:
-    """Where a command's answer goes.
+    """Standard output of a command.
 
     With `as_json`, standard output is kept for the one object: whatever else is printed there
     (libraries' banners, people's text) goes to standard error from now on.
@@ -39,7 +39,7 @@ class Output:
             )
 
     def hand_over(self) -> None:
-        """Gives standard output back: child processes are going to answer on it."""
+        """Gives standard output back: child processes are going to write to it."""
         if self._stdout is not None:
             os.dup2(self._stdout, 1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpukit.commands.launching import in_all_processes
+from tpukit.commands.launching import in_all_ranks
 from tpukit.commands.output import Output
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import open_backend
@@ -38,7 +38,7 @@ def use_model(
     trained: TrainedTask, use: Use, hardware: HardwareOptions, kind: Kind, output: Output
 ) -> None:
     """Calls `use(model, backend, log)` in every rank and prints the JSON fields of rank 0."""
-    in_all_processes(hardware, kind, output)
+    in_all_ranks(hardware, kind, output)
     backend = open_backend(hardware)
     try:
         log = output.text if backend.is_main else lambda _: None

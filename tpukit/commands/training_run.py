@@ -1,11 +1,11 @@
-"""Running a training from a command: processes, backend, engine, result."""
+"""Running a training from a command: ranks, backend, engine, result."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
-from tpukit.commands.launching import in_all_processes
+from tpukit.commands.launching import in_all_ranks
 from tpukit.commands.options.training import GivenSettings
 from tpukit.commands.output import Output
 from tpukit.commands.probe_batch import plan_for_training
@@ -15,7 +15,7 @@ from tpukit.hardware.select import open_backend, prepare_environment
 def run_training(
     task: str, settings: GivenSettings, default_folder: str, plan: str | None, output: Output
 ) -> Path | None:
-    """Trains, in several processes where needed, and prints the result; the run folder.
+    """Trains, with several ranks where needed, and prints the result; the run folder.
 
     With `plan` it prints the compiler's answer for that TPU instead, and gives None.
     """
@@ -26,7 +26,7 @@ def run_training(
     if plan is not None:
         plan_for_training(request, plan, output)
         return None
-    in_all_processes(hardware, kind, output)
+    in_all_ranks(hardware, kind, output)
     backend = open_backend(hardware)
     try:
         from tpukit.train.run import train

@@ -1,4 +1,4 @@
-"""How a global batch is cut over devices and micro-steps: arithmetic, and errors that help."""
+"""How a global batch is split over devices and micro-batches."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class BatchSplit:
 
     @property
     def micro_rows(self) -> int:
-        """Rows of one micro-step over all devices."""
+        """Rows of one micro-batch over all devices."""
         return self.global_batch_size // self.accumulate
 
     def describe(self) -> str:
         return (
-            f"{self.global_batch_size} = {self.rows_per_device} rows x {self.devices} device(s)"
-            f" x {self.accumulate} micro-step(s)"
+            f"{self.global_batch_size} = {self.rows_per_device} samples x {self.devices} device(s)"
+            f" x {self.accumulate} micro-batch(es)"
         )
 
 
 def split_batch(
     global_batch_size: int, devices: int, accumulate: int | None, most_rows_per_device: int
 ) -> BatchSplit:
-    """The split asked for, or the one with the fewest micro-steps.
+    """The requested split, or the one with the fewest accumulation steps.
 
     Raises ConfigError naming the nearest sizes that divide.
     """
@@ -54,7 +54,9 @@ def _require_multiple(size: int, unit: int, devices: int, accumulate: int) -> No
         return
     below, above = size // unit * unit, (size // unit + 1) * unit
     nearest = f"{below} or {above}" if below else f"{above}"
-    parts = f"{devices} device(s)" + (f" x {accumulate} micro-steps" if accumulate > 1 else "")
+    parts = f"{devices} device(s)" + (
+        f" x {accumulate} accumulation steps" if accumulate > 1 else ""
+    )
     raise ConfigError(
         f"--global-batch-size {size} does not divide over {parts}.",
         f"The nearest sizes that do: {nearest}.",

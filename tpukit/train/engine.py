@@ -43,7 +43,6 @@ class RunPlan:
     config: TrainConfig
     total_steps: int
     identity: dict[str, Any]
-    artifacts: dict[str, bytes]
     loading: LoaderSettings
     folder: RunFolder
 
@@ -301,7 +300,7 @@ class Engine:
             best=self.state.best,
             window=backend.to_host({"window": learner.window})["window"].tolist(),
         )
-        return Snapshot(state, tensors, self.plan.artifacts)
+        return Snapshot(state, tensors, self.plan.datasets.artifacts)
 
     def _is_best(self) -> bool:
         loss = self.state.scores.get("valid_loss")

@@ -1,4 +1,4 @@
-"""What stops a run from outside: signals and the time that was given."""
+"""Requests to stop a run: signals and the time limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Set by a signal or by the clock; the engine looks at it between steps.
+    """A request to stop, by a signal or the clock; the engine checks it between steps.
 
-    `deadline` is a `time.monotonic()` stamp. A second signal of the same kind ends at once.
+    `deadline` is a `time.monotonic()` stamp. A second signal raises KeyboardInterrupt.
     """
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -39,7 +39,7 @@ class StopRequest:
 
 @contextmanager
 def listening(stop: StopRequest) -> Iterator[StopRequest]:
-    """Installs the handlers for the context and puts the former ones back."""
+    """Installs the handlers for the context and restores the previous ones."""
     former: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in STOPPING}
     for number in STOPPING:
         signal.signal(number, stop.handle)

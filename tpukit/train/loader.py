@@ -20,12 +20,12 @@ from tpukit.train.task import (
     sample_rng,
 )
 
-# A process whose share holds no sample still computes, on one that counts for nothing.
+# A rank whose share holds no sample still computes, on one that is masked.
 FILLER = SampleKey(VALIDATION_EPOCH, 0)
 
 
 class MicroBatchData(Dataset[Batch]):
-    """Builds the batch of a MicroBatch; runs in a worker process."""
+    """Builds the batch of a MicroBatch; runs in a DataLoader worker."""
 
     def __init__(self, task: Task, data: SampleSource, seed: int) -> None:
         self.task = task
@@ -44,21 +44,19 @@ class MicroBatchData(Dataset[Batch]):
 
 
 class PlannedMicroBatches(Sampler[MicroBatch]):
-    """The micro-batches of steps `start` to `stop` of a plan, this process' share of each."""
+    """This rank's share of the micro-batches of steps `start` to `stop` of a plan."""
 
-    def __init__(
-        self, plan: BatchPlan, start: int, stop: int, process: int, processes: int
-    ) -> None:
+    def __init__(self, plan: BatchPlan, start: int, stop: int, rank: int, world_size: int) -> None:
         self.plan = plan
         self.start = start
         self.stop = stop
-        self.process = process
-        self.processes = processes
+        self.rank = rank
+        self.world_size = world_size
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for step in range(self.start, self.stop):
             for micro in self.plan.step(step):
-                yield micro.share(self.process, self.processes)
+                yield micro.share(self.rank, self.world_size)
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class LoaderSettings:
     workers: int
     seed: int
     start_worker: Callable[[int], None] | None = None
-    """Called in each worker process as it starts."""
+    """Called in each DataLoader worker as it starts."""
 
 
 def make_loader(

@@ -1,4 +1,4 @@
-"""Is this model fit for bf16? One forward and backward pass in each precision, compared."""
+"""Compares a forward and backward pass in bf16 with one in fp32."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PrecisionComparison:
 
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
-    """The verdict in words, on the first training batch. Random state and weights are kept."""
+    """The comparison in words, on the first training batch; random state and weights are kept."""
     from tpukit.train.loader import PlannedMicroBatches, make_loader
 
     backend = learner.backend

@@ -59,7 +59,6 @@ def train(request: TrainingRequest, backend: Backend, log: Callable[[str], None]
         _claim_folder(request, backend, stack, log)
         checkpoint = _find_checkpoint(request, backend, log)
         if checkpoint is not None:
-            request.task.restore_artifacts(checkpoint.artifacts())
             request = replace(request, task=request.task.restore(checkpoint.artifacts()))
         plan = plan_run(request, backend)
         if checkpoint is not None:
@@ -105,7 +104,7 @@ def _import_run(source: Path, folder: RunFolder, log: Callable[[str], None]) -> 
     newest = newest_good(origin.checkpoints, log) if origin.checkpoints.is_dir() else None
     if newest is None:
         raise CheckpointError(
-            f"--resume-from {source}: there is no checkpoint in {origin.checkpoints}.",
+            f"--resume-from {source}: no checkpoint in {origin.checkpoints}.",
             "Give the run folder that holds `checkpoints/`.",
         )
     best = read_pointer(origin.checkpoints / "best")
@@ -221,7 +220,6 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         config=config,
         total_steps=total,
         identity={**_identity(task, config, total), **datasets.identity},
-        artifacts={**task.artifacts(), **datasets.artifacts},
         loading=LoaderSettings(
             workers=backend.loader_workers(config.num_workers),
             seed=config.global_seed,

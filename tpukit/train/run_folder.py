@@ -28,7 +28,7 @@ VERSIONED = ("tpukit", "torch", "torch_xla", "libtpu", "jax", "accelerate", "tim
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps everything."""
+    """The files of a run."""
 
     path: Path
 
@@ -52,7 +52,7 @@ class RunFolder:
         return self.path / "logs" / f"rank-{rank}.txt"
 
     def create(self) -> None:
-        """Makes the folders. Raises UsageError where that is not possible."""
+        """Makes the folders. Raises UsageError where they cannot be written."""
         try:
             for folder in (self.path, self.checkpoints, self.path / "logs"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class RunFolder:
         return self.path / ".lock"
 
     def set_aside(self) -> Path | None:
-        """Renames an old run out of the way; its new path, or None where there was none."""
+        """Renames an old run; its new path, or None where there was none."""
         if not self.config.exists() and not self.checkpoints.exists():
             return None
         number = 1
@@ -114,7 +114,7 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 
 # -- config.toml ---------------------------------------------------------------------------------
 def versions() -> dict[str, str]:
-    """Versions of what decides a run's arithmetic, by metadata (nothing is imported)."""
+    """Versions of the packages that decide a run's arithmetic, read from their metadata."""
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         try:
@@ -161,7 +161,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 # -- a run to use --------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run as `test` and `predict` need it."""
+    """A run as `test` and `predict` use it."""
 
     path: Path
     task: str
@@ -172,11 +172,11 @@ class TrainedRun:
     checkpoint: Checkpoint
 
     def weights(self) -> dict[str, Any]:
-        """The averaged weights where the run kept them, else the trained ones; on the CPU."""
+        """The EMA weights where the run kept them, else the trained ones; on the CPU."""
         return {**self.checkpoint.tensors("model"), **self.checkpoint.tensors("ema")}
 
 
-def open_run(path: Path, tell: Callable[[str], None]) -> TrainedRun:
+def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
     """A run folder's task, configs and best checkpoint (the newest good one if it is damaged).
 
     `path` may also be one checkpoint folder of a run.
@@ -185,10 +185,10 @@ def open_run(path: Path, tell: Callable[[str], None]) -> TrainedRun:
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
     if not folder.path.is_dir():
         raise CheckpointError(
-            f"There is no run folder {path}.", "Train first, or give another one with --run DIR."
+            f"Run folder {path} does not exist.", "Train first, or give another one with --run DIR."
         )
     config = read_config(folder)
-    checkpoint = open_checkpoint(path) if is_checkpoint else _best_checkpoint(folder, tell)
+    checkpoint = open_checkpoint(path) if is_checkpoint else _best_checkpoint(folder, log)
     settings = dict(config.get("task", {}))
     name = str(settings.pop("name", checkpoint.state.task))
     source = settings.pop("source", None)
@@ -196,14 +196,14 @@ def open_run(path: Path, tell: Callable[[str], None]) -> TrainedRun:
     return TrainedRun(folder.path, name, source, settings, train_config, checkpoint)
 
 
-def _best_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Checkpoint:
+def _best_checkpoint(folder: RunFolder, log: Callable[[str], None]) -> Checkpoint:
     best = read_pointer(folder.checkpoints / "best")
     if best is not None:
         try:
             return open_checkpoint(folder.checkpoints / best)
         except CheckpointError as error:
-            tell(f"The best checkpoint is not usable: {error.message}")
-    checkpoint = newest_good(folder.checkpoints, tell)
+            log(f"The best checkpoint is not usable: {error.message}")
+    checkpoint = newest_good(folder.checkpoints, log)
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet.", "Train on, or give another run with --run DIR."

@@ -1,4 +1,4 @@
-"""The one seam for tasks: what is learned.
+"""The protocol of a task: what is learned.
 
 The engine never names a task. A task builds its model and datasets from its own config and turns a
 batch into a loss; everything else has a default in `Task`.
@@ -40,7 +40,7 @@ VALIDATION_EPOCH = 2**31 - 1
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward and backward pass, over all processes until `share` cuts it."""
+    """The samples of one forward and backward pass, over all ranks until `share` cuts it."""
 
     keys: tuple[SampleKey, ...]
     rows: int
@@ -71,7 +71,7 @@ class BatchPlan(Protocol):
         ...
 
     def step(self, step: int) -> Sequence[MicroBatch]:
-        """The micro-batches of optimizer step `step` (from 0), whatever the processes."""
+        """The micro-batches of optimizer step `step` (from 0), whatever the world size."""
         ...
 
 
@@ -81,7 +81,7 @@ class PlanSettings:
 
     global_batch_size: int
     micro_rows: int
-    """Rows of one micro-batch over all processes."""
+    """Rows of one micro-batch over all ranks."""
     devices: int
     """Rows are split over these: every micro-batch's rows are a multiple of it."""
     seed: int
@@ -89,7 +89,7 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class Datasets:
-    """The parts a run reads. `valid` may be None where there is nothing to validate on."""
+    """The data of a run. `valid` is None where there is nothing to validate on."""
 
     train: SampleSource
     valid: SampleSource | None
@@ -106,7 +106,7 @@ class TrainingDefaults:
 
     global_batch_size: int = 64
     rows_per_device: int = 16
-    """Most rows a device takes at once when accumulation is chosen automatically."""
+    """Largest micro-batch of a device where the accumulation steps are chosen automatically."""
     epochs: int | None = 10
     max_steps: int | None = None
     lr: float = 1e-3
@@ -122,7 +122,7 @@ class TrainingDefaults:
 
 @dataclass(frozen=True)
 class Preset:
-    """What a preset means for a task, beside what it means for any."""
+    """What a preset sets for a task, in addition to what it sets for any."""
 
     train: Mapping[str, Any] = field(default_factory=dict)
     """Fields of TrainConfig."""
@@ -130,8 +130,15 @@ class Preset:
     """The task's own options."""
 
 
+REMOVED_MEMBERS = {
+    "artifacts": "return Datasets(train, valid, artifacts) from `datasets`",
+    "restore_artifacts": "define `restore(artifacts)`, which returns a task that uses them",
+}
+"""What a task defined in earlier versions, and what it defines instead."""
+
+
 class Task(ABC):
-    """What is learned. A user's own task subclasses this; see `docs/own_task.md`.
+    """What is learned. A user's own task subclasses this; `docs/own_task.py` is one.
 
     A task's constructor takes keyword arguments that `--set name=value` and the `[task]` table of a
     config file fill; it opens no file and builds no model.
@@ -143,6 +150,12 @@ class Task(ABC):
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """By name: quick, safe, balanced, fast."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for removed, instead in REMOVED_MEMBERS.items():
+            if removed in vars(cls):
+                raise TypeError(f"{cls.__name__}.{removed} is no longer called: {instead}")
 
     # -- what must be given ---------------------------------------------------------------------
     @abstractmethod
@@ -168,13 +181,6 @@ class Task(ABC):
         """Plain values that decide the arithmetic: a resumed run must have the same."""
         return {}
 
-    def artifacts(self) -> dict[str, bytes]:
-        """Small files a run must keep to be used elsewhere (normalisation, tokenizer), by name."""
-        return {}
-
-    def restore_artifacts(self, artifacts: Mapping[str, bytes]) -> None:
-        """Takes back what `artifacts` gave; `test` and `predict` call it before anything else."""
-
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         """A task that uses a run's artifacts instead of what opening the data would give.
 
@@ -186,7 +192,7 @@ class Task(ABC):
         """Sets initial weights that depend on the data: called once, for a new run, on the CPU."""
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
-        """Groups for the optimizer: decay on matrices only, as usual."""
+        """Groups for the optimizer: weight decay on matrices only."""
         trained = [p for p in model.parameters() if p.requires_grad]
         return [
             ParameterGroup([p for p in trained if p.ndim >= 2], weight_decay),
@@ -217,8 +223,11 @@ class Task(ABC):
             )
 
     def example_batches(self, rows: int) -> list[Batch]:
-        """Made-up host batches of every shape training meets, the costliest first; for probing."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a batch looks like")
+        """Synthetic host batches of each shape that training uses, the costliest first."""
+        raise UsageError(
+            f"task {self.name!r} has no `example_batches`.",
+            "Add `def example_batches(self, rows)` to the task class; docs/own_task.py has one.",
+        )
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""
@@ -229,7 +238,7 @@ class Task(ABC):
         return self
 
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
-        """Further validation metrics (ROUGE on a few samples); a costly one bounds itself."""
+        """Further validation metrics (ROUGE on a few samples); costly ones limit their samples."""
         return {}
 
     # -- a trained run ----------------------------------------------------------------------------
@@ -289,7 +298,7 @@ class Task(ABC):
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
     """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`."""
     filled = [dict(sample) for sample in (*samples, *([samples[-1]] * (rows - len(samples))))]
-    # In a loading process it stacks straight into the memory that both processes see.
+    # In a DataLoader worker it stacks straight into shared memory.
     batch: Batch = default_collate(filled)
     mask = torch.zeros(rows)
     mask[: len(samples)] = 1.0

@@ -97,7 +97,7 @@ def predict(tmp_path: Path, *options: object, capsys) -> tuple[int, str]:  # typ
 
 def test_predicting_with_a_run_that_is_missing_or_anothers(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     code, told = predict(tmp_path, "--run", tmp_path / "none", capsys=capsys)
-    assert code == 2 and "There is no run folder" in told
+    assert code == 2 and "Run folder" in told and "does not exist" in told
     (tmp_path / "empty").mkdir()
     code, told = predict(tmp_path, "--run", tmp_path / "empty", capsys=capsys)
     assert code == 2 and "no config.toml" in told

@@ -123,7 +123,7 @@ def slow(*values):
     [
         (["--data", "uef2071"], ["uef2071", "Did you mean uef2017?"]),
         (["--data", "ktc2023", "--data-path", "RUN"], ["No .npz files", "test2023"]),
-        slow(["--run", "nowhere"], ["no run folder nowhere"]),
+        slow(["--run", "nowhere"], ["Run folder nowhere does not exist"]),
         (["--checkpoint", "nowhere.pt"], ["nowhere.pt"]),
         slow(["--checkpoint", "a", "--run", "b"], ["--run and --checkpoint"]),
         slow(["--hw", "gpo"], ["gpo", "gpu"]),
