@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.hardware.select import open_backend
 
 

@@ -17,6 +17,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tpukit.io.process import allowed_cores
+
 _MOST_BYTES = 1 << 20
 
 
@@ -89,7 +91,7 @@ class RealHost:
         self.python = "{}.{}.{}".format(*sys.version_info[:3])
         uname = os.uname()
         self.system = f"{uname.sysname}-{uname.machine}"
-        self.cores = _cores()
+        self.cores = allowed_cores()
         self.process = os.getpid()
 
     def read(self, path: str) -> str | None:
@@ -196,10 +198,3 @@ def _output(child: subprocess.Popen[bytes], seconds: float) -> str | None:
             child.returncode = -signal.SIGKILL
         return None
     return output.decode("utf-8", errors="replace") if child.returncode == 0 else None
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):
-        return os.cpu_count() or 1

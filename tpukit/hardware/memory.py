@@ -1,8 +1,9 @@
-"""Memory of a process and of its device: usage, peak, and a limit that is enforced on CPUs."""
+"""Memory of a process and its device: usage, peak, an enforced limit, out-of-memory errors."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,38 @@ MAPPED_ALONE_BYTES = 2**15
 """Allocations from this size on go back to the system when freed, under a limit."""
 M_MMAP_THRESHOLD = -3
 SECONDS_BETWEEN_SAMPLES = 0.005
+OUT_OF_MEMORY_TEXTS = (
+    # XLA and libtpu
+    r"RESOURCE_EXHAUSTED",
+    r"Ran out of memory in memory space",
+    r"Allocation .*would exceed memory",
+    r"exceeds available HBM",
+    r"Used \S+ of \S+ \w+\. Exceeded \w+ capacity",
+    r"Attempting to (?:reserve|allocate) \S+.*That was not possible",
+    r"Out of memory allocating \d+ bytes",
+    r"Error allocating device buffer",
+    # CUDA
+    r"CUDA out of memory",
+    r"CUDA error: out of memory",
+    r"CUBLAS_STATUS_ALLOC_FAILED",
+    r"CUDA driver error: out of memory",
+    # accelerate, after the smallest batch failed too
+    r"No executable batch size found",
+    # torch and numpy on the host
+    r"can't allocate memory",
+    r"not enough memory: you tried to allocate",
+    r"std::bad_alloc",
+    r"Cannot allocate memory",
+    r"Unable to allocate .* for an array",
+)
+TEXTS_UNDER_LIMIT = (
+    "can't start new thread",
+    "failed to map segment",
+    "unable to mmap",
+    "Resource temporarily unavailable",
+)
+"""Further texts under a memory limit, where a thread's stack or a mapping does not fit."""
+_PATTERN = re.compile("|".join(OUT_OF_MEMORY_TEXTS), re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -137,3 +170,25 @@ def _status(field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     return 0
+
+
+# -- out of memory: recognised by its text, as the exception's class varies ---------------------
+def is_out_of_memory_text(text: str) -> bool:
+    """Whether a failure's text says that memory ran out."""
+    return _PATTERN.search(text) is not None
+
+
+def is_out_of_memory(error: BaseException, *, limited: bool = False) -> bool:
+    """Whether this error, or what it was raised from, says that memory ran out.
+
+    limited: a memory limit was set on the process, under which libraries fail in odd places.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        is_named = isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError"
+        if is_named or is_out_of_memory_text(str(seen)):
+            return True
+        if limited and any(text in str(seen) for text in TEXTS_UNDER_LIMIT):
+            return True
+        seen = seen.__cause__
+    return False

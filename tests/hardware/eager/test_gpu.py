@@ -8,8 +8,8 @@ from hardware_run import Net, train
 from runs import relative_difference
 
 from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.out_of_memory import is_out_of_memory
 from tpukit.hardware.select import open_backend
 
 pytestmark = [

@@ -16,7 +16,7 @@ from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import SingleProcess
 from tpukit.hardware.eager.grad_scaling import ScaledUpdate
 from tpukit.hardware.fake import FakeBackend
-from tpukit.hardware.out_of_memory import is_out_of_memory, is_out_of_memory_text
+from tpukit.hardware.memory import is_out_of_memory, is_out_of_memory_text
 
 
 def torch_own_loop():

@@ -11,7 +11,7 @@ import pytest
 from known_logs import LOGS, TB
 
 from tpukit.errors import DataError
-from tpukit.hardware.out_of_memory import is_out_of_memory_text
+from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.knowledge.error_table import known_errors, read_known_errors
 from tpukit.probe.logs.explain import unpack
 from tpukit.probe.logs.log_text import clean_lines

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from tpukit.hardware.out_of_memory import is_out_of_memory_text
+from tpukit.hardware.memory import is_out_of_memory_text
 
 OUTPUT_KEPT = 20_000
 """Bytes of a child's last output that are read when it dies."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpukit.errors import JobError, TpukitError, UsageError
-from tpukit.hardware.out_of_memory import is_out_of_memory
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
 from tpukit.io.process import die_with_parent
 from tpukit.probe.batch.trial import Trial, TrialRequest, TrialSetup, summary_line

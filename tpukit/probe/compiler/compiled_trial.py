@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpukit.errors import JobError
+from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.options import Precision
-from tpukit.hardware.out_of_memory import is_out_of_memory_text
 from tpukit.io.cache import cache_folder
 from tpukit.io.units import GIB
 from tpukit.probe.batch.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
