@@ -11,6 +11,8 @@ from runs import environment, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import UsageError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.summarize.evaluation.prediction import _open_journal
 from tpukit.tasks.summarize.evaluation.submission import require_writable
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
@@ -123,6 +125,17 @@ def test_where_out_cannot_be_written(tmp_path: Path) -> None:
         require_writable(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
         require_writable(Path("/proc/submission.csv"))
+
+
+def test_two_predictions_into_one_file(tmp_path: Path) -> None:
+    out, backend = tmp_path / "submission.csv", FakeBackend()
+    with (
+        _open_journal(out, backend),
+        pytest.raises(UsageError, match="Another prediction"),
+        _open_journal(out, backend),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".submission.csv.journal-0"]
 
 
 def test_a_busy_port(tmp_path: Path, train) -> None:  # type: ignore[no-untyped-def]

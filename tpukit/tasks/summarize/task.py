@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
+from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.config import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.tasks.summarize.data.buckets import (
     Bucket,
@@ -51,7 +52,6 @@ from tpukit.tasks.summarize.model.weights import (
     read_pretrained,
     require_vocabulary,
 )
-from tpukit.tasks.summarize.progress import RowProgress
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.restore import load_weights
 from tpukit.train.task import (
@@ -131,14 +131,13 @@ class SummarizeTask(Task):
         return [(part, np.arange(len(part))) for part in (cache, valid)]
 
     def open_cache(self, path: Path) -> TokenCache:
-        with RowProgress(f"Tokenising {path.name}") as progress:
-            cache = open_token_cache(
-                path, self.tokenizer, self.model_config.block_size, progress=progress.update
-            )
+        block_size = self.model_config.block_size
+        with Progress(f"Tokenising {path.name}") as progress:
+            cache = open_token_cache(path, self.tokenizer, block_size, progress=progress)
             if cache.skipped:
-                progress.tell(
+                progress.message(
                     f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out: their"
-                    f" summaries take over 30 % of {self.model_config.block_size} tokens."
+                    f" summaries take over 30 % of {block_size} tokens."
                 )
         return cache
 

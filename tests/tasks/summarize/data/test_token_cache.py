@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tpukit.errors import DataError
+from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.dialogues import write_dialogues
 from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, PromptFormat
 from tpukit.tasks.summarize.data.samples import split_indices
@@ -55,9 +56,9 @@ def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_
 
 def test_many_processes_write_what_one_writes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     files = write_dialogues(tmp_path, 3000, 0)
-    seen: list[int] = []
-    cache = open_token_cache(files.train, tokenizer, 256, progress=seen.append)
-    assert seen[-1] == 2700 and len(cache) == 2700
+    progress = Progress("Tokenising", enabled=False)
+    cache = open_token_cache(files.train, tokenizer, 256, progress=progress)
+    assert progress.done == 2700 and len(cache) == 2700
     formats = PromptFormat(tokenizer, 256)
     from tpukit.tasks.summarize.data.csv_file import read_rows
 
@@ -96,14 +97,16 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     )
     child = subprocess.Popen([sys.executable, "-c", code])
     folder = Path(os.environ["TPUKIT_CACHE_DIR"]) / "tokens"
-    while child.poll() is None and not any(p.stat().st_size > 5000 for p in folder.glob("*.part")):
+    while child.poll() is None and not any(
+        p.stat().st_size > 5000 for p in folder.glob(".*.partial")
+    ):
         time.sleep(0.005)
     killed = child.poll() is None
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert killed and not list(folder.glob("*.tokens"))
     assert len(open_token_cache(files.train, tokenizer, 256)) == 18_000
-    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob(".*.partial"))
 
 
 def test_the_split_is_seeded_and_covers_all(tmp_path: Path, tokenizer: Tokenizer) -> None:

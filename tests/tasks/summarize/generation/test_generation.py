@@ -14,7 +14,6 @@ from tpukit.tasks.summarize.generation.generate import (
     Decoding,
     Prompt,
     SlotGenerator,
-    in_chunks,
     plan_generation,
     sample,
 )
@@ -59,9 +58,7 @@ def generate(model, prompts, decoding, *, slots=4, devices=1):  # type: ignore[n
     generator = (BeamGenerator if decoding.num_beams > 1 else SlotGenerator)(
         model, backend, plan, decoding, VOCABULARY, END
     )
-    return {
-        row: tokens for _, done in in_chunks(generator, plan, 0, 1) for row, tokens in done.items()
-    }
+    return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
 
 
 def theirs_one_by_one(model, prompts, **options):  # type: ignore[no-untyped-def]

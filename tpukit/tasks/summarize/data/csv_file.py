@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import difflib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from tpukit.errors import DataError
+from tpukit.io.files import replacing
 
 KNOWN_COLUMNS = ("id", "dialogue", "summary")
 LARGEST_FIELD_BYTES = 64 * 2**20
@@ -56,6 +57,14 @@ def read_rows(
         raise DataError(
             f"{path} has no rows below its header.", "Give a file with at least one dialogue."
         )
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes a CSV file atomically, quoted where needed."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
 
 
 def extra_columns(path: Path) -> list[str]:

@@ -7,9 +7,7 @@ is what there is to learn.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import os
 import random
 import re
 import tomllib
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.data.csv_file import write_table
 
 Part = Literal["train", "test"]
 
@@ -164,9 +163,10 @@ def write_dialogues(out: Path, n: int, seed: int) -> DialogueFiles:
     paths = [out / name for name in ("train.csv", "test.csv", "test_references.csv")]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _write_csv(paths[0], ("id", "dialogue", "summary"), _rows(seed, "train", train_rows))
-        _write_csv(paths[1], ("id", "dialogue"), _rows(seed, "test", test_rows))
-        _write_csv(paths[2], ("id", "summary"), _rows(seed, "test", test_rows))
+        write_table(paths[0], ("id", "dialogue", "summary"), _rows(seed, "train", train_rows))
+        tests = list(_rows(seed, "test", test_rows))
+        write_table(paths[1], ("id", "dialogue"), ((row[0], row[1]) for row in tests))
+        write_table(paths[2], ("id", "summary"), ((row[0], row[2]) for row in tests))
     except OSError as error:
         raise DataError(
             f"Cannot write the dialogues to {out}: {error.strerror or error}.",
@@ -175,23 +175,7 @@ def write_dialogues(out: Path, n: int, seed: int) -> DialogueFiles:
     return DialogueFiles(paths[0], paths[1], paths[2], train_rows, test_rows)
 
 
-def _rows(seed: int, part: Part, count: int) -> Iterator[dict[str, str]]:
+def _rows(seed: int, part: Part, count: int) -> Iterator[tuple[str, str, str]]:
     for index in range(count):
         sample = make_dialogue(seed, part, index)
-        row_id = f"{part}-{seed}-{index:07d}"
-        yield {"id": row_id, "dialogue": sample.dialogue, "summary": sample.summary}
-
-
-def _write_csv(path: Path, columns: tuple[str, ...], rows: Iterator[dict[str, str]]) -> None:
-    """Written beside and renamed: the file appears whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        yield f"{part}-{seed}-{index:07d}", sample.dialogue, sample.summary

@@ -6,24 +6,27 @@ sample where it starts (one more for the end), how many targets it has, and its 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from tpukit.errors import DataError
+from tpukit.io.cache import cache_folder
+from tpukit.io.files import replacing, sha256_of
+from tpukit.io.lock import exclusive
+from tpukit.io.process import allowed_cores
+from tpukit.io.progress import Progress
+from tpukit.io.workers import map_ordered
 from tpukit.tasks.summarize.data.buckets import SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
-from tpukit.tasks.summarize.data.encoding_workers import EncodedRow, EncodingWorkers, encode_rows
-from tpukit.tasks.summarize.data.prompt import PromptFormat
+from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -31,20 +34,7 @@ HEADER_BYTES = 4096
 ROWS_A_CHUNK = 500
 CHUNKS_WORTH_WORKERS = 4
 Array = np.ndarray[Any, Any]
-Progress = Callable[[int], None]
-"""Called with the number of rows read so far."""
-
-
-def no_progress(_rows: int) -> None:
-    """Shows nothing."""
-
-
-def cache_folder() -> Path:
-    """`$TPUKIT_CACHE_DIR`, else the user's cache folder."""
-    named = os.environ.get("TPUKIT_CACHE_DIR")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpukit"
+EncodedRow = tuple[int, Example | None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,7 @@ def open_token_cache(
     tokenizer: Tokenizer,
     block_size: int,
     folder: Path | None = None,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
 ) -> TokenCache:
     """The tokens of `csv_path`, built on first use; other processes wait for the one that builds.
 
@@ -96,8 +86,7 @@ def open_token_cache(
     folder = (folder or cache_folder()) / "tokens"
     path = folder / f"{_key(csv_path, tokenizer, block_size)}.tokens"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
+        with exclusive(path.with_suffix(".lock"), wait=True):
             cache = _open(path)
             if cache is None:
                 _build(path, csv_path, PromptFormat(tokenizer, block_size), progress)
@@ -117,19 +106,10 @@ def open_token_cache(
     return cache
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a lock between processes; it dies with its process."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def file_digest(path: Path) -> str:
     """The sha256 of a file. Raises `DataError` where it cannot be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise DataError(
             f"Cannot read {path}: {error.strerror}.",
@@ -177,27 +157,24 @@ def _view(data: Array, start: int, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 # -- building ---------------------------------------------------------------------------------
-def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress) -> None:
-    """Written to one name under the lock, synced, renamed; a leftover is simply overwritten."""
-    beside = path.with_suffix(".part")
+def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress | None) -> None:
+    for leftover in path.parent.glob(f".{path.name}.*.partial"):
+        leftover.unlink()
     dtype = np.uint16 if prompts.tokenizer.vocabulary_size <= 2**16 else np.uint32
-    try:
-        with beside.open("wb") as file:
-            file.write(b"\0" * HEADER_BYTES)
-            header = _write_samples(
-                file, read_rows(csv_path, summaries=True), prompts, dtype, progress
-            )
-            file.seek(0)
-            file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    rows = read_rows(csv_path, summaries=True)
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        file.write(b"\0" * HEADER_BYTES)
+        header = _write_samples(file, rows, prompts, dtype, progress)
+        file.seek(0)
+        file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
 
 
 def _write_samples(
-    file: BinaryIO, rows: Iterable[Row], prompts: PromptFormat, dtype: type, progress: Progress
+    file: BinaryIO,
+    rows: Iterable[Row],
+    prompts: PromptFormat,
+    dtype: type,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     starts, targets, row_numbers = [np.zeros(1, np.int64)], [], []
     done = tokens = 0
@@ -211,7 +188,8 @@ def _write_samples(
             file.write(np.array(example.tokens, dtype).tobytes())
         tokens += int(lengths.sum())
         done += len(chunk)
-        progress(done)
+        if progress is not None:
+            progress.update(done)
     file.write(b"\0" * (-file.tell() % 8))
     for arrays in (starts, targets, row_numbers):
         file.write(np.concatenate(arrays).tobytes())
@@ -226,15 +204,29 @@ def _write_samples(
 
 
 def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[EncodedRow]]:
-    """The rows in order as examples, a chunk at a time, with all cores where it pays."""
+    """The rows in order as examples, a chunk at a time, on all cores where it pays."""
     chunks = _chunks(rows)
     start = list(itertools.islice(chunks, CHUNKS_WORTH_WORKERS))
-    cores = os.cpu_count() or 1
+    chunks, cores = itertools.chain(start, chunks), allowed_cores()
     if len(start) < CHUNKS_WORTH_WORKERS or cores == 1:
-        yield from (encode_rows(prompts, chunk) for chunk in itertools.chain(start, chunks))
-        return
-    with EncodingWorkers(prompts, cores) as workers:
-        yield from workers.encode(itertools.chain(start, chunks))
+        return (_encode(prompts, chunk) for chunk in chunks)
+    tokenizer = prompts.tokenizer.to_bytes()
+    return map_ordered(partial(_encode_in_worker, tokenizer, prompts.block_size), chunks, cores)
+
+
+def _encode(prompts: PromptFormat, rows: list[Row]) -> list[EncodedRow]:
+    """Each row's number and example."""
+    return [(row.number, prompts.example(row.dialogue, row.summary)) for row in rows]
+
+
+def _encode_in_worker(tokenizer: bytes, block_size: int, rows: list[Row]) -> list[EncodedRow]:
+    return _encode(_format_in_worker(tokenizer, block_size), rows)
+
+
+@lru_cache(1)
+def _format_in_worker(tokenizer: bytes, block_size: int) -> PromptFormat:
+    """Made once in a worker: a tokenizer takes longer to build than a chunk to encode."""
+    return PromptFormat(Tokenizer.from_bytes(tokenizer, "the tokenizer"), block_size)
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

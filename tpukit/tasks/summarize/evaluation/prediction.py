@@ -6,7 +6,6 @@ file and a row's draws of (seed, row), so what is computed again comes out the s
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,8 @@ from torch import nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
+from tpukit.io.lock import LockedError, exclusive
+from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
@@ -33,7 +34,6 @@ from tpukit.tasks.summarize.evaluation.submission import (
 )
 from tpukit.tasks.summarize.generation.generate import Decoding, GenerationPlan, Generator, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
-from tpukit.tasks.summarize.progress import RowProgress
 from tpukit.train import requests
 from tpukit.train.run_folder import TrainedRun
 
@@ -160,7 +160,8 @@ def _generate_missing(
     if not backend.any_rank(bool(missing)):
         return
     total = sum(len(plan.chunks[number]) for number in own)
-    with RowProgress(f"Writing summaries ({backend.rank})", total) as progress:
+    done = len(journal.rows)
+    with Progress("Writing summaries", total, done=done, enabled=backend.is_main) as progress:
         for number in missing:
             tokens = generator.run(plan.chunks[number])
             texts = {row: clean_summary(task.tokenizer.decode(t)) for row, t in tokens.items()}
@@ -222,14 +223,15 @@ def _journal_path(out: Path, backend: Backend) -> Path:
 def _open_journal(out: Path, backend: Backend) -> Iterator[IO[bytes]]:
     """The journal, locked: two predictions into one file would mix."""
     path = _journal_path(out, backend)
-    with path.open("ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(
-                f"Another prediction is writing {out}.", "Wait for it, or name another --out."
-            ) from error
-        yield file
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        with exclusive(lock), path.open("ab+") as file:
+            yield file
+            lock.unlink()
+    except LockedError as error:
+        raise UsageError(
+            f"Another prediction is writing {out}.", "Wait for it, or name another --out."
+        ) from error
 
 
 def _key(run: TrainedRun, job: PredictionRequest, backend: Backend, plan: GenerationPlan) -> str:

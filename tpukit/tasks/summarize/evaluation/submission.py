@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tpukit.errors import DataError, UsageError
-from tpukit.tasks.summarize.data.csv_file import read_rows
+from tpukit.tasks.summarize.data.csv_file import read_rows, write_table
 
 COLUMNS = ("id", "summary")
 
@@ -34,22 +33,13 @@ def require_writable(out: Path) -> None:
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A CSV file any reader gets back: quoted where needed, synced, renamed into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Writes a CSV file atomically. Raises `UsageError` where that is not possible."""
     try:
-        with beside.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_table(path, columns, rows)
     except OSError as error:
         raise UsageError(
             f"Cannot write {path}: {error.strerror}.", "Make room, or name another file."
         ) from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def check_against_sample(ids: Sequence[str], sample: Path) -> None:

@@ -7,7 +7,7 @@ is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -318,11 +318,3 @@ def sample(logits: Tensor, uniform: Tensor, decoding: Decoding) -> Tensor:
     place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
     last = (kept > 0).sum(-1) - 1
     return tokens.gather(1, torch.minimum(place, last)[:, None])[:, 0]
-
-
-def in_chunks(
-    generator: Generator, plan: GenerationPlan, process: int, processes: int
-) -> Iterator[tuple[int, dict[int, list[int]]]]:
-    """This process' chunks, each with its number."""
-    for number in range(process, len(plan.chunks), processes):
-        yield number, generator.run(plan.chunks[number])
