@@ -25,12 +25,8 @@ import torch
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
-from tpukit.tasks.summarize.generation.generate import (
-    Decoding,
-    Prompt,
-    SlotGenerator,
-    plan_generation,
-)
+from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
 from tpukit.tasks.summarize.model.gpt2 import GPT2
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
@@ -67,7 +63,7 @@ def make_model(folder: Path):
 def run_tpukit(model: GPT2, prompts: list[Prompt], slots: int, limit: int) -> dict[int, list[int]]:
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
     plan = plan_generation(prompts, slots, 1, 1)
-    generator = SlotGenerator(model, backend, plan, Decoding(limit), VOCABULARY, END)
+    generator = StreamingGenerator(model, backend, plan, Decoding(limit), VOCABULARY, END)
     return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
 
 

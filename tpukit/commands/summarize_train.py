@@ -53,7 +53,7 @@ def summarize_train(
 
 
 def _export(run: Path, folder: Path, output: Output) -> None:
-    from tpukit.tasks.summarize.evaluation.trained import export_run
+    from tpukit.tasks.summarize.export import export_run
 
     export_run(run, folder, output.text)
     output.text(f"Exported to {folder}: transformers loads it.")

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpukit.tasks.summarize.data.dialogues import make_dialogue
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, train_tokenizer
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_choice import train_tokenizer
 
 # transformers imports accelerate, which would take torch_xla's device for every later test.
 with pytest.MonkeyPatch.context() as environment:

@@ -65,11 +65,11 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--model", "gpt5"], "no size"),
+        (["--model", "gpt5"], "invalid size"),
         (["--loss", "fast"], "neither lean nor reference"),
         (["--tokenizer", "nowhere.json"], "No tokenizer at nowhere.json"),
         (["--init", "./nowhere"], "nothing there"),
-        (["--lora-rank", "4", "--set", "lora_targets=wte"], "no matrix"),
+        (["--lora-rank", "4", "--set", "lora_targets=wte"], "not a matrix"),
         (["--set", "bukets=3"], "Did you mean buckets?"),
         (["--global-batch-size", "64"], "larger than the training data"),
     ],
@@ -81,8 +81,8 @@ def test_an_option_that(train, options: list[str], text: str) -> None:  # type: 
 
 def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
     from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+    from tpukit.tasks.summarize.export import export_hugging_face
     from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
-    from tpukit.tasks.summarize.model.weights import export_hugging_face
 
     config = GPT2Config(1, 1, 16, 900, 256)
     bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)

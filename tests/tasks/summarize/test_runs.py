@@ -26,7 +26,7 @@ from runs import (
 from tpukit import cli
 from tpukit.commands.output import Output
 from tpukit.tasks.summarize.data.dialogues import write_dialogues
-from tpukit.tasks.summarize.generation.generate import PREFILL_LENGTHS
+from tpukit.tasks.summarize.generation.decoding import PREFILL_LENGTHS
 
 SMALL = [
     "--model", "2x2x32", "--tokenizer", "train", "--set", "vocabulary_size=400",

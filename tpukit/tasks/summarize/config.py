@@ -71,7 +71,7 @@ class SummarizeConfig:
     max_new_tokens: int = 100
     """Most tokens of a summary at validation."""
     generation_slots: int = 32
-    """Summaries a device writes at a time."""
+    """Batch size of generation on each device."""
 
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""

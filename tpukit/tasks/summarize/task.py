@@ -38,11 +38,15 @@ from tpukit.tasks.summarize.data.token_cache import (
     file_digest,
     open_token_cache,
 )
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, load_tokenizer
-from tpukit.tasks.summarize.data.tokenizer_choice import default_tokenizer, trained_tokenizer
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_choice import (
+    default_tokenizer,
+    load_tokenizer,
+    trained_tokenizer,
+)
 from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
-from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
-from tpukit.tasks.summarize.generation.summaries import clean_summary, summarise
+from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
+from tpukit.tasks.summarize.generation.summaries import clean_summary, generate_summaries
 from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config, PlainOps
 from tpukit.tasks.summarize.model.lora import add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
@@ -82,10 +86,6 @@ class SummarizeTask(Task):
         self.config = SummarizeConfig(**settings)
         self.config.check()
         self.defaults = replace(FINE_TUNING, lr=1e-3) if self.config.from_scratch else FINE_TUNING
-
-    @property
-    def generation_slots(self) -> int:
-        return self.config.generation_slots
 
     # -- data -----------------------------------------------------------------------------------
     @property
@@ -295,9 +295,9 @@ class SummarizeTask(Task):
         return evaluate_run(self, model, backend, request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.summarize.evaluation.prediction import job_of
+        from tpukit.tasks.summarize.evaluation.prediction import checked_job
 
-        job_of(self, request)
+        checked_job(self, request)
 
     def predict(
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
@@ -328,8 +328,8 @@ class SummarizeTask(Task):
         was_training = model.training
         model.eval()
         try:
-            made = summarise(
-                model, backend, prompts, decoding, self.tokenizer, self.generation_slots
+            made = generate_summaries(
+                model, backend, prompts, decoding, self.tokenizer, self.config.generation_slots
             )
         finally:
             model.train(was_training)

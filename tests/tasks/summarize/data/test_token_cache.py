@@ -91,7 +91,7 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     code = (
         "import sys; from pathlib import Path;"
         "from tpukit.tasks.summarize.data.token_cache import open_token_cache;"
-        "from tpukit.tasks.summarize.data.tokenizer import load_tokenizer;"
+        "from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer;"
         f"tokenizer = load_tokenizer({str(tmp_path / 't.tiktoken')!r});"
         f"open_token_cache(Path({str(files.train)!r}), tokenizer, 256)"
     )

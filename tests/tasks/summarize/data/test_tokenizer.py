@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import DataError
-from tpukit.tasks.summarize.data import tokenizer as module
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, load_tokenizer
-from tpukit.tasks.summarize.data.tokenizer_export import tokenizer_json
+from tpukit.tasks.summarize.data import tokenizer_choice as module
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
+from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

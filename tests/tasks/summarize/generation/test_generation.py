@@ -8,16 +8,11 @@ import torch
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.summarize.generation import generate as generation
+from tpukit.tasks.summarize.generation import continuous_batching
+from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
-from tpukit.tasks.summarize.generation.generate import (
-    Decoding,
-    Prompt,
-    SlotGenerator,
-    plan_generation,
-    sample,
-)
-from tpukit.tasks.summarize.generation.slots import Slots
+from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator, sample_tokens
+from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
 from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
@@ -52,10 +47,10 @@ def make_prompts(count: int = 23) -> list[Prompt]:
     ]
 
 
-def generate(model, prompts, decoding, *, slots=4, devices=1):  # type: ignore[no-untyped-def]
+def generate(model, prompts, decoding, *, batch_size=4, devices=1):  # type: ignore[no-untyped-def]
     backend = FakeBackend(devices=devices)
-    plan = plan_generation(prompts, slots, devices, 1)
-    generator = (BeamGenerator if decoding.num_beams > 1 else SlotGenerator)(
+    plan = plan_generation(prompts, batch_size, devices, 1)
+    generator = (BeamGenerator if decoding.num_beams > 1 else StreamingGenerator)(
         model, backend, plan, decoding, VOCABULARY, END
     )
     return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
@@ -92,26 +87,28 @@ def test_beams_equal_transformers(pair, options, devices):  # type: ignore[no-un
     theirs, ours = pair
     prompts = make_prompts(9)
     expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=16, **options)
-    made = generate(ours, prompts, Decoding(max_new_tokens=16, **options), slots=8, devices=devices)
+    made = generate(
+        ours, prompts, Decoding(max_new_tokens=16, **options), batch_size=8, devices=devices
+    )
     assert made == expected
 
 
 def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-untyped-def]
-    """Slots and columns go while rows are in the middle of their answers, the ring turned over."""
+    """Rows and positions go while rows are in the middle of their answers, the ring turned over."""
     theirs, ours = pair
     prompts = make_prompts()
     shapes = []
-    keep = Slots.keep
+    keep = BatchDecoder.keep
 
-    def noted(self, slots, columns):  # type: ignore[no-untyped-def]
-        keep(self, slots, columns)
-        shapes.append((self.shape.slots, self.shape.columns))
+    def noted(self, rows, positions):  # type: ignore[no-untyped-def]
+        keep(self, rows, positions)
+        shapes.append((self.shape.rows, self.shape.positions))
 
-    monkeypatch.setattr(Slots, "keep", noted)
-    monkeypatch.setattr(generation, "WORTH_TIGHTENING", 0.99)
-    made = generate(ours, prompts, Decoding(max_new_tokens=50), slots=5)
+    monkeypatch.setattr(BatchDecoder, "keep", noted)
+    monkeypatch.setattr(continuous_batching, "WORTH_TIGHTENING", 0.99)
+    made = generate(ours, prompts, Decoding(max_new_tokens=50), batch_size=5)
     assert made == theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=50)
-    assert len({slots for slots, _ in shapes}) > 2 and len({columns for _, columns in shapes}) > 1
+    assert len({rows for rows, _ in shapes}) > 2 and len({positions for _, positions in shapes}) > 1
 
 
 def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
@@ -135,7 +132,7 @@ def test_draws_belong_to_rows(pair):  # type: ignore[no-untyped-def]
     prompts = make_prompts()
     drawn = Decoding(10, do_sample=True, temperature=0.8, top_k=12, top_p=0.9, seed=5)
     alone = {p.row: generate(ours, [p], drawn)[p.row] for p in prompts}
-    assert generate(ours, prompts, drawn, slots=6) == alone
+    assert generate(ours, prompts, drawn, batch_size=6) == alone
     assert generate(ours, prompts, Decoding(10, do_sample=True, seed=6)) != alone
 
 
@@ -149,7 +146,7 @@ def test_draws_have_the_probabilities_of_transformers_warpers():  # type: ignore
         warped = warper(None, warped)
     expected = warped.softmax(-1)[0]
     uniform = (torch.arange(20000) + 0.5) / 20000
-    drawn = sample(logits.expand(20000, -1), uniform, decoding)
+    drawn = sample_tokens(logits.expand(20000, -1), uniform, decoding)
     measured = torch.bincount(drawn, minlength=40) / 20000
     assert (measured - expected).abs().max() < 1e-3
 

@@ -10,11 +10,11 @@ import torch
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.export import export_hugging_face
 from tpukit.tasks.summarize.model.gpt2 import GPT2
 from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     cropped,
-    export_hugging_face,
     parse_size,
     read_pretrained,
     require_vocabulary,

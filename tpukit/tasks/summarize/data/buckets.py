@@ -54,7 +54,7 @@ class SampleSizes:
 def choose_lengths(lengths: Array, count: int, longest: int) -> list[int]:
     """At most `count` bucket lengths, ending in `longest`, with the least padding in all."""
     steps = -(-np.clip(lengths, 1, longest) // LENGTH_STEP)
-    # At most so many candidates: a context of 1024 has 128 of them.
+    # At most MOST_LENGTHS_TRIED candidates: a context of 1024 has 128 of them.
     stride = max(1, -(-(longest // LENGTH_STEP) // MOST_LENGTHS_TRIED))
     candidates = np.unique(-(-steps // stride) * stride) * LENGTH_STEP
     candidates = np.unique(np.append(np.minimum(candidates, longest), longest))

@@ -34,7 +34,7 @@ def read_rows(
     """The rows of a CSV file with the columns `id` and, as asked for, `dialogue` and `summary`.
 
     Takes a byte order mark, quoted newlines, CR LF and fields of tens of megabytes. Raises
-    `DataError` at the first thing it cannot take: a missing column, bytes that are no UTF-8, a
+    `DataError` at the first thing it cannot take: a missing column, invalid UTF-8, a
     quote left open, an empty or repeated id, an empty field (unless `blank`), or no rows at all.
     """
     texts = tuple(

@@ -24,7 +24,7 @@ from tpukit.tasks.summarize.data.csv_file import write_table
 Part = Literal["train", "test"]
 
 TEST_SHARE = 10
-"""One invented name in so many belongs to the test part."""
+"""One in this many invented names belongs to the test part."""
 OPENER_SHARE = 0.4
 ASIDE_SHARE = 0.5
 OTHER = "other_"

@@ -1,17 +1,29 @@
-"""Which tokenizer a run gets, and one trained on the training file."""
+"""Which tokenizer a run gets: GPT-2's own, a local file, or one trained on the data."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
+import tiktoken
+
+from tpukit.errors import DataError
 from tpukit.io.cache import cache_folder
 from tpukit.io.files import write_file
 from tpukit.io.lock import exclusive
 from tpukit.tasks.summarize.data.csv_file import read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, train_tokenizer
+from tpukit.tasks.summarize.data.tokenizer import GPT2_PATTERN, Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_json import from_tokenizer_json
 
+DOWNLOAD_SECONDS = 60
+BRING_A_FILE = (
+    "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2` (or a `.tiktoken`"
+    " file) and give it with --tokenizer FILE; --tokenizer train needs no network at all."
+)
 ROWS_FOR_TOKENIZER = 50_000
 """Most rows that a tokenizer is trained on: more change it little."""
 
@@ -33,3 +45,62 @@ def trained_tokenizer(csv_path: Path, vocabulary_size: int) -> Tokenizer:
             texts = (text for row in rows for text in (row.dialogue, row.summary))
             write_file(path, train_tokenizer(texts, vocabulary_size).to_bytes())
         return Tokenizer.from_bytes(path.read_bytes(), str(path))
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """`gpt2`, or a local `.tiktoken` or `tokenizer.json` file. Raises `DataError`."""
+    if name == "gpt2":
+        return _gpt2()
+    path = Path(name)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"No tokenizer at {path}: {error.strerror}.",
+            "--tokenizer takes gpt2, train, or a .tiktoken or tokenizer.json file.",
+        ) from error
+    if path.suffix == ".json":
+        return from_tokenizer_json(content, str(path))
+    return Tokenizer.from_bytes(content, str(path))
+
+
+def _gpt2() -> Tokenizer:
+    """tiktoken's; its first use downloads, in a child process that cannot hang this one."""
+    fetch = [sys.executable, "-c", "import tiktoken; tiktoken.get_encoding('gpt2')"]
+    try:
+        done = subprocess.run(fetch, capture_output=True, timeout=DOWNLOAD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise DataError(
+            f"The GPT-2 tokenizer could not be downloaded in {DOWNLOAD_SECONDS} s.", BRING_A_FILE
+        ) from None
+    if done.returncode != 0:
+        raise DataError(
+            "The GPT-2 tokenizer is not here and could not be downloaded.", BRING_A_FILE
+        )
+    encoding = tiktoken.get_encoding("gpt2")
+    return Tokenizer(encoding._mergeable_ranks, encoding.eot_token)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """A byte-level BPE trained on `texts` with the tokenizers library."""
+    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import Tokenizer as Trained
+    from tokenizers.models import BPE
+    from tokenizers.trainers import BpeTrainer
+
+    trained = Trained(BPE())
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(GPT2_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = BpeTrainer(
+        vocab_size=vocabulary_size - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(iter(texts), trainer)
+    return from_tokenizer_json(trained.to_str().encode(), "the trained tokenizer")

@@ -14,37 +14,36 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpukit.errors import CheckpointError, DataError
+from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
 from tpukit.tasks.summarize.evaluation.nearest import (
     MOST_TRAINING_ROWS,
-    first_line,
+    lead_line,
     nearest_summaries,
 )
 from tpukit.tasks.summarize.evaluation.rouge import KINDS, confidence_interval, rouge_scores
 from tpukit.tasks.summarize.evaluation.submission import write_rows
-from tpukit.tasks.summarize.generation.generate import Decoding, Prompt
+from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
 from tpukit.train.requests import EvaluationRequest
-from tpukit.train.run_folder import TrainedRun
 from tpukit.train.task import PlanSettings, Sample
 
 if TYPE_CHECKING:
     from tpukit.tasks.summarize.task import SummarizeTask
 
 Array = np.ndarray[Any, Any]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 CAPITALISED = re.compile(r"\b[A-Z]\w+")
 SHOWN = 3
 """Samples shown from either end."""
 
 
 @dataclass(frozen=True)
-class EvaluationResult:
-    """What `test` reports."""
+class SummaryScores:
+    """Scores of a run's summaries."""
 
     data: str
     samples: int
@@ -76,39 +75,23 @@ class ListedSamples:
         return {"tokens": np.array(example.tokens, np.int64), "targets": example.targets}
 
 
-def evaluate(request: EvaluationRequest, backend: Backend, tell: Tell) -> dict[str, Any]:
-    """What `tpukit test` reports of a run of summaries; every process gets the same."""
-    from tpukit.tasks.summarize.evaluation.trained import summarizer_of
-
-    trained = summarizer_of(_required(request.run))
-    return evaluate_run(trained.task, trained.model(backend), backend, request, tell)
-
-
-def _required(run: TrainedRun | None) -> TrainedRun:
-    if run is None:
-        raise CheckpointError(
-            "--checkpoint takes files of the published EIT code.", "Give a run folder with --run."
-        )
-    return run
-
-
 def evaluate_run(
     task: SummarizeTask,
     model: nn.Module,
     backend: Backend,
     request: EvaluationRequest,
-    log: Tell,
+    log: Log,
 ) -> dict[str, Any]:
     """The JSON fields of `test`; every rank gets the same.
 
     The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
     folder it was trained from, if none is named.
     """
-    run = _required(request.run)
+    assert request.run is not None, "summaries have no checkpoint files of other code"
     named = request.data_path or (Path(request.data) if request.data else None)
     source = named or Path(task.config.data_path)
     result = evaluate_summaries(task, model, backend, source, request.limit, log)
-    folder = request.out or run.path / "test"
+    folder = request.out or request.run.path / "test"
     if backend.is_main:
         _write_predictions(folder, result.scored)
         for line in result_lines(result):
@@ -132,8 +115,8 @@ def evaluate_summaries(
     backend: Backend,
     source: Path,
     limit: int | None,
-    log: Tell,
-) -> EvaluationResult:
+    log: Log,
+) -> SummaryScores:
     """Loss, greedy summaries and their scores, and the baselines' beside them."""
     rows = read_references(source)[:limit]
     formats = PromptFormat(task.tokenizer, task.model_config.block_size)
@@ -150,7 +133,7 @@ def evaluate_summaries(
     metrics = {"loss": loss, **score_rows(rows, made, task.train_file, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
-    return EvaluationResult(str(source), len(rows), len(examples) - len(kept), metrics, scored)
+    return SummaryScores(str(source), len(rows), len(examples) - len(kept), metrics, scored)
 
 
 def read_references(path: Path) -> list[Row]:
@@ -165,7 +148,7 @@ def read_references(path: Path) -> list[Row]:
         )
     if not references.is_file():
         return list(read_rows(tests, summaries=True))
-    summaries = read_columns(references)
+    summaries = read_summaries(references)
     rows = list(read_rows(tests, summaries=False))
     missing = [row.id for row in rows if row.id not in summaries]
     if missing:
@@ -176,7 +159,7 @@ def read_references(path: Path) -> list[Row]:
     return [Row(row.number, row.id, row.dialogue, summaries[row.id]) for row in rows]
 
 
-def read_columns(path: Path) -> dict[str, str]:
+def read_summaries(path: Path) -> dict[str, str]:
     """`summary` by `id` of a file with these two columns."""
     return {row.id: row.summary for row in read_rows(path, summaries=True, dialogues=False)}
 
@@ -210,14 +193,14 @@ def write_summaries(
     dialogues: Sequence[str],
     decoding: Decoding,
 ) -> list[str]:
-    """The summary of each dialogue, the work shared between processes."""
+    """The summary of each dialogue, the work shared between ranks."""
     formats = PromptFormat(task.tokenizer, task.model_config.block_size)
     room = min(decoding.max_new_tokens, task.model_config.block_size // 2)
     prompts = [
         Prompt(number, np.array(formats.prompt(dialogue, room), np.int64))
         for number, dialogue in enumerate(dialogues)
     ]
-    plan = plan_prompts(prompts, backend, task.generation_slots, backend.world_size)
+    plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
     generator = make_generator(model, backend, plan, decoding, task.tokenizer)
     own: dict[int, str] = {}
     for chunk in plan.chunks[backend.rank :: backend.world_size]:
@@ -229,17 +212,17 @@ def write_summaries(
 
 # -- scores -------------------------------------------------------------------------------------
 def score_rows(
-    rows: Sequence[Row], made: Sequence[str], train_csv: Path, tell: Tell
+    rows: Sequence[Row], made: Sequence[str], train_csv: Path, log: Log
 ) -> dict[str, float]:
     """ROUGE of the summaries with intervals, and of the baselines beside them."""
     references = [row.summary for row in rows]
     dialogues = [row.dialogue for row in rows]
     scores = rouge_scores(references, made)
-    baselines = {"lead": rouge_scores(references, [first_line(d) for d in dialogues])}
+    baselines = {"lead": rouge_scores(references, [lead_line(d) for d in dialogues])}
     if train_csv.is_file():
         baselines["nearest"] = rouge_scores(references, nearest_summaries(train_csv, dialogues))
     else:
-        tell(f"No nearest-summary baseline: {train_csv} is not here.")
+        log(f"No nearest-summary baseline: {train_csv} is not here.")
     metrics: dict[str, float] = {}
     for kind in KINDS:
         metrics[kind] = float(scores[kind].mean())
@@ -295,7 +278,7 @@ def _write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
     write_rows(out / "predictions.csv", columns, rows)
 
 
-def result_lines(result: EvaluationResult) -> list[str]:
+def result_lines(result: SummaryScores) -> list[str]:
     """The result for people."""
     metrics = result.metrics
     lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]

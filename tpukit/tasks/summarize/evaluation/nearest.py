@@ -19,7 +19,7 @@ MOST_TRAINING_ROWS = 50_000
 WORD = re.compile(r"\w+")
 
 
-def first_line(dialogue: str) -> str:
+def lead_line(dialogue: str) -> str:
     """Lead-1: the dialogue's first line that is not empty."""
     return next((line.strip() for line in dialogue.splitlines() if line.strip()), "")
 

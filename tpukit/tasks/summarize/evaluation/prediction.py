@@ -32,13 +32,12 @@ from tpukit.tasks.summarize.evaluation.submission import (
     require_writable,
     write_rows,
 )
-from tpukit.tasks.summarize.generation.generate import Decoding, GenerationPlan, Generator, Prompt
+from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Generator, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
-from tpukit.train import requests
+from tpukit.train.requests import PredictionRequest
 from tpukit.train.run_folder import TrainedRun
 
 if TYPE_CHECKING:
-    from tpukit.tasks.summarize.evaluation.trained import TrainedSummarizer
     from tpukit.tasks.summarize.task import SummarizeTask
 
 Log = Callable[[str], None]
@@ -46,8 +45,8 @@ SUBMISSION = Path("submission.csv")
 
 
 @dataclass(frozen=True)
-class PredictionRequest:
-    """What is to be predicted, and where to."""
+class PredictionJob:
+    """A request with the defaults filled in."""
 
     test_csv: Path
     out: Path
@@ -55,21 +54,16 @@ class PredictionRequest:
     sample_submission: Path | None = None
 
 
-def check_request(request: PredictionRequest) -> None:
-    """Raises what can be told before a device is opened."""
-    request.decoding.check()
-    require_writable(request.out)
-
-
-def job_of(task: SummarizeTask, request: requests.PredictionRequest) -> PredictionRequest:
-    """A request with the task's defaults filled in, checked."""
-    job = PredictionRequest(
+def checked_job(task: SummarizeTask, request: PredictionRequest) -> PredictionJob:
+    """The job of a request. Raises what is known before a device is opened."""
+    job = PredictionJob(
         request.test_csv or default_test_file(request.data_path or Path(task.config.data_path)),
         request.out or SUBMISSION,
         Decoding(**request.decoding),
         request.sample_submission,
     )
-    check_request(job)
+    job.decoding.check()
+    require_writable(job.out)
     return job
 
 
@@ -82,12 +76,12 @@ def predict_run(
     task: SummarizeTask,
     model: nn.Module,
     backend: Backend,
-    request: requests.PredictionRequest,
+    request: PredictionRequest,
     log: Log,
 ) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
-    job = job_of(task, request)
+    job = checked_job(task, request)
     rows = predict_rows(task, model, backend, job, request.run, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
@@ -99,18 +93,11 @@ def predict_run(
     }
 
 
-def predict_summaries(
-    trained: TrainedSummarizer, request: PredictionRequest, backend: Backend, tell: Log
-) -> int:
-    """Writes the summaries; returns the number of rows. Every process must call it."""
-    return predict_rows(trained.task, trained.model(backend), backend, request, trained.run, tell)
-
-
 def predict_rows(
     task: SummarizeTask,
     model: nn.Module,
     backend: Backend,
-    job: PredictionRequest,
+    job: PredictionJob,
     run: TrainedRun,
     log: Log,
 ) -> int:
@@ -120,7 +107,7 @@ def predict_rows(
     ids, prompts = _read_prompts(task, job)
     if job.sample_submission is not None:
         check_against_sample(ids, job.sample_submission)
-    plan = plan_prompts(prompts, backend, task.generation_slots, backend.world_size)
+    plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
     key = _key(run, job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
@@ -138,7 +125,7 @@ def predict_rows(
     return len(ids)
 
 
-def _read_prompts(task: SummarizeTask, job: PredictionRequest) -> tuple[list[str], list[Prompt]]:
+def _read_prompts(task: SummarizeTask, job: PredictionJob) -> tuple[list[str], list[Prompt]]:
     formats = PromptFormat(task.tokenizer, task.model_config.block_size)
     room = min(job.decoding.max_new_tokens, task.model_config.block_size // 2)
     ids, prompts = [], []
@@ -187,7 +174,7 @@ class Journal:
                 self.chunks.add(entry["chunk"])
                 self.rows |= {int(row): text for row, text in entry["rows"].items()}
             good += len(line)
-        # Whatever follows the last whole line was being written when the process died.
+        # Whatever follows the last whole line was being written when its process was killed.
         file.truncate(good)
         file.seek(good)
         if good == 0:
@@ -234,14 +221,14 @@ def _open_journal(out: Path, backend: Backend) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def _key(run: TrainedRun, job: PredictionRequest, backend: Backend, plan: GenerationPlan) -> str:
+def _key(run: TrainedRun, job: PredictionJob, backend: Backend, plan: GenerationPlan) -> str:
     """Everything that the summaries depend on."""
     weights = sorted(run.checkpoint.path.glob("*.safetensors"))
     parts = {
         "test": file_digest(job.test_csv),
         "weights": [file_digest(path) for path in weights],
         "decoding": asdict(job.decoding),
-        "slots": plan.slots,
+        "slots": plan.batch_size,
         "chunks": len(plan.chunks),
         "hardware": [backend.kind, backend.devices, backend.world_size, backend.precision],
     }

@@ -1,4 +1,4 @@
-"""Beam search over slots, step for step what transformers' `generate` does with one end token."""
+"""Beam search, step for step what transformers' `generate` does with one end token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpukit.tasks.summarize.generation.generate import ChunkDecoding, Decoder, Decoding, Prompt
+from tpukit.tasks.summarize.generation.continuous_batching import ChunkDecoding, Decoder
+from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 
 Array = np.ndarray[Any, Any]
 IMPOSSIBLE = np.float32(-1.0e9)
@@ -79,12 +80,12 @@ class BeamGenerator(Decoder):
 
 
 class _BeamDecoding(ChunkDecoding):
-    """A group of slots a prompt."""
+    """A group of rows a prompt."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Prompt]) -> None:
         self.beams = decoder.decoding.num_beams
         # Each device holds whole groups of beams.
-        per_device = max(1, decoder.plan.slots // (self.beams * decoder.devices))
+        per_device = max(1, decoder.plan.batch_size // (self.beams * decoder.devices))
         self.groups: list[Group | None] = [None] * (per_device * decoder.devices)
         super().__init__(decoder, prompts, len(self.groups) * self.beams)
 
@@ -98,7 +99,7 @@ class _BeamDecoding(ChunkDecoding):
     def _fill(self) -> None:
         """One prompt for each device that has a free group."""
         free = self._free_groups()
-        taken, logits = self.take_in([self._slots_of(g) if g is not None else () for g in free])
+        taken, logits = self.take_in([self._rows_of(g) if g is not None else () for g in free])
         fresh = []
         for device, (prompt, number) in enumerate(zip(taken, free, strict=True)):
             if prompt and number is not None:
@@ -106,14 +107,14 @@ class _BeamDecoding(ChunkDecoding):
                 fresh.append((device, number))
         # All beams of a new group hold the same: each device's logits are repeated for them.
         best = self._best(logits.repeat_interleave(self.beams, 0), self._scores_of(fresh))
-        order = np.arange(self.slots.shape.slots)
+        order = np.arange(self.batch.shape.rows)
         for device, number in fresh:
             self._advance(number, [part[device] for part in best], order)
-        self.slots.reorder(order)
+        self.batch.reorder(order)
 
     def _free_groups(self) -> list[int | None]:
         """The first free group of each device."""
-        per_device = len(self.groups) // self.slots.shape.devices
+        per_device = len(self.groups) // self.batch.shape.devices
         starts = range(0, len(self.groups), per_device)
         return [
             next((g for g in range(start, start + per_device) if self.groups[g] is None), None)
@@ -121,14 +122,14 @@ class _BeamDecoding(ChunkDecoding):
         ]
 
     def _scores_of(self, fresh: list[tuple[int, int]]) -> Array:
-        scores = np.full((self.slots.shape.devices, self.beams), IMPOSSIBLE, np.float32)
+        scores = np.full((self.batch.shape.devices, self.beams), IMPOSSIBLE, np.float32)
         for device, number in fresh:
             group = self.groups[number]
             assert group is not None
             scores[device] = group.scores
         return scores
 
-    def _slots_of(self, number: int) -> range:
+    def _rows_of(self, number: int) -> range:
         return range(number * self.beams, (number + 1) * self.beams)
 
     def _decode(self) -> None:
@@ -138,12 +139,12 @@ class _BeamDecoding(ChunkDecoding):
         for number, group in enumerate(self.groups):
             if group:
                 scores[number] = group.scores
-        best = self._best(self.slots.decode(tokens), scores)
-        order = np.arange(self.slots.shape.slots)
+        best = self._best(self.batch.decode(tokens), scores)
+        order = np.arange(self.batch.shape.rows)
         for number, group in enumerate(self.groups):
             if group:
                 self._advance(number, [part[number] for part in best], order)
-        self.slots.reorder(order)
+        self.batch.reorder(order)
 
     def _best(self, logits: Tensor, scores: Array) -> list[Array]:
         """Scores, origins and tokens of each group's 2 x beams best continuations."""
@@ -165,6 +166,6 @@ class _BeamDecoding(ChunkDecoding):
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None
             return
-        slots = self._slots_of(number)
-        order[slots.start : slots.stop] = [slots.start + origin for origin in going_on[0]]
-        self.tokens[slots.start : slots.stop] = going_on[1]
+        rows = self._rows_of(number)
+        order[rows.start : rows.stop] = [rows.start + origin for origin in going_on[0]]
+        self.tokens[rows.start : rows.stop] = going_on[1]

@@ -9,23 +9,23 @@ from torch import nn
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
-from tpukit.tasks.summarize.generation.generate import (
+from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+from tpukit.tasks.summarize.generation.decoding import (
     Decoding,
     GenerationPlan,
     Generator,
     Prompt,
-    SlotGenerator,
     plan_generation,
 )
 from tpukit.tasks.summarize.model.gpt2 import GPT2
 
 
 def plan_prompts(
-    prompts: Sequence[Prompt], backend: Backend, slots_per_device: int, processes: int
+    prompts: Sequence[Prompt], backend: Backend, batch_size: int, ranks: int
 ) -> GenerationPlan:
-    """The chunks of these prompts for `processes` processes that share the work."""
+    """The chunks for `ranks` ranks that share the work; batch_size: of one device."""
     devices = backend.devices // backend.world_size
-    return plan_generation(prompts, slots_per_device * devices, devices, processes)
+    return plan_generation(prompts, batch_size * devices, devices, ranks)
 
 
 def make_generator(
@@ -38,23 +38,23 @@ def make_generator(
     """The generator these decoding options ask for; `model` as `prepare` gave it, in eval mode."""
     plain = backend.unwrap(model)
     assert isinstance(plain, GPT2)
-    kind = BeamGenerator if decoding.num_beams > 1 else SlotGenerator
+    kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
     return kind(plain, backend, plan, decoding, tokenizer.vocabulary_size, tokenizer.end)
 
 
-def summarise(
+def generate_summaries(
     model: nn.Module,
     backend: Backend,
     prompts: Sequence[Prompt],
     decoding: Decoding,
     tokenizer: Tokenizer,
-    slots_per_device: int,
+    batch_size: int,
 ) -> dict[int, str]:
-    """The summary of each prompt by row; every process does the same work.
+    """The summary of each prompt by row; every rank does the same work.
 
-    That keeps processes in step, which sharded weights need.
+    That keeps ranks in step, which FSDP needs.
     """
-    plan = plan_prompts(prompts, backend, slots_per_device, 1)
+    plan = plan_prompts(prompts, backend, batch_size, 1)
     generator = make_generator(model, backend, plan, decoding, tokenizer)
     made: dict[int, str] = {}
     for chunk in plan.chunks:

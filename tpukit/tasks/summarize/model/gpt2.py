@@ -38,19 +38,19 @@ class GPT2Config:
 
 
 class KeyValues(NamedTuple):
-    """The keys and values of past tokens, a ring over columns that all rows share.
+    """The KV cache: keys and values of past tokens in a ring that all rows share.
 
-    keys, values: for each layer (rows, heads, columns, width of a head). Positions are learned and
-    added to the input, so the order of columns means nothing to attention: every row writes its
-    next token into the same column, and `visible` says which columns are a row's own.
+    keys, values: for each layer (rows, heads, cache positions, width of a head). A token's position
+    is learned and added to the input, so the order in the cache means nothing to attention: every
+    row writes its next token into the same cache position, and `visible` says which are its own.
     """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
-    column: Tensor
+    cache_position: Tensor
     """(1,): where this step's keys and values go."""
     visible: Tensor
-    """(rows, columns): whether a row may look at a column, this step's included."""
+    """(rows, cache positions): whether a row attends to a position, this step's included."""
 
 
 class PlainOps:
@@ -76,14 +76,14 @@ class LayerPast(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    column: Tensor
+    cache_position: Tensor
     bias: Tensor
-    """(rows, 1, 1, columns): 0 where a row may look, minus infinity elsewhere."""
+    """(rows, 1, 1, cache positions): 0 where a row may look, minus infinity elsewhere."""
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Writes this step's key and value; returns all of them."""
-        self.keys.index_copy_(2, self.column, key.to(self.keys.dtype))
-        self.values.index_copy_(2, self.column, value.to(self.values.dtype))
+        self.keys.index_copy_(2, self.cache_position, key.to(self.keys.dtype))
+        self.values.index_copy_(2, self.cache_position, value.to(self.values.dtype))
         return self.keys, self.values
 
 
@@ -241,7 +241,7 @@ class GPT2(nn.Module):
         zeros = torch.zeros(past.visible.shape, dtype=past.keys[0].dtype, device=x.device)
         bias = zeros.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
         for block, keys, values in zip(self.blocks, past.keys, past.values, strict=True):
-            x = block(x, past=LayerPast(keys, values, past.column, bias))
+            x = block(x, past=LayerPast(keys, values, past.cache_position, bias))
         return self._project(x)
 
 

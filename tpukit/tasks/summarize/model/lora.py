@@ -42,7 +42,7 @@ def parse_targets(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in TARGETS]
     if unknown or not names:
         raise ConfigError(
-            f"lora_targets: {', '.join(unknown) or 'nothing'} is no matrix of a block.",
+            f"lora_targets: {', '.join(unknown) or 'nothing'} is not a matrix of a block.",
             f"Choose among {', '.join(TARGETS)}.",
         )
     return tuple(dict.fromkeys(TARGETS[name] for name in names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
-from tpukit.tasks.summarize.data.tokenizer_export import tokenizer_json
 from tpukit.tasks.summarize.model.gpt2 import GPT2Config
 
 SIZES = {
@@ -65,7 +63,7 @@ def parse_size(text: str) -> GPT2Config:
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
     if not match:
         raise ConfigError(
-            f"--model {text!r} is no size.",
+            f"--model {text!r}: invalid size.",
             f"Choose {', '.join(SIZES)}, or LAYERSxHEADSxWIDTH such as 6x6x384.",
         )
     layers, heads, width = (int(part) for part in match.groups())
@@ -156,7 +154,9 @@ def _hugging_face_config(shape: Mapping[str, Any], path: Path) -> GPT2Config:
     except KeyError as error:
         raise DataError(
             f"{path / 'config.json'} is not GPT-2's: {error.args[0]!r}"
-            + (" is no activation of it." if error.args[0] == activation else " is missing."),
+            + (
+                " is not one of its activations." if error.args[0] == activation else " is missing."
+            ),
             WHAT_INIT_TAKES,
         ) from error
 
@@ -239,67 +239,3 @@ def _take(plain: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
     if name.endswith("ln_f.bias"):
         return torch.zeros_like(plain["ln_f.weight"], dtype=torch.float32)
     raise DataError(f"{path} has no tensor {name!r}.", WHAT_INIT_TAKES)
-
-
-# -- writing ------------------------------------------------------------------------------------
-def export_hugging_face(
-    folder: Path, config: GPT2Config, tensors: Mapping[str, Tensor], tokenizer: Tokenizer
-) -> None:
-    """Writes a directory that transformers loads: the model and, with it, the tokenizer.
-
-    Each file is written beside and renamed. Raises `DataError` where the folder cannot be written.
-    """
-    contents = {
-        "config.json": json.dumps(_export_config(config, tokenizer), indent=2).encode(),
-        "tokenizer.json": tokenizer_json(tokenizer).encode(),
-        "tokenizer_config.json": json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": config.block_size,
-                "eos_token": "<|endoftext|>",
-                "pad_token": "<|endoftext|>",
-            }
-        ).encode(),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f".model.safetensors.{os.getpid()}"
-        save_file(_hugging_face_names(tensors, config), beside, {"format": "pt"})
-        beside.replace(folder / "model.safetensors")
-        for name, content in contents.items():
-            beside = folder / f".{name}.{os.getpid()}"
-            beside.write_bytes(content)
-            beside.replace(folder / name)
-    except OSError as error:
-        raise DataError(
-            f"Cannot export to {folder}: {error.strerror or error}.", "Name another folder."
-        ) from error
-
-
-def _hugging_face_names(tensors: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    renamed = {f"transformer.{theirs}": tensors[ours] for ours, theirs in TOP_NAMES.items()}
-    for layer in range(config.layers):
-        for ours, theirs in BLOCK_NAMES.items():
-            weight = tensors[f"blocks.{layer}.{ours}.weight"]
-            name = f"transformer.h.{layer}.{theirs}"
-            renamed[f"{name}.weight"] = weight.t() if weight.ndim == 2 else weight
-            renamed[f"{name}.bias"] = tensors[f"blocks.{layer}.{ours}.bias"]
-    return {name: tensor.detach().contiguous().clone() for name, tensor in renamed.items()}
-
-
-def _export_config(config: GPT2Config, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_embd": config.width,
-        "vocab_size": config.vocabulary_size,
-        "n_positions": config.block_size,
-        "n_ctx": config.block_size,
-        "activation_function": "gelu" if config.exact_gelu else "gelu_new",
-        "layer_norm_epsilon": config.norm_eps,
-        "tie_word_embeddings": True,
-        "bos_token_id": tokenizer.end,
-        "eos_token_id": tokenizer.end,
-    }

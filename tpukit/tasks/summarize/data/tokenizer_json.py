@@ -1,0 +1,141 @@
+"""Hugging Face's tokenizer.json, read and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from tpukit.errors import DataError
+from tpukit.tasks.summarize.data.tokenizer import (
+    END_OF_TEXT,
+    GPT2_PATTERN,
+    Tokenizer,
+    require_all_bytes,
+)
+
+
+def from_tokenizer_json(content: bytes, source: str) -> Tokenizer:
+    """Reads a tokenizer.json. Raises `DataError` where it is not a byte-level BPE."""
+    try:
+        parsed = json.loads(content)
+        model, vocabulary = parsed["model"], parsed["model"]["vocab"]
+        merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{source} is not a byte-level BPE tokenizer.json.",
+            "Give the tokenizer.json of a GPT-2 model, or a .tiktoken file.",
+        ) from error
+    end = _end_of(parsed, vocabulary)
+    specials = {added["content"] for added in parsed.get("added_tokens") or []}
+    ranks = {
+        _to_raw_bytes(token, source): rank
+        for token, rank in sorted(vocabulary.items(), key=lambda item: item[1])
+        if token not in specials and token != END_OF_TEXT
+    }
+    require_all_bytes(ranks, source)
+    _check_merge_order(merges, vocabulary, source)
+    return Tokenizer(ranks, end)
+
+
+def _end_of(parsed: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
+    added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens") or []}
+    taken = [*vocabulary.values(), *added.values()]
+    known = added.get(END_OF_TEXT, vocabulary.get(END_OF_TEXT))
+    return max(taken) + 1 if known is None else int(known)
+
+
+def _check_merge_order(merges: Any, vocabulary: Mapping[str, int], source: str) -> None:
+    """tiktoken merges by rank: ids must grow in the order of the merges."""
+    ids = [vocabulary["".join(pair)] for pair in merges]
+    if any(later < earlier for earlier, later in pairwise(ids)):
+        raise DataError(
+            f"{source}: its ids are not in the order of its merges.",
+            "tpukit reads tokenizers whose ids grow with the merges, as GPT-2's do.",
+        )
+
+
+def _to_raw_bytes(token: str, source: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError as error:
+        raise DataError(
+            f"{source}: token {token!r} is not written in the byte alphabet of GPT-2.",
+            "tpukit needs a byte-level BPE such as GPT-2's.",
+        ) from error
+
+
+def _byte_alphabet() -> Iterator[tuple[str, int]]:
+    """GPT-2's printable stand-in for each byte (Radford et al., 2019, `encoder.py`)."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    shifted = 256
+    for byte in range(256):
+        if byte in printable:
+            yield chr(byte), byte
+        else:
+            yield chr(shifted), byte
+            shifted += 1
+
+
+_BYTE_OF_CHARACTER = dict(_byte_alphabet())
+_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> str:
+    """The text of a tokenizer.json that the tokenizers library reads."""
+    vocabulary = {_printable(token): rank for token, rank in tokenizer.ranks.items()}
+    merges = [
+        [_printable(part) for part in split_of(token, tokenizer.ranks)]
+        for token, _ in sorted(tokenizer.ranks.items(), key=lambda item: item[1])
+        if len(token) > 1
+    ]
+    end = {
+        "id": tokenizer.end,
+        "content": END_OF_TEXT,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {"type": "Split", "pattern": {"Regex": GPT2_PATTERN}, "behavior": "Isolated"}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [end],
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {**split, "invert": False},
+                    {**byte_level, "use_regex": False},
+                ],
+            },
+            "decoder": {**byte_level, "use_regex": True},
+            "model": {
+                "type": "BPE",
+                "vocab": {**vocabulary, END_OF_TEXT: tokenizer.end},
+                "merges": merges,
+            },
+        },
+        ensure_ascii=False,
+    )
+
+
+def split_of(token: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
+    """The two tokens that merge into `token`: what byte pair encoding makes of it just before."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        joined = [
+            (ranks[parts[i] + parts[i + 1]], i)
+            for i in range(len(parts) - 1)
+            if parts[i] + parts[i + 1] in ranks
+        ]
+        place = min(joined)[1]
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts
+
+
+def _printable(token: bytes) -> str:
+    return "".join(_CHARACTER_OF_BYTE[byte] for byte in token)

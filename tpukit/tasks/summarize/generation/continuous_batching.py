@@ -1,0 +1,213 @@
+"""Continuous batching: a row whose summary is finished takes the next prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpukit.hardware.backend import Backend
+from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder, CacheShape
+from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Prompt
+from tpukit.tasks.summarize.model.gpt2 import GPT2
+
+Array = np.ndarray[Any, Any]
+WORTH_TIGHTENING = 0.75
+"""The cache is copied into a smaller one once so much of it is enough."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What every way of decoding takes: greedy, sampling and beam search."""
+
+    model: GPT2
+    backend: Backend
+    plan: GenerationPlan
+    decoding: Decoding
+    vocabulary: int
+    """Tokens that may be chosen; a model may have more, to fill its matrices up."""
+    end: int
+    """The end token."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of this rank."""
+        return self.backend.devices // self.backend.world_size
+
+    @property
+    def steps_a_read(self) -> int:
+        # Reading a token executes the lazy graph: there, several steps are queued before a read.
+        return 4 if self.backend.fixed_shapes else 1
+
+    def most_new_tokens(self, prompt: Prompt) -> int:
+        """New tokens until the limit or the end of the context."""
+        room = self.model.config.block_size - len(prompt.tokens)
+        return min(self.decoding.max_new_tokens, room)
+
+
+class ChunkDecoding:
+    """The state of one chunk: waiting prompts, the rows being decoded, finished tokens."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
+        self.decoder = decoder
+        self.decoding = decoder.decoding
+        most = decoder.decoding.max_new_tokens + decoder.steps_a_read
+        shape = CacheShape(rows, decoder.plan.cache_positions(prompts, most), decoder.devices)
+        self.batch = BatchDecoder(decoder.model, decoder.backend, shape)
+        self.waiting = list(reversed(prompts))
+        self.tokens = np.zeros(rows, np.int64)
+        """The token each row is fed next."""
+        self.done: dict[int, list[int]] = {}
+
+    def take_in(self, free: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
+        """Prefills a waiting prompt on each device that has room: into all of `free[device]`.
+
+        Returns the prompt that each device took, and its logits, (devices, vocabulary).
+        """
+        filler = self.waiting[-1].tokens
+        taken = [self.waiting.pop() if rows and self.waiting else None for rows in free]
+        tokens = [prompt.tokens if prompt else filler for prompt in taken]
+        places = [rows if prompt else () for prompt, rows in zip(taken, free, strict=True)]
+        length = max(map(len, tokens))
+        if self.decoder.backend.fixed_shapes:
+            length = self.decoder.plan.prefill_length(length)
+        return taken, self.batch.prefill(tokens, places, length)
+
+
+class StreamingGenerator(Decoder):
+    """Greedy decoding and sampling."""
+
+    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
+        decoding = _StreamingDecoding(self, prompts, self.plan.batch_size)
+        decoding.run()
+        return decoding.done
+
+
+class _StreamingDecoding(ChunkDecoding):
+    """A row a prompt."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
+        super().__init__(decoder, prompts, rows)
+        self.owners: list[Prompt | None] = [None] * rows
+        self.draws = np.zeros((rows, self.decoding.max_new_tokens), np.float32)
+
+    def run(self) -> None:
+        while self.waiting or any(self.owners):
+            while self._should_fill():
+                self._fill()
+            self._tighten()
+            if any(self.owners):
+                self._decode()
+
+    # -- taking prompts in ----------------------------------------------------------------------
+    def _free_rows(self) -> list[list[int]]:
+        """The free rows of each device."""
+        own = self.batch.shape.rows_per_device
+        return [
+            [row for row in range(d * own, (d + 1) * own) if self.owners[row] is None]
+            for d in range(self.batch.shape.devices)
+        ]
+
+    def _should_fill(self) -> bool:
+        """All devices prefill together: worth it when half of them have room, or none has work."""
+        if not self.waiting:
+            return False
+        free = sum(bool(rows) for rows in self._free_rows())
+        return 2 * free >= self.batch.shape.devices or not any(self.owners)
+
+    def _fill(self) -> None:
+        """One prompt for each device that has a free row."""
+        first_free = [rows[:1] for rows in self._free_rows()]
+        taken, logits = self.take_in(first_free)
+        for prompt, rows in zip(taken, first_free, strict=True):
+            if prompt:
+                self._occupy(rows[0], prompt)
+        draws = [self.draws[rows[0], 0] if rows else 0.0 for rows in first_free]
+        chosen = self._choose(logits, np.array(draws, np.float32))
+        self.decoder.backend.finish()
+        for prompt, rows, token in zip(taken, first_free, chosen.cpu().tolist(), strict=True):
+            if prompt:
+                self._take(rows[0], token)
+
+    def _occupy(self, row: int, prompt: Prompt) -> None:
+        self.owners[row] = prompt
+        self.done[prompt.row] = []
+        if self.decoding.do_sample:
+            # Philox, keyed: a row's draws do not depend on its neighbours.
+            rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
+            self.draws[row] = rng.random(self.decoding.max_new_tokens, np.float32)
+
+    def _tighten(self) -> None:
+        """Drops rows and positions that no prompt needs any more, where shapes may change."""
+        if self.decoder.backend.fixed_shapes:
+            return
+        owned = [(row, owner) for row, owner in enumerate(self.owners) if owner]
+        if not owned:
+            return
+        kept = range(len(self.owners)) if self.waiting else [row for row, _ in owned]
+        prompts = [*self.waiting, *(owner for _, owner in owned)]
+        positions = self.decoder.plan.cache_positions(prompts, self.decoding.max_new_tokens)
+        now = self.batch.shape
+        if len(kept) * positions <= WORTH_TIGHTENING * now.rows * now.positions:
+            self.batch.keep(np.array(kept), positions)
+            self.owners = [self.owners[row] for row in kept]
+            self.tokens, self.draws = self.tokens[kept], self.draws[kept]
+
+    # -- going on -------------------------------------------------------------------------------
+    def _decode(self) -> None:
+        """Some steps on the device, then one read."""
+        backend = self.decoder.backend
+        tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
+        steps = []
+        for step in range(self.decoder.steps_a_read):
+            tokens = self._choose(self.batch.decode(tokens), self._draws_of_step(step))
+            backend.finish()
+            steps.append(tokens)
+        for chosen in [step.cpu().tolist() for step in steps]:
+            for row, token in enumerate(chosen):
+                self._take(row, token)
+
+    def _draws_of_step(self, step: int) -> Array:
+        counts = [len(self.done[p.row]) + step if p else 0 for p in self.owners]
+        places = np.minimum(counts, self.decoding.max_new_tokens - 1)
+        return self.draws[np.arange(len(counts)), places]
+
+    def _take(self, row: int, token: int) -> None:
+        """Books a row's new token; an ended row leaves its row."""
+        owner = self.owners[row]
+        if owner is None:
+            return
+        self.tokens[row] = token
+        tokens = self.done[owner.row]
+        tokens.append(token)
+        if token == self.decoder.end or len(tokens) >= self.decoder.most_new_tokens(owner):
+            self.owners[row] = None
+
+    def _choose(self, logits: Tensor, draws: Array) -> Tensor:
+        """The next token of each row of `logits`."""
+        logits = logits[:, : self.decoder.vocabulary]
+        if not self.decoding.do_sample:
+            return logits.argmax(-1)
+        uniform = torch.from_numpy(draws).to(logits.device)
+        return sample_tokens(logits, uniform, self.decoding)
+
+
+def sample_tokens(logits: Tensor, uniform: Tensor, decoding: Decoding) -> Tensor:
+    """Samples a token for each row of logits (rows, vocabulary) from uniform numbers (rows,).
+
+    Temperature, then top-k, then top-p, as transformers applies them; the draw inverts the
+    cumulative distribution, so one uniform number decides one token.
+    """
+    count = decoding.top_k or logits.shape[-1]
+    values, tokens = torch.topk(logits / decoding.temperature, min(count, logits.shape[-1]))
+    probability = values.softmax(-1)
+    before = probability.cumsum(-1) - probability
+    kept = torch.where(before < decoding.top_p, probability, torch.zeros_like(probability))
+    cumulative = kept.cumsum(-1)
+    place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
+    last = (kept > 0).sum(-1) - 1
+    return tokens.gather(1, torch.minimum(place, last)[:, None])[:, 0]

@@ -1,0 +1,120 @@
+"""Decoding options, and the plan of a generation: its chunks of prompts and their shapes.
+
+Prompts are sorted by length and cut into chunks. The plan is a function of the prompts alone, and
+random numbers are one of (seed, prompt): a chunk's tokens are the same whenever it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tpukit.errors import ConfigError
+from tpukit.tasks.summarize.data.buckets import choose_lengths
+
+Array = np.ndarray[Any, Any]
+POSITION_STEP = 32
+PREFILL_LENGTHS = 8
+"""Different lengths of a prefill: each is a graph of its own where graphs are compiled."""
+BATCHES_PER_CHUNK = 8
+"""Prompts of a chunk: more waste less at its end, fewer lose less when a run is killed."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are chosen; named as in transformers."""
+
+    max_new_tokens: int = 100
+    """Most tokens of a summary."""
+    do_sample: bool = False
+    """Sample tokens instead of taking the likeliest."""
+    temperature: float = 1.0
+    """Under 1 sharpens, over 1 flattens what is drawn from."""
+    top_k: int = 50
+    """Sample from this many of the likeliest tokens; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    num_beams: int = 1
+    """Beams of a beam search."""
+    length_penalty: float = 1.0
+    """Beam scores are divided by length to this power."""
+    early_stopping: bool = False
+    """End a beam search with its first complete set of beams."""
+    seed: int = 0
+    """Seeds the draws."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for values that make no sense."""
+        problems = []
+        if self.max_new_tokens < 1:
+            problems.append(f"--max-new-tokens is {self.max_new_tokens}")
+        if self.temperature <= 0:
+            problems.append(f"--temperature is {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            problems.append(f"--top-p is {self.top_p}")
+        if self.top_k < 0 or self.num_beams < 1:
+            problems.append(f"--top-k is {self.top_k}, --num-beams {self.num_beams}")
+        if self.do_sample and self.num_beams > 1:
+            problems.append("--do-sample and --num-beams are both given")
+        if problems:
+            raise ConfigError(
+                f"{'; '.join(problems)}.",
+                "Temperature and token counts are positive, top-p lies in (0, 1], and beams are"
+                " not drawn.",
+            )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and the row it belongs to, which keys its draws."""
+
+    row: int
+    tokens: Array
+
+
+class Generator(Protocol):
+    """Decodes one chunk of prompts."""
+
+    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
+        """New tokens of each prompt by row, the end token included where it was reached."""
+        ...
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What is fixed before the first token: the chunks and every shape."""
+
+    chunks: list[list[Prompt]]
+    prefill_lengths: list[int]
+    batch_size: int
+    """Rows that a rank decodes side by side."""
+
+    def prefill_length(self, longest: int) -> int:
+        """The fixed length that prompts of up to `longest` tokens are prefilled at."""
+        return next(length for length in self.prefill_lengths if length >= longest)
+
+    def cache_positions(self, prompts: Sequence[Prompt], new_tokens: int) -> int:
+        """Positions of the KV cache for a chunk: as few different numbers as there are lengths."""
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        needed = self.prefill_length(longest) + new_tokens
+        return -(-needed // POSITION_STEP) * POSITION_STEP
+
+
+def plan_generation(
+    prompts: Sequence[Prompt], batch_size: int, devices: int, ranks: int
+) -> GenerationPlan:
+    """Prompts from the longest to the shortest, in chunks of which every rank has one at least.
+
+    batch_size, devices: of one rank.
+    """
+    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.row))
+    lengths = np.array([len(prompt.tokens) for prompt in ordered])
+    batch_size = -(-min(batch_size, -(-len(ordered) // ranks)) // devices) * devices
+    size = max(min(BATCHES_PER_CHUNK * batch_size, -(-len(ordered) // ranks)), 1)
+    chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    return GenerationPlan(
+        chunks, choose_lengths(lengths, PREFILL_LENGTHS, int(lengths.max())), batch_size
+    )
