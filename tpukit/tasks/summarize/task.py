@@ -52,7 +52,7 @@ from tpukit.tasks.summarize.model.lora import add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     Pretrained,
     cropped,
-    parse_size,
+    parse_model_size,
     read_pretrained,
     require_vocabulary,
 )
@@ -184,7 +184,7 @@ class SummarizeTask(Task):
         asked, default = self.config.model, SummarizeConfig.model
         if self.config.init is None or asked == default:
             return
-        size = parse_size(asked)
+        size = parse_model_size(asked)
         if (size.layers, size.heads, size.width) != (
             found.config.layers, found.config.heads, found.config.width,
         ):  # fmt: skip
@@ -204,7 +204,7 @@ class SummarizeTask(Task):
 
     def _shape_from_scratch(self, vocabulary_size: int) -> GPT2Config:
         return replace(
-            parse_size(self.config.model),
+            parse_model_size(self.config.model),
             vocabulary_size=vocabulary_size,
             block_size=self.config.block_size,
         )

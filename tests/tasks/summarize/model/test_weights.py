@@ -15,7 +15,7 @@ from tpukit.tasks.summarize.model.gpt2 import GPT2
 from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     cropped,
-    parse_size,
+    parse_model_size,
     read_pretrained,
     require_vocabulary,
 )
@@ -177,13 +177,13 @@ def test_the_hub_without_a_network_says_what_to_bring(monkeypatch):  # type: ign
 
 @pytest.mark.parametrize(("text", "width"), [("gpt2-xl", 1600), ("2x4x64", 64)])
 def test_sizes(text, width):  # type: ignore[no-untyped-def]
-    assert parse_size(text).width == width
+    assert parse_model_size(text).width == width
 
 
 @pytest.mark.parametrize("text", ["gpt3", "2x3x64", "0x1x2"])
 def test_sizes_that_are_none(text):  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError):
-        parse_size(text)
+        parse_model_size(text)
 
 
 def test_lora_starts_as_the_model_and_merges_into_it(ops):  # type: ignore[no-untyped-def]

@@ -86,7 +86,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     """The text of a tokenizer.json that the tokenizers library reads."""
     vocabulary = {_printable(token): rank for token, rank in tokenizer.ranks.items()}
     merges = [
-        [_printable(part) for part in split_of(token, tokenizer.ranks)]
+        [_printable(part) for part in last_merge(token, tokenizer.ranks)]
         for token, _ in sorted(tokenizer.ranks.items(), key=lambda item: item[1])
         if len(token) > 1
     ]
@@ -123,7 +123,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     )
 
 
-def split_of(token: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
+def last_merge(token: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     """The two tokens that merge into `token`: what byte pair encoding makes of it just before."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:

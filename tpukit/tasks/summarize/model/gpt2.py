@@ -99,7 +99,7 @@ class QueryKeyValue(nn.Linear):
         return F.linear(x, self.weight, torch.cat([query, key.detach(), value]))
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """Pre-norm attention and MLP."""
 
     def __init__(self, config: GPT2Config, ops: ModelOps) -> None:
@@ -167,7 +167,7 @@ class GPT2(nn.Module):
         self.ops = ops
         self.token_embedding = nn.Embedding(config.vocabulary_size, config.width)
         self.position_embedding = nn.Embedding(config.block_size, config.width)
-        self.blocks = nn.ModuleList(Block(config, ops) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(GPT2Block(config, ops) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.apply(self._initialise)
         # Neighbouring positions start alike: a small set then learns sooner to copy by place.
@@ -180,7 +180,7 @@ class GPT2(nn.Module):
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
-        elif isinstance(module, Block):
+        elif isinstance(module, GPT2Block):
             # Children come first: this scales what they drew, by depth, as in the paper.
             depth = math.sqrt(2 * self.config.layers)
             nn.init.normal_(module.mlp_out.weight, std=0.02 / depth)
@@ -246,7 +246,7 @@ class GPT2(nn.Module):
 
 
 @torch.no_grad()
-def _attend_to_likes(block: Block, depth: float) -> None:
+def _attend_to_likes(block: GPT2Block, depth: float) -> None:
     """Queries start as the keys, and a head gives back what it took in (Trockman and Kolter, 2023).
 
     A token then looks at tokens like it from the first step on: copying names is learned in

@@ -56,7 +56,7 @@ class Pretrained:
     source: str
 
 
-def parse_size(text: str) -> GPT2Config:
+def parse_model_size(text: str) -> GPT2Config:
     """`gpt2`, `gpt2-medium`, ... or LAYERSxHEADSxWIDTH."""
     if text in SIZES:
         return SIZES[text]
