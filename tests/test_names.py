@@ -1,0 +1,94 @@
+"""One name, one thing: no two public classes, functions or files share a name without a reason."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MOST_MODULES = 12
+"""In one folder, without `__init__.py`."""
+
+SHARED_NAMES = {
+    "main": "the entry point of each program",
+    "train": "the command, and the function that it calls",
+}
+"""Public class or function -> why several modules define it."""
+
+SHARED_FILES = {
+    "__init__.py": "one per package",
+    "backend.py": "the protocol, and each implementation of it",
+    "task.py": "the protocol, and each implementation of it",
+    "config.py": "the settings of training, and those of a task",
+    "evaluate.py": "each task's evaluation",
+    "prediction.py": "each task's prediction",
+    "dialogues.py": "the command, and what it generates",
+}
+"""File name -> why several folders have one."""
+
+TO_RENAME = {
+    "cache_folder": "summarize's token cache uses tpukit.io",
+    "locked": "summarize's token cache uses tpukit.io",
+    "progress.py": "summarize's progress uses tpukit.io",
+    "trained.py": "summarize's moves into the shared one",
+    "tpukit/train": "17 modules in one folder",
+}
+"""Function, class, file or folder that still breaks a rule -> what is to change."""
+
+
+def modules() -> list[Path]:
+    return sorted((ROOT / "tpukit").glob("**/*.py"))
+
+
+def public_names(source: str) -> list[str]:
+    """The public classes and functions at a module's top level."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    body = ast.parse(source).body
+    # Overloads and conditional definitions of one module count once.
+    return sorted({n.name for n in body if isinstance(n, kinds) and not n.name.startswith("_")})
+
+
+def shared(places: Iterable[tuple[str, str]], allowed: Mapping[str, str]) -> dict[str, list[str]]:
+    """Name -> places, of the (name, place) pairs whose name occurs more than once."""
+    found = defaultdict(list)
+    for name, place in places:
+        found[name].append(place)
+    return {name: at for name, at in found.items() if len(at) > 1 and name not in allowed}
+
+
+def test_no_two_public_classes_or_functions_share_a_name():
+    places = [
+        (name, str(path.relative_to(ROOT)))
+        for path in modules()
+        for name in public_names(path.read_text(encoding="utf-8"))
+    ]
+    assert shared(places, SHARED_NAMES | TO_RENAME) == {}
+
+
+def test_no_two_files_share_a_name():
+    places = [(path.name, str(path.relative_to(ROOT))) for path in modules()]
+    assert shared(places, SHARED_FILES | TO_RENAME) == {}
+
+
+def test_no_folder_is_crowded():
+    counts = Counter(path.parent for path in modules() if path.name != "__init__.py")
+    crowded = {str(p.relative_to(ROOT)): n for p, n in counts.items() if n > MOST_MODULES}
+    assert crowded.keys() <= TO_RENAME.keys(), crowded
+
+
+def test_every_allowed_name_is_still_shared():
+    names = [name for path in modules() for name in public_names(path.read_text(encoding="utf-8"))]
+    assert [name for name in SHARED_NAMES if names.count(name) < 2] == []
+    files = [path.name for path in modules()]
+    assert [name for name in SHARED_FILES if files.count(name) < 2] == []
+
+
+def test_names_that_are_shared_are_found():
+    source = (
+        "class A: ...\ndef b(): ...\nasync def c(): ...\ndef _d(): ...\nif x:\n    class E: ...\n"
+    )
+    assert public_names(source) == ["A", "b", "c"]
+    places = [("a", "x.py"), ("a", "y.py"), ("b", "x.py"), ("main", "x.py"), ("main", "y.py")]
+    assert shared(places, {"main": ""}) == {"a": ["x.py", "y.py"]}
