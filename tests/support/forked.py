@@ -7,6 +7,8 @@ environment when it is imported.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import runpy
@@ -15,6 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from pathlib import Path
 
 READ_LATE = {
@@ -71,16 +75,34 @@ def serve() -> None:
     import tpukit.hardware.eager.backend
     import tpukit.train.run  # noqa: F401
 
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         argv, environment, cwd, out, err = json.loads(line)
         pid = os.fork()
         if pid == 0:
             become(environment, cwd, out, err)
-            sys.argv = ["tpukit", *argv]
-            # Left as `python -m tpukit` is left: by SystemExit, with everything's clean-up.
-            runpy.run_module("tpukit", run_name="__main__", alter_sys=True)
+            os._exit(run(argv))
         print(pid, flush=True)
         print(os.waitpid(pid, 0)[1], flush=True)
+
+
+def run(argv: list[str]) -> int:
+    """The exit code of `python -m tpukit *argv`, after everything's clean-up at exit."""
+    sys.argv = ["tpukit", *argv]
+    code = 1
+    try:
+        runpy.run_module("tpukit", run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    # What an interpreter does at its end, but for freeing each object: that takes a second.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 def become(environment: dict[str, str], cwd: str, out: str, err: str) -> None:
