@@ -31,6 +31,7 @@ MATERIAL = Path(__file__).with_name("doctor_material")
 HALVES = ("learn", "measure")
 Record = dict[str, Any]
 
+CAUSES = ("cause", "consequence")
 TRACEBACK = re.compile(r"Traceback \(most recent calls? ")
 
 
@@ -104,10 +105,12 @@ def is_right(text: Record, explanation: Record) -> bool:
         return False
     if explanation["id"] in text["expect"]:
         return True
-    return explanation["line"] in cause_lines(text) and says(text, explanation)
+    on_the_line = explanation["line"] in cause_lines(text)
+    return names_a_cause(explanation) and on_the_line and says(text, explanation)
 
 
 def names_a_cause(explanation: Record) -> bool:
+    """Consequences, warnings and harmless lines name none."""
     return bool(explanation.get("role", "cause") == "cause")
 
 
@@ -157,9 +160,6 @@ def clean() -> list[Record]:
             }
         )
     return results
-
-
-CAUSES = ("cause", "consequence")
 
 
 # -- files ----------------------------------------------------------------------------------------
