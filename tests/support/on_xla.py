@@ -127,5 +127,20 @@ def extremes():
     return counts
 
 
+def repeated_passes():
+    """Compilations over five passes with the same weights, an autocast around all and each."""
+    backend = open_backend(HardwareOptions(hw="tpu", precision="bf16", devices=1))
+    model, counts = backend.prepare(nn.Linear(8, 8)), []
+    x = backend.mesh.send(torch.randn(4, 8))
+    with torch.no_grad(), backend.autocast():
+        for _ in range(5):
+            with backend.autocast():
+                y = model(x)
+            x = x + 0.5 * y.float()
+            backend.finish()
+            counts.append(backend.compilations())
+    return counts
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

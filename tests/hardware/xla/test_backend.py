@@ -58,3 +58,8 @@ def test_generators_go_on_where_they_were():
 def test_no_rate_compiles_anew():
     """Rates of exactly 0 and 1 are constants to a graph that is not careful."""
     assert on_xla("extremes", devices="1") == [1] * 5
+
+
+def test_an_outer_autocast_compiles_one_graph():
+    """The casts that it keeps would make the first pass another graph than the rest."""
+    assert on_xla("repeated_passes", devices="1") == [1] * 5
