@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,6 +31,7 @@ from tpukit.tasks.summarize.data.samples import (
     collate_tokens,
     example_batch,
     split_indices,
+    spread_labels,
 )
 from tpukit.tasks.summarize.data.token_cache import (
     TokenCache,
@@ -314,42 +314,22 @@ class SummarizeTask(Task):
         count = min(self.config.score_samples, len(data))
         if count == 0:
             return {}
-        references, made = self.summarise_samples(model, backend, data, count)
-        scores = rouge_scores(references, made)
-        return {kind: float(values.mean()) for kind, values in scores.items()}
-
-    def summarise_samples(
-        self, model: nn.Module, backend: Backend, data: TokenSamples, count: int
-    ) -> tuple[list[str], list[str]]:
-        """References and written summaries of the first `count` samples."""
         parts = [data.prompt_and_targets(index) for index in range(count)]
         prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
-        decoding = Decoding(max_new_tokens=min(self.config.max_new_tokens, room_of(prompts, self)))
+        room = self.model_config.block_size - min(len(prompt) for prompt, _ in parts)
+        decoding = Decoding(max_new_tokens=min(self.config.max_new_tokens, room))
+        batch_size = self.config.generation_slots
         was_training = model.training
         model.eval()
         try:
             made = generate_summaries(
-                model, backend, prompts, decoding, self.tokenizer, self.config.generation_slots
+                model, backend, prompts, decoding, self.tokenizer, batch_size, share=False
             )
         finally:
             model.train(was_training)
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
-        return references, [made[index] for index in range(count)]
-
-
-def spread_labels(labels: Tensor, wanted: Tensor, positions: int) -> Tensor:
-    """`labels` (groups, count) put where `wanted` says among all positions, `IGNORED` elsewhere:
-    (groups, positions / groups)."""
-    groups = labels.shape[0]
-    size = positions // groups
-    places = torch.where(labels == IGNORED, size, wanted)
-    everywhere = labels.new_full((groups, size + 1), IGNORED)
-    return everywhere.scatter(1, places, labels)[:, :size]
-
-
-def room_of(prompts: Sequence[Prompt], task: SummarizeTask) -> int:
-    """New tokens that the context leaves to the shortest prompt."""
-    return task.model_config.block_size - min(len(prompt.tokens) for prompt in prompts)
+        scores = rouge_scores(references, made)
+        return {kind: float(values.mean()) for kind, values in scores.items()}
 
 
 def _buckets(data: SizedSamples, settings: PlanSettings) -> list[Bucket]:

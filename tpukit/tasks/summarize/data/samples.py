@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tpukit.hardware.backend import Batch
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, SampleSizes
@@ -84,6 +85,16 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
         mask[row] = 1.0
     arrays = {"tokens": tokens, "wanted": wanted, "labels": labels, "mask": mask}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def spread_labels(labels: Tensor, wanted: Tensor, positions: int) -> Tensor:
+    """`labels` (groups, count) put where `wanted` says among all positions, `IGNORED` elsewhere:
+    (groups, positions / groups)."""
+    groups = labels.shape[0]
+    size = positions // groups
+    places = torch.where(labels == IGNORED, size, wanted)
+    everywhere = labels.new_full((groups, size + 1), IGNORED)
+    return everywhere.scatter(1, places, labels)[:, :size]
 
 
 def example_batch(bucket: Bucket, devices: int, vocabulary: int) -> Batch:

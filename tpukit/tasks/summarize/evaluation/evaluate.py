@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,14 @@ from tpukit.tasks.summarize.evaluation.nearest import (
     nearest_summaries,
 )
 from tpukit.tasks.summarize.evaluation.rouge import KINDS, confidence_interval, rouge_scores
-from tpukit.tasks.summarize.evaluation.submission import write_rows
-from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
-from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
+from tpukit.tasks.summarize.evaluation.summary_scores import (
+    SHOWN,
+    SummaryScores,
+    result_lines,
+    write_predictions,
+)
+from tpukit.tasks.summarize.generation.decoding import Decoding
+from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import PlanSettings, Sample
 
@@ -37,23 +41,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Log = Callable[[str], None]
 CAPITALISED = re.compile(r"\b[A-Z]\w+")
-SHOWN = 3
-"""Samples shown from either end."""
-
-
-@dataclass(frozen=True)
-class SummaryScores:
-    """Scores of a run's summaries."""
-
-    data: str
-    samples: int
-    skipped: int
-    """Samples whose summary is too long for the context."""
-    metrics: dict[str, float]
-    """`loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
-    better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`."""
-    scored: list[dict[str, Any]]
-    """Every sample with what was written, the worst first."""
 
 
 class ListedSamples:
@@ -93,7 +80,7 @@ def evaluate_run(
     result = evaluate_summaries(task, model, backend, source, request.limit, log)
     folder = request.out or request.run.path / "test"
     if backend.is_main:
-        _write_predictions(folder, result.scored)
+        write_predictions(folder, result.scored)
         for line in result_lines(result):
             log(line)
         log(f"All summaries, the worst first: {folder / 'predictions.csv'}")
@@ -128,8 +115,12 @@ def evaluate_summaries(
         task, model, backend, ListedSamples([example for _, example in kept], task.config.buckets)
     )
     rows = [row for row, _ in kept]
-    decoding = Decoding(max_new_tokens=task.config.max_new_tokens)
-    made = write_summaries(task, model, backend, [row.dialogue for row in rows], decoding)
+    limit, block_size = task.config.max_new_tokens, task.model_config.block_size
+    prompts = dialogue_prompts((row.dialogue for row in rows), task.tokenizer, block_size, limit)
+    batch_size = task.config.generation_slots
+    made = generate_summaries(
+        model, backend, prompts, Decoding(limit), task.tokenizer, batch_size, share=True
+    )
     metrics = {"loss": loss, **score_rows(rows, made, task.train_file, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
@@ -184,30 +175,6 @@ def mean_loss(
         backend.finish()
     total, weight = backend.to_host({"t": backend.all_reduce_sum(totals)})["t"].tolist()
     return float(total / weight)
-
-
-def write_summaries(
-    task: SummarizeTask,
-    model: nn.Module,
-    backend: Backend,
-    dialogues: Sequence[str],
-    decoding: Decoding,
-) -> list[str]:
-    """The summary of each dialogue, the work shared between ranks."""
-    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
-    room = min(decoding.max_new_tokens, task.model_config.block_size // 2)
-    prompts = [
-        Prompt(number, np.array(formats.prompt(dialogue, room), np.int64))
-        for number, dialogue in enumerate(dialogues)
-    ]
-    plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
-    generator = make_generator(model, backend, plan, decoding, task.tokenizer)
-    own: dict[int, str] = {}
-    for chunk in plan.chunks[backend.rank :: backend.world_size]:
-        for row, tokens in generator.run(chunk).items():
-            own[row] = clean_summary(task.tokenizer.decode(tokens))
-    made = {row: text for part in backend.all_gather_objects(own) for row, text in part.items()}
-    return [made[number] for number in range(len(dialogues))]
 
 
 # -- scores -------------------------------------------------------------------------------------
@@ -269,35 +236,3 @@ def _shown(row: Row, summary: str, score: float) -> dict[str, Any]:
         "reference": row.summary,
         "dialogue": row.dialogue,
     }
-
-
-def _write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    columns = ("id", "rougeL", "summary", "reference", "dialogue")
-    rows = [[str(sample[column]) for column in columns] for sample in shown]
-    write_rows(out / "predictions.csv", columns, rows)
-
-
-def result_lines(result: SummaryScores) -> list[str]:
-    """The result for people."""
-    metrics = result.metrics
-    lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]
-    if result.skipped:
-        lines.append(f"{result.skipped} left out: their summaries are too long for the context")
-    for kind in KINDS:
-        nearest = metrics.get(f"{kind}_nearest")
-        beside = f"first line {metrics[f'{kind}_lead']:.3f}"
-        beside += "" if nearest is None else f", nearest training summary {nearest:.3f}"
-        interval = f"[{metrics[f'{kind}_low']:.3f}, {metrics[f'{kind}_high']:.3f}]"
-        lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
-    if "names_copied" in metrics:
-        unseen = metrics.get("unseen_names_copied")
-        beside = "" if unseen is None else f"; {unseen:.1%} of those not in the training set"
-        lines.append(f"names copied: {metrics['names_copied']:.1%}{beside}")
-    shown = {"Best": result.scored[::-1][:SHOWN], "Worst": result.scored[:SHOWN]}
-    for title, samples in shown.items():
-        for sample in samples:
-            lines.append(f"{title} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
-            lines.append(f"  written:   {sample['summary']}")
-            lines.append(f"  reference: {sample['reference']}")
-    return lines

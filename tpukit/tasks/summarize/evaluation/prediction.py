@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
 from torch import nn
 
 from tpukit.errors import UsageError
@@ -24,7 +23,6 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
-from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.evaluation.submission import (
     COLUMNS,
@@ -32,8 +30,13 @@ from tpukit.tasks.summarize.evaluation.submission import (
     require_writable,
     write_rows,
 )
-from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Generator, Prompt
-from tpukit.tasks.summarize.generation.summaries import clean_summary, make_generator, plan_prompts
+from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Generator
+from tpukit.tasks.summarize.generation.summaries import (
+    clean_summary,
+    dialogue_prompts,
+    make_generator,
+    plan_prompts,
+)
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.run_folder import TrainedRun
 
@@ -104,9 +107,12 @@ def predict_rows(
     """Writes the summaries; returns the number of rows. Every rank must call it."""
     for name in extra_columns(job.test_csv) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
-    ids, prompts = _read_prompts(task, job)
+    rows = list(read_rows(job.test_csv, summaries=False))
+    ids = [row.id for row in rows]
     if job.sample_submission is not None:
         check_against_sample(ids, job.sample_submission)
+    dialogues, block_size = [row.dialogue for row in rows], task.model_config.block_size
+    prompts = dialogue_prompts(dialogues, task.tokenizer, block_size, job.decoding.max_new_tokens)
     plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
     key = _key(run, job, backend, plan)
     with _open_journal(job.out, backend) as file:
@@ -123,16 +129,6 @@ def predict_rows(
         backend.barrier()
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)
-
-
-def _read_prompts(task: SummarizeTask, job: PredictionJob) -> tuple[list[str], list[Prompt]]:
-    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
-    room = min(job.decoding.max_new_tokens, task.model_config.block_size // 2)
-    ids, prompts = [], []
-    for number, row in enumerate(read_rows(job.test_csv, summaries=False)):
-        ids.append(row.id)
-        prompts.append(Prompt(number, np.array(formats.prompt(row.dialogue, room), np.int64)))
-    return ids, prompts
 
 
 def _generate_missing(

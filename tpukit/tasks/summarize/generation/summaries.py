@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from torch import nn
 
 from tpukit.hardware.backend import Backend
+from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
@@ -42,6 +44,18 @@ def make_generator(
     return kind(plain, backend, plan, decoding, tokenizer.vocabulary_size, tokenizer.end)
 
 
+def dialogue_prompts(
+    dialogues: Iterable[str], tokenizer: Tokenizer, block_size: int, max_new_tokens: int
+) -> list[Prompt]:
+    """A prompt for each dialogue that leaves room in the context for `max_new_tokens`."""
+    formats = PromptFormat(tokenizer, block_size)
+    room = min(max_new_tokens, block_size // 2)
+    return [
+        Prompt(number, np.array(formats.prompt(dialogue, room), np.int64))
+        for number, dialogue in enumerate(dialogues)
+    ]
+
+
 def generate_summaries(
     model: nn.Module,
     backend: Backend,
@@ -49,18 +63,26 @@ def generate_summaries(
     decoding: Decoding,
     tokenizer: Tokenizer,
     batch_size: int,
-) -> dict[int, str]:
-    """The summary of each prompt by row; every rank does the same work.
+    *,
+    share: bool,
+) -> list[str]:
+    """The summary of each prompt; every rank gets all.
 
-    That keeps ranks in step, which FSDP needs.
+    share: the ranks share the work. Without it every rank does the same work and stays in step
+    with the others, which FSDP needs.
     """
-    plan = plan_prompts(prompts, backend, batch_size, 1)
+    ranks = backend.world_size if share else 1
+    plan = plan_prompts(prompts, backend, batch_size, ranks)
     generator = make_generator(model, backend, plan, decoding, tokenizer)
-    made: dict[int, str] = {}
-    for chunk in plan.chunks:
-        for row, tokens in generator.run(chunk).items():
-            made[row] = clean_summary(tokenizer.decode(tokens))
-    return made
+    texts = {
+        row: clean_summary(tokenizer.decode(tokens))
+        for chunk in plan.chunks[backend.rank % ranks :: ranks]
+        for row, tokens in generator.run(chunk).items()
+    }
+    if share:
+        parts = backend.all_gather_objects(texts)
+        texts = {row: text for part in parts for row, text in part.items()}
+    return [texts[prompt.row] for prompt in prompts]
 
 
 def clean_summary(text: str) -> str:

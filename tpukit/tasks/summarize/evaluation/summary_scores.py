@@ -1,0 +1,62 @@
+"""The scores of a run's summaries, as lines for people and as a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpukit.tasks.summarize.evaluation.rouge import KINDS
+from tpukit.tasks.summarize.evaluation.submission import write_rows
+
+SHOWN = 3
+"""Samples shown from either end."""
+
+
+@dataclass(frozen=True)
+class SummaryScores:
+    """Scores of a run's summaries."""
+
+    data: str
+    samples: int
+    skipped: int
+    """Samples whose summary is too long for the context."""
+    metrics: dict[str, float]
+    """`loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
+    better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`."""
+    scored: list[dict[str, Any]]
+    """Every sample with what was written, the worst first."""
+
+
+def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
+    """Writes all samples to `predictions.csv` in the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    columns = ("id", "rougeL", "summary", "reference", "dialogue")
+    rows = [[str(sample[column]) for column in columns] for sample in shown]
+    write_rows(out / "predictions.csv", columns, rows)
+
+
+def result_lines(result: SummaryScores) -> list[str]:
+    """The result for people."""
+    metrics = result.metrics
+    lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]
+    if result.skipped:
+        lines.append(f"{result.skipped} left out: their summaries are too long for the context")
+    for kind in KINDS:
+        nearest = metrics.get(f"{kind}_nearest")
+        beside = f"first line {metrics[f'{kind}_lead']:.3f}"
+        beside += "" if nearest is None else f", nearest training summary {nearest:.3f}"
+        interval = f"[{metrics[f'{kind}_low']:.3f}, {metrics[f'{kind}_high']:.3f}]"
+        lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
+    if "names_copied" in metrics:
+        unseen = metrics.get("unseen_names_copied")
+        beside = "" if unseen is None else f"; {unseen:.1%} of those not in the training set"
+        lines.append(f"names copied: {metrics['names_copied']:.1%}{beside}")
+    shown = {"Best": result.scored[::-1][:SHOWN], "Worst": result.scored[:SHOWN]}
+    for title, samples in shown.items():
+        for sample in samples:
+            lines.append(f"{title} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
+            lines.append(f"  written:   {sample['summary']}")
+            lines.append(f"  reference: {sample['reference']}")
+    return lines
