@@ -1,0 +1,108 @@
+"""Claiming a run folder, and the checkpoint in it that a run resumes from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from tpukit.errors import CheckpointError, ConfigError
+from tpukit.hardware.backend import Backend
+from tpukit.io.files import replacing_folder
+from tpukit.train.checkpoint import Checkpoint, list_checkpoints, newest_good, point, read_pointer
+from tpukit.train.engine import RunPlan
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run_folder import RunFolder, locked
+from tpukit.train.run_log import keep_crashes, keep_rank_output
+
+
+def claim_folder(
+    request: TrainingRequest, backend: Backend, stack: ExitStack, log: Callable[[str], None]
+) -> None:
+    """Rank 0 makes and locks the folder; the others wait and write to their log files."""
+    folder = request.folder
+    if backend.is_main:
+        if not request.config.resume and folder.path.exists():
+            with locked(folder):
+                aside = folder.set_aside()
+            if aside:
+                log(f"The old run was renamed to {aside}")
+        folder.create()
+        stack.callback(folder.remove_if_unused)
+        stack.enter_context(locked(folder))
+        if request.config.resume_from:
+            _import_run(Path(request.config.resume_from), folder, log)
+    backend.barrier()
+    keep_crashes(folder, backend.rank)
+    if not backend.is_main:
+        keep_rank_output(folder, backend.rank)
+
+
+def _import_run(source: Path, folder: RunFolder, log: Callable[[str], None]) -> None:
+    """Copies a read-only run's newest good and best checkpoints, unless this folder is further."""
+    if list_checkpoints(folder.checkpoints):
+        log(f"{folder.path} has checkpoints of its own: --resume-from is not needed.")
+        return
+    origin = RunFolder(source)
+    newest = newest_good(origin.checkpoints, log) if origin.checkpoints.is_dir() else None
+    if newest is None:
+        raise CheckpointError(
+            f"--resume-from {source}: no checkpoint in {origin.checkpoints}.",
+            "Give the run folder that holds `checkpoints/`.",
+        )
+    best = read_pointer(origin.checkpoints / "best")
+    for name in sorted({newest.path.name, best or newest.path.name}):
+        with replacing_folder(folder.checkpoints / name) as partial:
+            source_folder = origin.checkpoints / name
+            shutil.copytree(
+                source_folder, partial, copy_function=shutil.copyfile, dirs_exist_ok=True
+            )
+    if best:
+        point(folder.checkpoints / "best", best)
+    point(folder.checkpoints / "latest", newest.path.name)
+    if origin.metrics.exists():
+        shutil.copyfile(origin.metrics, folder.metrics)
+    log(f"Starting from {source}, {newest.path.name}.")
+
+
+def find_checkpoint(
+    request: TrainingRequest, backend: Backend, log: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest good checkpoint, the same one in every rank."""
+    checkpoint = newest_good(request.folder.checkpoints, log)
+    steps = backend.all_gather_objects(checkpoint.state.step if checkpoint else None)
+    if len(set(steps)) > 1:
+        raise CheckpointError(
+            f"The ranks see different checkpoints in {request.folder.path}: steps {steps}.",
+            "All hosts must share the run folder.",
+        )
+    return checkpoint
+
+
+def require_same_arithmetic(
+    plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None]
+) -> None:
+    """Raises ConfigError naming what differs from the run that left the checkpoint.
+
+    Checkpoints of earlier versions do not identify their data: that is a warning.
+    """
+    before = checkpoint.state.identity
+    unknown = sorted(plan.datasets.identity.keys() - before.keys())
+    if unknown:
+        log(
+            f"Warning: {checkpoint.path.name} does not record {', '.join(unknown)}: make sure that"
+            " the data is the same. The next checkpoint records it."
+        )
+    changes = [
+        f"{name} was {before.get(name)!r}, now {plan.identity.get(name)!r}"
+        for name in sorted({*before, *plan.identity} - {*unknown})
+        if before.get(name) != plan.identity.get(name)
+    ]
+    if changes:
+        raise ConfigError(
+            f"The run in {plan.folder.path} was made with other settings: {'; '.join(changes)}.",
+            "Give the old values to go on with it, --no-resume to start anew (the old run is set"
+            " aside), or another --results-dir.",
+            id="changed-arithmetic",
+        )
