@@ -34,7 +34,7 @@ def files_of(chips=0, gpus=0, pci_device="0x0063"):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets the hardware of this machine; the environment is restored afterwards."""
+    """Sets the hardware of this machine, which has torch_xla; the environment is restored."""
     for name in STEERING:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -42,6 +42,7 @@ def machine(monkeypatch):
     def has(chips=0, gpus=0, pci_device="0x0063"):
         host = RecordedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
         monkeypatch.setattr(select, "RealHost", lambda: host)
+        monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: name)
 
     return has
 

@@ -102,7 +102,12 @@ def test_a_busy_port_is_an_error():
 @pytest.mark.parametrize(
     ("options", "env", "stderr"),
     [
-        ("hw='tpu'", {"PJRT_DEVICE": "CPU"}, "one process drives all devices"),
+        pytest.param(
+            "hw='tpu'",
+            {"PJRT_DEVICE": "CPU"},
+            "one process drives all devices",
+            marks=pytest.mark.xla,
+        ),
         ("hw='cpu', devices=4", {}, "started 2 ranks"),
     ],
 )
