@@ -11,7 +11,7 @@ import pytest
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.dialogues import dialogue_parts, make_dialogue, write_dialogues
-from tpukit.tasks.summarize.evaluation.nearest import first_line, nearest_summaries
+from tpukit.tasks.summarize.evaluation.nearest import lead_line, nearest_summaries
 from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
 
 PARTS = ("train", "test")
@@ -48,7 +48,7 @@ def test_the_set_is_not_too_easy(tmp_path: Path) -> None:
     files = write_dialogues(tmp_path, 4000, 0)
     tests = [make_dialogue(0, "test", index) for index in range(files.test_rows)]
     references = [sample.summary for sample in tests]
-    lead = rouge_scores(references, [first_line(sample.dialogue) for sample in tests])
+    lead = rouge_scores(references, [lead_line(sample.dialogue) for sample in tests])
     nearest = rouge_scores(
         references, nearest_summaries(files.train, [sample.dialogue for sample in tests])
     )
