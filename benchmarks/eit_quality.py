@@ -32,7 +32,7 @@ from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
 from tpukit.tasks.eit.data.measured import open_test_set
 from tpukit.tasks.eit.evaluation.metrics import METRICS, mean_with_interval, measure_all
-from tpukit.train.run_folder import versions
+from tpukit.train.storage.run_folder import versions
 
 WAYS = {
     "diffusion, mean of K": "",

@@ -111,7 +111,7 @@ def bare_block(task, config, backend, steps: int):
     import torch
 
     from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
-    from tpukit.train.restore import load_learner
+    from tpukit.train.storage.restore import load_learner
     from tpukit.train.task import PlanSettings
 
     data = task.datasets().train
@@ -207,8 +207,8 @@ def main() -> None:
     from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
     from tpukit.train.requests import TrainingRequest
-    from tpukit.train.run import train
-    from tpukit.train.run_folder import RunFolder, versions
+    from tpukit.train.run import train_run
+    from tpukit.train.storage.run_folder import RunFolder, versions
 
     backend = open_backend(HardwareOptions(hw=options.hw, precision="fp32"))
     config = TrainConfig(
@@ -220,7 +220,7 @@ def main() -> None:
     task.loss = blocks.loss
     with tempfile.TemporaryDirectory() as folder:
         request = TrainingRequest(task, config, RunFolder(Path(folder) / "run"))
-        train(request, backend, lambda line: None)
+        train_run(request, backend, lambda line: None)
     rates = {
         side: [options.steps * options.batch / seconds for seconds in found]
         for side, found in (("engine", blocks.engine), ("bare", blocks.bare))

@@ -53,7 +53,8 @@ class Countdown:
 
 def arm(at: str) -> None:
     """Places the events: each file written, synced, renamed, removed; steps; compilation."""
-    from tpukit.train import checkpoint, engine, restore, step
+    from tpukit.train import engine, step
+    from tpukit.train.storage import checkpoint, restore
 
     countdown = Countdown(at)
     countdown.wrap(os, "fsync", "fsync")

@@ -14,10 +14,10 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.interrupts import StopRequest
 from tpukit.train.requests import TrainingRequest
-from tpukit.train.run import train
-from tpukit.train.run_folder import RunFolder, open_run
-from tpukit.train.run_log import read_metrics
+from tpukit.train.run import train_run
 from tpukit.train.step import build_learner, weighted_sums
+from tpukit.train.storage.run_folder import RunFolder, open_run
+from tpukit.train.storage.run_log import read_metrics
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def silent(message):
 
 def test_gradients_are_reduced_once_a_step(request_for):
     backend = FakeBackend()
-    train(request_for(accumulate=4, max_steps=1), backend, silent)
+    train_run(request_for(accumulate=4, max_steps=1), backend, silent)
     micro_batches = [call for call in backend.calls if call.startswith("micro_batch")]
     assert micro_batches == [
         "micro_batch(first=True, last=False)",
@@ -54,7 +54,7 @@ def test_validation_counts_every_sample_once(request_for):
     """Ten samples in batches of sixteen: the filled rows must not count."""
     backend = FakeBackend()
     request = request_for(max_steps=3, ema_decay=None)
-    train(request, backend, silent)
+    train_run(request, backend, silent)
     told = [row["valid_loss"] for row in read_metrics(request.folder) if row["kind"] == "valid"]
     run = open_run(request.folder.path, silent)
     model = request.task.build_model(backend)
@@ -88,7 +88,7 @@ def test_ema_weights_follow_their_formula(request_for):
 
 def test_the_best_validation_is_what_open_run_gives(request_for):
     request = request_for(max_steps=12, lr=0.5)
-    summary = train(request, FakeBackend(), silent)
+    summary = train_run(request, FakeBackend(), silent)
     rows = [row for row in read_metrics(request.folder) if row["kind"] == "valid"]
     best = min(rows, key=lambda row: row["valid_loss"])
     assert summary.best == {"loss": best["valid_loss"], "step": best["step"]}
@@ -98,7 +98,7 @@ def test_the_best_validation_is_what_open_run_gives(request_for):
 def test_a_stop_request_is_seen_between_steps(request_for, monkeypatch):
     request = request_for(max_steps=1000)
     monkeypatch.setattr(StopRequest, "is_set", property(lambda stop: True))
-    summary = train(request, FakeBackend(), silent)
+    summary = train_run(request, FakeBackend(), silent)
     assert summary.steps == 1 and not summary.finished
     assert open_run(request.folder.path, silent).checkpoint.state.step == 1
 
@@ -109,7 +109,7 @@ def test_a_large_gradient_is_told(request_for):
             return {"loss": super().loss(model, batch)["loss"] * 1e6}
 
     told: list[str] = []
-    train(request_for(Steep()), FakeBackend(), told.append)
+    train_run(request_for(Steep()), FakeBackend(), told.append)
     assert any("gradient norm" in line and "--lr" in line for line in told)
 
 
@@ -121,7 +121,7 @@ def test_a_non_finite_loss_names_the_first_bad_step(request_for):
             return {"loss": super().loss(model, batch)["loss"] * scale}
 
     with pytest.raises(NonFiniteLossError, match="in step 4"):
-        train(request_for(Bad(), ckpt_every=100, log_every=100), FakeBackend(), silent)
+        train_run(request_for(Bad(), ckpt_every=100, log_every=100), FakeBackend(), silent)
 
 
 @pytest.mark.parametrize("task", [Tiny, Weighted])
@@ -147,7 +147,7 @@ class Renaming(Tiny):
 
 def test_other_metrics_in_another_micro_batch_are_an_error(request_for):
     with pytest.raises(UsageError, match=r"accuracy for one micro-batch and .*error for"):
-        train(request_for(Renaming(), accumulate=2), FakeBackend(), silent)
+        train_run(request_for(Renaming(), accumulate=2), FakeBackend(), silent)
 
 
 def test_metrics_keep_their_names_in_any_order():
@@ -184,27 +184,27 @@ def with_digest(digest):
 
 
 def test_other_data_is_an_error_that_names_the_field(request_for):
-    train(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
+    train_run(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
     with pytest.raises(ConfigError, match="data was 'a', now 'b'") as caught:
-        train(request_for(with_digest("b")), FakeBackend(), silent)
+        train_run(request_for(with_digest("b")), FakeBackend(), silent)
     assert caught.value.id == "changed-arithmetic"
 
 
 def test_a_checkpoint_without_a_digest_gains_one_with_a_warning(request_for):
     request = request_for(with_digest(None), max_steps=3)
-    train(request, FakeBackend(), silent)
+    train_run(request, FakeBackend(), silent)
     lines: list[str] = []
-    train(request_for(with_digest("a")), FakeBackend(), lines.append)
+    train_run(request_for(with_digest("a")), FakeBackend(), lines.append)
     assert any("Warning" in line and "data" in line for line in lines)
     assert open_run(request.folder.path, silent).checkpoint.state.step == 6
     with pytest.raises(ConfigError, match="data was 'a', now 'b'"):
-        train(request_for(with_digest("b"), max_steps=9), FakeBackend(), silent)
+        train_run(request_for(with_digest("b"), max_steps=9), FakeBackend(), silent)
 
 
 def test_a_lost_digest_is_an_error(request_for):
-    train(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
+    train_run(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
     with pytest.raises(ConfigError, match="data was 'a', now None"):
-        train(request_for(with_digest(None)), FakeBackend(), silent)
+        train_run(request_for(with_digest(None)), FakeBackend(), silent)
 
 
 @pytest.mark.parametrize("removed", ["artifacts", "restore_artifacts"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpukit.commands.dialogues import dialogues
+from tpukit.commands.data_dialogues import dialogues
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import InterruptedRunError
 

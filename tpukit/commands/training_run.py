@@ -29,9 +29,9 @@ def run_training(
     in_all_ranks(hardware, kind, output)
     backend = open_backend(hardware)
     try:
-        from tpukit.train.run import train
+        from tpukit.train.run import train_run
 
-        result = train(request, backend, output.text)
+        result = train_run(request, backend, output.text)
         if backend.is_main:
             output.result(dataclasses.asdict(result))
     finally:

@@ -12,7 +12,7 @@ from torch import nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.registry import BUILT_IN, find_task, make_task
-from tpukit.train.run_folder import TrainedRun, open_run
+from tpukit.train.storage.run_folder import TrainedRun, open_run
 from tpukit.train.task import Task
 
 

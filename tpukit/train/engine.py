@@ -16,15 +16,15 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import BatchSplit
-from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
 from tpukit.train.interrupts import StopRequest
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
 from tpukit.train.requests import TrainingResult
-from tpukit.train.run_folder import RunFolder
-from tpukit.train.run_log import RunLog
 from tpukit.train.schedule import is_due, learning_rate
 from tpukit.train.step import Learner
+from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.storage.run_log import RunLog
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task
 
 LARGE_GRADIENT = 1e3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tpukit.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from tpukit.train.run_folder import RunFolder, TrainedRun
+    from tpukit.train.storage.run_folder import RunFolder, TrainedRun
     from tpukit.train.task import Task
 
 

@@ -14,22 +14,24 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import split_batch
-from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.interrupts import StopRequest, listening
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
-from tpukit.train.restore import load_learner
-from tpukit.train.resume import claim_folder, find_checkpoint, require_same_arithmetic
-from tpukit.train.run_folder import versions, write_config
-from tpukit.train.run_log import RunLog, cut_metrics, draw_loss_curve, read_metrics
 from tpukit.train.step import Learner
+from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
+from tpukit.train.storage.restore import load_learner
+from tpukit.train.storage.resume import claim_folder, find_checkpoint, require_same_arithmetic
+from tpukit.train.storage.run_folder import versions, write_config
+from tpukit.train.storage.run_log import RunLog, cut_metrics, draw_loss_curve, read_metrics
 from tpukit.train.task import PlanSettings, Task
 
 
-def train(request: TrainingRequest, backend: Backend, log: Callable[[str], None]) -> TrainingResult:
+def train_run(
+    request: TrainingRequest, backend: Backend, log: Callable[[str], None]
+) -> TrainingResult:
     """Runs a request to its end, or to where a signal or the clock stops it.
 
     Raises InterruptedRunError after a signal, its checkpoint written.

@@ -244,7 +244,7 @@ class Task(ABC):
     # -- a trained run ----------------------------------------------------------------------------
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model on the CPU with a run's weights, as `evaluate` and `predict` use it."""
-        from tpukit.train.restore import load_weights
+        from tpukit.train.storage.restore import load_weights
 
         model = self.build_model(ops)
         load_weights(model, weights, "the checkpoint")

@@ -90,7 +90,7 @@ class GivenSettings:
         """
         from tpukit.tasks.registry import find_task, make_task
         from tpukit.train.requests import TrainingRequest
-        from tpukit.train.run_folder import RunFolder
+        from tpukit.train.storage.run_folder import RunFolder
         from tpukit.train.task import Preset
 
         cls = find_task(spec)

@@ -14,12 +14,12 @@ import torch
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
-from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.config import TrainConfig
-from tpukit.train.restore import load_learner
-from tpukit.train.run_folder import RunFolder
-from tpukit.train.run_log import RunLog
 from tpukit.train.step import Learner
+from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.storage.restore import load_learner
+from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.storage.run_log import RunLog
 from tpukit.train.task import PlanSettings, Task
 
 WARM_STEPS = 2

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.config import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.tasks.summarize.data.buckets import (
     Bucket,
     Bucketing,
@@ -56,8 +55,9 @@ from tpukit.tasks.summarize.model.weights import (
     read_pretrained,
     require_vocabulary,
 )
+from tpukit.tasks.summarize.settings import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
-from tpukit.train.restore import load_weights
+from tpukit.train.storage.restore import load_weights
 from tpukit.train.task import (
     BatchPlan,
     Datasets,

@@ -38,7 +38,7 @@ from tpukit.tasks.summarize.generation.summaries import (
     plan_prompts,
 )
 from tpukit.train.requests import PredictionRequest
-from tpukit.train.run_folder import TrainedRun
+from tpukit.train.storage.run_folder import TrainedRun
 
 if TYPE_CHECKING:
     from tpukit.tasks.summarize.task import SummarizeTask

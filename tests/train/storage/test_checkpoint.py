@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tpukit.errors import CheckpointError, JobError
-from tpukit.train.checkpoint import (
+from tpukit.train.storage.checkpoint import (
     BackgroundWriter,
     Snapshot,
     TrainState,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpukit.io.files import write_file
-from tpukit.train.run_folder import RunFolder
+from tpukit.train.storage.run_folder import RunFolder
 
 
 class RunLog:

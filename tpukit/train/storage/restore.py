@@ -10,9 +10,9 @@ import torch
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import Learner, build_learner
+from tpukit.train.storage.checkpoint import Checkpoint
 from tpukit.train.task import Datasets, Task
 
 MASK_63 = 2**63 - 1

@@ -10,11 +10,17 @@ from pathlib import Path
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
-from tpukit.train.checkpoint import Checkpoint, list_checkpoints, newest_good, point, read_pointer
 from tpukit.train.engine import RunPlan
 from tpukit.train.requests import TrainingRequest
-from tpukit.train.run_folder import RunFolder, locked
-from tpukit.train.run_log import keep_crashes, keep_rank_output
+from tpukit.train.storage.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    newest_good,
+    point,
+    read_pointer,
+)
+from tpukit.train.storage.run_folder import RunFolder, locked
+from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
 
 
 def claim_folder(

@@ -16,7 +16,7 @@ from typing import Any
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
 from tpukit.io.lock import LockedError, exclusive
-from tpukit.train.checkpoint import (
+from tpukit.train.storage.checkpoint import (
     Checkpoint,
     newest_good,
     open_checkpoint,
