@@ -11,8 +11,8 @@ from tiny_task import Rows, Tiny, Weighted
 
 from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
 from tpukit.hardware.fake import FakeBackend
+from tpukit.io.interrupts import StopRequest
 from tpukit.train.config import TrainConfig
-from tpukit.train.interrupts import StopRequest
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.step import build_learner, weighted_sums

@@ -13,11 +13,11 @@ from typing import Any
 
 from tpukit.errors import NonFiniteLossError
 from tpukit.hardware.backend import Backend, Batch
+from tpukit.io.interrupts import StopRequest
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import BatchSplit
 from tpukit.train.config import TrainConfig
-from tpukit.train.interrupts import StopRequest
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
 from tpukit.train.requests import TrainingResult
 from tpukit.train.schedule import is_due, learning_rate

@@ -11,12 +11,12 @@ from typing import Any
 
 from tpukit.errors import DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
+from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import split_batch
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.engine import Engine, RunPlan, RunState
-from tpukit.train.interrupts import StopRequest, listening
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
