@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.guards import Condition, Guards, ends
 from tpukit.probe.lint.names import Names, Scope, children, source_text
 from tpukit.probe.lint.source import MASK, Module
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
-_VERSION = re.compile(r"version|GREATER|LESS_|(?<=\d)_\d", re.IGNORECASE)
 _WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.environ.__setitem__")
 _SHELL = re.compile(r"(?:^|[\s;!%])(?:export\s+|env\s+|set_env\s+)?([A-Z][A-Z0-9_]+)\s?=\s?\S")
 
@@ -28,15 +29,17 @@ def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFin
 
 
 class _Finder:
-    """Walks a module once with its scopes. `guard` counts enclosing version checks."""
+    """Walks a module once with its scopes. `guarding` holds the guards around a node."""
 
     def __init__(self, module: Module, names: Names, table: CallTable) -> None:
         self.module = module
         self.names = names
         self.table = table
         self.places: list[ModuleFinding] = []
-        self.guard = 0
+        self.guarding: list[Condition] = []
         self.has_alternative = 0
+        assert module.tree is not None
+        self._guards = Guards(module.tree, names)
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._constants: Mapping[str, set[str]] | None = None
@@ -44,8 +47,17 @@ class _Finder:
 
     # -- walking ----------------------------------------------------------------------------------
     def visit_body(self, node: ast.AST, scope: Scope) -> None:
+        before = len(self.guarding)
+        body = getattr(node, "body", None)
+        last = body[-1:] if isinstance(body, list) else ()
         for child in children(node):
             self.visit(child, scope)
+            if isinstance(child, ast.If) and (ends(child.body) or ends(child.orelse)):
+                # An early return guards what follows.
+                self.guarding.append(Condition(self._guards, child.test, scope))
+            if child in last:
+                del self.guarding[before:]
+        del self.guarding[before:]
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -61,12 +73,22 @@ class _Finder:
             self._environment_item(node, scope)
         if isinstance(node, ast.Try):
             self._try(node, scope)
-        elif isinstance(node, ast.If | ast.IfExp) and _is_version_check(node.test):
-            self.guard += 1
-            self.visit_body(node, scope)
-            self.guard -= 1
+        elif isinstance(node, ast.If | ast.IfExp):
+            with self._guarded(Condition(self._guards, node.test, scope)):
+                self.visit_body(node, scope)
+        elif isinstance(node, ast.BoolOp):
+            # `hasattr(xm, "x") and xm.x()`
+            with self._guarded(Condition(self._guards, node.values[0], scope)):
+                self.visit_body(node, scope)
         else:
             self.visit_body(node, self.names.scopes.get(node, scope))
+
+    @contextmanager
+    def _guarded(self, *conditions: Condition) -> Iterator[None]:
+        before = len(self.guarding)
+        self.guarding += conditions
+        yield
+        del self.guarding[before:]
 
     def _try(self, node: ast.Try, scope: Scope) -> None:
         """A handler for a missing name supports old releases; it is not reported."""
@@ -74,14 +96,18 @@ class _Finder:
         alternative = any(
             isinstance(inner, ast.Import | ast.ImportFrom) for h in fallbacks for inner in h.body
         )
+        about = Condition(self._guards, node.body, scope)
+        # `try: n = xm.old() except AttributeError: n = xr.new()`
+        caught = [h for h in fallbacks if _catches(h, ("AttributeError",))]
+        replaced = [Condition(self._guards, h.body, scope) for h in caught]
         self.has_alternative += alternative
-        for statement in node.body:
-            self.visit(statement, scope)
+        with self._guarded(*replaced):
+            for statement in node.body:
+                self.visit(statement, scope)
         self.has_alternative -= alternative
         for handler in node.handlers:
-            self.guard += handler in fallbacks
-            self.visit_body(handler, scope)
-            self.guard -= handler in fallbacks
+            with self._guarded(*([about] if handler in fallbacks else [])):
+                self.visit_body(handler, scope)
         for statement in (*node.orelse, *node.finalbody):
             self.visit(statement, scope)
 
@@ -221,7 +247,9 @@ class _Finder:
         fixable: bool = True,
     ) -> None:
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
-        if self.guard or (self.has_alternative and is_import and row.status == "removed"):
+        if any(condition.covers(row, name) for condition in self.guarding):
+            return
+        if self.has_alternative and is_import and row.status == "removed":
             return
         fix = row.fix if fixable else None
         self._add(row, self.module.span(node), _as_used(row, name), name, fix)
@@ -280,16 +308,6 @@ def _constants(tree: ast.Module) -> dict[str, set[str]]:
             texts = _values(node.value, {}) if is_simple else {"?"}
             found.setdefault(node.targets[0].id, set()).update(texts)
     return found
-
-
-def _is_version_check(test: ast.expr) -> bool:
-    """`hasattr(xm, "x")`, `version.parse(...) < ...`, `is_torch_version(...)`."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.Name) and (node.id == "hasattr" or _VERSION.search(node.id)):
-            return True
-        if isinstance(node, ast.Attribute) and _VERSION.search(node.attr):
-            return True
-    return False
 
 
 def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:

@@ -1,0 +1,168 @@
+"""Recognises guards: tests of a release or of a feature, and the packages that they are about.
+
+Only a guard about the package of a finding keeps it from being reported: `hasattr(xm, "x")` says
+nothing about timm, and `args.version` or `hasattr(self.data, "x")` about no package at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tpukit.knowledge.calls import OldCall
+from tpukit.probe.lint.names import Names, Scope, source_text
+
+_LARGE = ("torch", "numpy", "transformers")
+"""Packages of which a guard about one name says nothing about the others."""
+_PACKAGES = ("torch_xla", "torch", "timm", "accelerate", "transformers", "numpy", "lightning")
+_SPELLINGS = {"np": "numpy", "xla": "torch_xla", "pl": "lightning", "pytorch": "torch"}
+_VERSION_WORD = re.compile(r"version|greater|less_|(?<=\d)_\d|_?(?:ge|lt|gt|le)_?\d", re.IGNORECASE)
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a test says something about."""
+
+    package: str
+    name: str = ""
+    """The name in it that is tested for; empty: the release."""
+
+    def covers(self, row: OldCall, qualified: str) -> bool:
+        """Whether a use of this row is reached in the releases only that it is right for."""
+        root = _root(qualified)
+        if root != self.package and not (self.package == "torch" and root == "torch_xla"):
+            return False
+        if not self.name:
+            return True
+        related = re.split(r"\W+", f"{qualified} {row.new}")
+        return self.name in related or (root == self.package and root not in _LARGE)
+
+
+class Guards:
+    """The guards of one module's tests."""
+
+    def __init__(self, tree: ast.Module, names: Names) -> None:
+        self._tree = tree
+        self._names = names
+        self._values: Mapping[str, list[ast.expr]] | None = None
+
+    def of_test(self, test: ast.expr, scope: Scope, depth: int = 3) -> list[Guard]:
+        """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
+        found: list[Guard] = []
+        for node in ast.walk(test):
+            if isinstance(node, ast.Call):
+                found += self._of_call(node, scope)
+            elif isinstance(node, ast.Attribute):
+                found += self._of_attribute(node, scope)
+            elif isinstance(node, ast.Name):
+                found += self._of_name(node, scope, depth)
+        return found
+
+    def _of_call(self, node: ast.Call, scope: Scope) -> list[Guard]:
+        function = source_text(node.func).rpartition(".")[2]
+        texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        if function == "hasattr" and len(node.args) == 2:
+            modules = self._names.resolve(node.args[0], scope)
+            return [Guard(_root(module), str(text)) for module in modules for text in texts]
+        if function in ("version", "get_distribution") and texts:
+            # `importlib.metadata.version("torch")`
+            return [Guard(_root(str(texts[0]).replace("-", "_")))]
+        if function == "is_package_version" and texts:
+            return [Guard(_root(str(texts[0])))]
+        return []
+
+    def _of_attribute(self, node: ast.Attribute, scope: Scope) -> list[Guard]:
+        if node.attr == "__version__":
+            return [Guard(_root(name)) for name in self._names.resolve(node.value, scope)]
+        return _of_word(node.attr)
+
+    def _of_name(self, node: ast.Name, scope: Scope, depth: int) -> list[Guard]:
+        found = _of_word(node.id)
+        if not found and depth and node.id not in self._names.followed:
+            # `new = hasattr(xm, "x")`, and `if new` below.
+            for value in self._assigned().get(node.id, ()):
+                found += self.of_test(value, scope, depth - 1)
+        return found
+
+    def _assigned(self) -> Mapping[str, list[ast.expr]]:
+        """Name -> the tests assigned to it anywhere in the module."""
+        if self._values is None:
+            values: dict[str, list[ast.expr]] = {}
+            for node in ast.walk(self._tree):
+                if not isinstance(node, ast.Assign) or not _is_test(node.value):
+                    continue
+                if isinstance(node.targets[0], ast.Name):
+                    values.setdefault(node.targets[0].id, []).append(node.value)
+            self._values = values
+        return self._values
+
+    def of_body(self, body: Iterable[ast.stmt], scope: Scope) -> list[Guard]:
+        """The packages that the body of a `try` imports or uses: its handler is about those."""
+        found: set[str] = set()
+        for statement in body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Import):
+                    found |= {_root(alias.name) for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    found.add(_root(node.module or ""))
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                    found |= {_root(name) for name in self._names.resolve(node, scope)}
+        return [Guard(package) for package in sorted(found) if package]
+
+
+@dataclass
+class Condition:
+    """A test, or the body of a `try`, around a node; looked into where something is found."""
+
+    known: Guards
+    about: ast.expr | list[ast.stmt]
+    scope: Scope
+
+    @cached_property
+    def guards(self) -> list[Guard]:
+        if isinstance(self.about, list):
+            return self.known.of_body(self.about, self.scope)
+        return self.known.of_test(self.about, self.scope)
+
+    def covers(self, row: OldCall, qualified: str) -> bool:
+        return any(guard.covers(row, qualified) for guard in self.guards)
+
+
+def ends(body: Sequence[ast.stmt]) -> bool:
+    """Whether nothing behind a body runs after it: it returns, raises or exits."""
+    last = body[-1] if body else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return source_text(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
+    return isinstance(last, _ENDS)
+
+
+def _is_test(value: ast.expr) -> bool:
+    """Whether a value may be a guard's: a comparison, `hasattr(...)`, a parsed version."""
+    if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp):
+        return True
+    if isinstance(value, ast.Attribute):
+        return value.attr == "__version__"
+    return isinstance(value, ast.Call) and bool(
+        re.search(r"hasattr|version", source_text(value)[:200], re.IGNORECASE)
+    )
+
+
+def _of_word(word: str) -> list[Guard]:
+    """`is_torch_version`, `TORCH_2_0`, `_torch_greater_equal_1_13`: package and release."""
+    if not _VERSION_WORD.search(word):
+        return []
+    lower = word.lower()
+    known = next((package for package in _PACKAGES if package in lower), "")
+    if known:
+        return [Guard(known)]
+    parts = set(re.split(r"[\W_]+", lower))
+    return [Guard(package) for short, package in _SPELLINGS.items() if short in parts]
+
+
+def _root(name: str) -> str:
+    root = name.partition(".")[0].rstrip("()")
+    return "lightning" if root == "pytorch_lightning" else root
