@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 CallStatus = Literal["removed", "deprecated", "habit"]
 CallKind = Literal["name", "call", "module", "attribute", "environment"]
+_EFFECTS = {"removed": "raises", "deprecated": "warns"}
 _TABLE = Path(__file__).parent / "tables" / "calls.toml"
 
 
@@ -48,12 +49,16 @@ class OldCall:
     new: str
     since: str
     status: CallStatus
+    effect: str = ""
+    """What happens; by default a removed call raises and a deprecated one warns."""
     keywords: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     positional: int = 0
     position: int | None = None
     """Index of the first of `keywords` when it is passed by position."""
     unless: Mapping[str, list[str]] = field(default_factory=dict)
+    texts: bool = False
+    """The argument at `position` counts where it is a text only."""
     fix: Fix | None = None
 
 
@@ -101,4 +106,5 @@ def _row(row: Mapping[str, Any]) -> OldCall:
     if "import" in raw:
         raw["imports"] = raw.pop("import")
     fix: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items()}
+    fields.setdefault("effect", _EFFECTS.get(row["status"], ""))
     return OldCall(**fields, fix=Fix(**fix) if fix else None)

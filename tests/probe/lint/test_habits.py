@@ -12,6 +12,11 @@ XLA = "import torch\nimport torch_xla\nimport torch_xla.core.xla_model as xm\n"
 LOOP = (
     XLA + "for x in loader:\n    loss = model(x)\n    loss.backward()\n    xm.optimizer_step(opt)\n"
 )
+LOADER = XLA + "from torch.utils.data import DataLoader\n"
+ACCELERATE = (
+    "from accelerate import Accelerator\na = accelerator = Accelerator()\n"
+    "for x in loader:\n    loss = model(x)\n    accelerator.backward(loss)\n    opt.step()\n"
+)
 TRAIN = (
     XLA
     + """
@@ -32,6 +37,10 @@ CASES = {
             "a print of the loss": LOOP + "    print('loss', loss)\n",
             "a print of the loss in a text": LOOP + "    print(f'loss {loss:.3f}')\n",
             "a copy to the host": LOOP + "    losses.append(loss.detach().cpu())\n",
+            "a comparison": LOOP + "    if loss > 10:\n        break\n",
+            "a test of a number": LOOP + "    if torch.isnan(loss):\n        break\n",
+            "accelerate alone": ACCELERATE + "    total += loss.item()\n",
+            "on a TPU": LOOP + "    if use_tpu:\n        total += loss.item()\n",
             "a function of one step": XLA + "def step(x):\n    loss = m(x)\n    loss.backward()\n    return loss.item()\n",
         },
         {
@@ -39,6 +48,13 @@ CASES = {
             "after the loop": LOOP + "print(loss.item())\n",
             "a closure": LOOP + "    def closure():\n        print(loss.item())\n    xm.add_step_closure(closure)\n",
             "without XLA": "import torch\n" + LOOP[len(XLA):].replace("xm.optimizer_step(opt)", "opt.step()") + "    loss.item()\n",
+            "off a TPU": LOOP + "    if not use_tpu:\n        total += loss.item()\n",
+            "on a GPU": LOOP + "    if device.type == 'cuda':\n        total += loss.item()\n",
+            "the other branch of a TPU": LOOP + "    if xla:\n        pass\n    else:\n        total += loss.item()\n",
+            "a comparison with nothing": LOOP + "    if loss is None or loss == None:\n        break\n",
+            "a comparison of another number": LOOP + "    if best_loss > 10:\n        break\n",
+            "accelerate, now and then": ACCELERATE + "    if step % 50 == 0:\n        print(loss.item())\n",
+            "accelerate, no step": ACCELERATE.replace("accelerator.backward(loss)", "pass") + "    total += loss.item()\n",
             "no step": XLA + "for x in loader:\n    total += model(x).item()\n",
             "a print of words": LOOP + "    print('loss goes down')\n",
             "items of a dict": LOOP + "    for k, v in d.items(): pass\n",
@@ -82,20 +98,48 @@ CASES = {
             "plain saving": XLA + "if xm.is_master_ordinal():\n    torch.save(x, 'x')\n    print('saved')\n",
             "the other branch": XLA + "if xm.is_master_ordinal():\n    pass\nelse:\n    pass\nxm.save(s, 'x')\n",
             "the master first": XLA + "def f():\n    if not xm.is_master_ordinal():\n        xm.rendezvous('a')\n    load()\n    if xm.is_master_ordinal():\n        xm.rendezvous('a')\n",
+            "a stand-in": XLA + "class Xm:\n    def rendezvous(self, t):\n        if self.rank == 0:\n            xm.rendezvous(t)\n",
             "accelerate's own saving": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save(x, 'x')\n",
+        },
+    ),
+    "wait-in-step": (
+        {
+            "a barrier": LOOP + "    xm.rendezvous('step')\n",
+            "a reduction": LOOP + "    l = xm.mesh_reduce('l', loss, sum)\n",
+            "a sync that waits": LOOP + "    torch_xla.sync(wait=True)\n",
+            "in a loop over a loader": XLA + "for x in loader:\n    xm.rendezvous('x')\n    train(x)\n",
+            "accelerate alone": ACCELERATE + "    a.wait_for_everyone()\n",
+        },
+        {
+            "once an epoch": LOOP + "xm.rendezvous('epoch')\n",
+            "now and then": LOOP + "    if step % 50 == 0:\n        xm.rendezvous('x')\n",
+            "a sync": LOOP + "    torch_xla.sync()\n",
+            "accelerate once an epoch": ACCELERATE + "a.wait_for_everyone()\n",
         },
     ),
     "no-drop-last": (
         {
-            "by name": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8)\n",
+            "by name": LOADER + "train_loader = DataLoader(d, batch_size=8)\n",
+            "by its data": LOADER + "DataLoader(ds['train'], batch_size=8)\n",
+            "by its function": LOADER + "def train_dataloader(self):\n    return DataLoader(self.d, batch_size=8)\n",
             "by position": XLA + "import torch.utils.data\ntorch.utils.data.DataLoader(d, 32, True)\n",
-            "said no": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8, drop_last=False)\n",
+            "by its loop": LOADER + "dl = DataLoader(d, 32)\nfor x in dl:\n    model(x).backward()\n",
+            "said no": LOADER + "trainLoader = DataLoader(d, batch_size=8, drop_last=False)\n",
         },
         {
-            "dropped": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8, drop_last=True)\n",
-            "one by one": XLA + "from torch.utils.data import DataLoader\nDataLoader(d)\nDataLoader(d, batch_size=1)\n",
-            "a batch sampler": XLA + "from torch.utils.data import DataLoader\nDataLoader(d, batch_sampler=s)\n",
-            "without XLA": "from torch.utils.data import DataLoader\nDataLoader(d, batch_size=8)\n",
+            "dropped": LOADER + "train_loader = DataLoader(d, batch_size=8, drop_last=True)\n",
+            "one by one": LOADER + "train = DataLoader(d)\ntrain2 = DataLoader(d, batch_size=1)\n",
+            "a batch sampler": LOADER + "train = DataLoader(d, batch_sampler=s)\n",
+            "without XLA": "from torch.utils.data import DataLoader\ntrain = DataLoader(d, batch_size=8)\n",
+            "validation": LOADER + "valid_loader = DataLoader(d, batch_size=8)\n",
+            "validation in camel case": LOADER + "myValLoader = DataLoader(d, batch_size=8, shuffle=True)\n",
+            "test data": LOADER + "loader = DataLoader(x_test, batch_size=8)\n",
+            "a submission": LOADER + "def predict(d):\n    return DataLoader(d, batch_size=8)\n",
+            "a split of a dict": LOADER + "l = {'train': DataLoader(d['train'], 8, drop_last=True), 'test': DataLoader(d['test'], 8)}\n",
+            "both in one": LOADER + "l = {k: DataLoader(d[k], 8) for k in ['train', 'val']}\n",
+            "nobody knows": LOADER + "dl = DataLoader(d, batch_size=8)\nfor x in dl:\n    model(x)\n",
+            "one batch": LOADER + "x = next(iter(DataLoader(d, batch_size=8, shuffle=True)))\n",
+            "one batch of a name": LOADER + "train = DataLoader(d, batch_size=8)\nx, y = next(iter(train))\n",
         },
     ),
     "padding-to-longest": (
@@ -160,3 +204,16 @@ def test_columns_count_characters():
     code = LOOP + "    é = 'ü'; total += loss.item()\n"
     (finding,) = module_findings(python_module("x.py", code))
     assert finding.column == code.splitlines()[-1].index("loss.item") + 1
+
+
+def test_one_read_is_one_finding():
+    assert ids(LOOP + "    print(f'{step}', loss.detach().cpu().item())\n") == ["read-in-step"]
+    assert ids(LOOP + "    value = loss.item()\n    print('loss', value)\n") == ["read-in-step"]
+    assert ids(LOOP + "    shown_loss = loss.item()\n    print(shown_loss)\n") == ["read-in-step"]
+
+
+def test_a_drop_last_that_is_written_is_quoted():
+    code = LOADER + "train = DataLoader(d, batch_size=8, drop_last=False)\n"
+    (finding,) = module_findings(python_module("x.py", code))
+    assert "drop_last=False" in finding.old
+    assert finding.effect == "recompiles for the last batch"

@@ -25,7 +25,7 @@ CASES = {
     "xm-get-metrics": (XM + "xm.get_metrics()", XM + "xm.get_memory_info()"),
     "xm-parse-xla-device": (XM + "xm.parse_xla_device('xla:0')", "def parse_xla_device(d): ...\nparse_xla_device('xla:0')"),
     "xla-device-of-device": ("import torch_xla\nd = torch_xla.device.xla_device()", "import torch_xla\nd = torch_xla.device().index"),
-    "xm-get-xla-supported-devices": (XM + "xm.get_xla_supported_devices('TPU')", XM + "xm.get_xla_supported_devices()"),
+    "xm-get-xla-supported-devices": (XM + "xm.get_xla_supported_devices('TPU')", XM + "xm.get_xla_supported_devices()\nxm.get_xla_supported_devices(max_devices=4)\nxm.get_xla_supported_devices(4)"),
     "xmp-spawn-nprocs": (
         "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=8)",
         "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=None)\nxmp.spawn(f, nprocs=1)\n"
@@ -213,7 +213,7 @@ def test_place_and_words():
     assert finding.as_json() == {
         "path": "a.py", "cell": None, "line": 1, "column": 53, "old": "xm.xla_device()",
         "new": "torch_xla.device()", "since": "torch_xla 2.8", "status": "deprecated",
-        "id": "xm-xla-device", "fixable": True,
+        "id": "xm-xla-device", "fixable": True, "effect": "warns",
     }  # fmt: skip
 
 
@@ -279,3 +279,17 @@ def test_torch_rows_are_true_of_the_installed_release():
         torch.cuda.amp.GradScaler(enabled=False)
     with pytest.warns(FutureWarning), torch.cuda.amp.autocast(enabled=False):
         pass
+
+
+def test_a_variable_that_is_only_set_raises_nothing():
+    head = "import os\n"
+    (read,) = module_findings(python_module("a.py", head + "os.environ['COLAB_TPU_ADDR']\n"))
+    (written,) = module_findings(
+        python_module("a.py", head + "os.environ['XRT_TPU_CONFIG'] = 'x'\n")
+    )
+    assert (read.status, read.effect) == ("removed", "raises")
+    assert (written.status, written.effect) == ("habit", "no effect")
+
+
+def test_every_row_says_what_happens():
+    assert all(row.effect for row in old_calls())

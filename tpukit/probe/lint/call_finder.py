@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.finding import ModuleFinding
@@ -203,8 +204,11 @@ class _Finder:
         row = self._environment_row(key)
         if row is None or self.names.resolve(node.value, scope) != ["os.environ"]:
             return
-        if isinstance(node.ctx, ast.Store) or row.status == "removed":
-            self._found(node, row, str(key.value))  # type: ignore[attr-defined]
+        name = str(key.value)  # type: ignore[attr-defined]
+        if isinstance(node.ctx, ast.Store):
+            self._found(node, _only_set(row), name)
+        elif row.status == "removed":
+            self._found(node, row, name)
 
     def _environment_call(self, node: ast.Call) -> None:
         keys: list[ast.expr | None] = list(node.args[:1])
@@ -213,11 +217,11 @@ class _Finder:
         for key in keys:
             row = self._environment_row(key)
             if row is not None and isinstance(key, ast.Constant):
-                self._found(key, row, str(key.value))
+                self._found(key, _only_set(row), str(key.value))
         for keyword in node.keywords:
             row = self.table.environment.get(keyword.arg or "")
             if row is not None:
-                self._found(keyword.value, row, keyword.arg or "")
+                self._found(keyword.value, _only_set(row), keyword.arg or "")
 
     def _environment_row(self, key: ast.expr | None) -> OldCall | None:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
@@ -235,7 +239,7 @@ class _Finder:
                 if row is not None:
                     start = max(match.start(1) - mask_width, 0)
                     span = (number, start, number, start + len(match.group(1)))
-                    self._add(row, span, row.old, match.group(1), None)
+                    self._add(_only_set(row), span, row.old, match.group(1), None)
 
     # -- places ----------------------------------------------------------------
     def _found(
@@ -257,9 +261,16 @@ class _Finder:
     def _add(
         self, row: OldCall, span: tuple[int, int, int, int], old: str, name: str, fix: Fix | None
     ) -> None:
-        place = ModuleFinding(*span, row.id, old, row.new, row.since, row.status, fix, name)
+        place = ModuleFinding(
+            *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect
+        )
         if place not in self.places:
             self.places.append(place)
+
+
+def _only_set(row: OldCall) -> OldCall:
+    """The row of a variable that is set and not read: nothing raises, nothing happens."""
+    return replace(row, status="habit", effect="no effect") if row.status == "removed" else row
 
 
 def _as_used(row: OldCall, name: str) -> str:
@@ -287,7 +298,14 @@ def applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> 
         before = node.args[: row.position + 1]
         if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
             values.append((row.keywords[0], before[-1]))
+    if row.texts:
+        values = [(n, v) for n, v in values if n in given or _may_be_text(v, constants)]
     return any(not _values(v, constants) <= set(row.unless.get(name, ())) for name, v in values)
+
+
+def _may_be_text(node: ast.expr, constants: Mapping[str, set[str]]) -> bool:
+    values = _values(node, constants)
+    return any(value[:1] in "'\"" or "kind" in value.lower() for value in values)
 
 
 def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:

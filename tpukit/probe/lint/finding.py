@@ -25,6 +25,8 @@ class Finding:
     since: str
     status: CallStatus
     fixable: bool = False
+    effect: str = ""
+    """What happens: "raises", "warns", "waits each step", ..."""
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""
@@ -48,3 +50,4 @@ class ModuleFinding:
     fix: Fix | None = None
     name: str = ""
     """The qualified name that was used."""
+    effect: str = ""

@@ -1,27 +1,21 @@
 """Finds habits: code that works, but is slow or wrong on TPU (reads in the step, collectives on one
 rank, shapes that change).
 
-Only modules that import torch_xla are checked, except for an fp16 Accelerator, which picks the TPU
-by itself.
+Only modules that import torch_xla are checked, and those that use accelerate, which picks the TPU
+by itself: for an fp16 Accelerator, collectives on one rank, and what waits in each step.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
 
 from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.loaders import Loaders, argument
 from tpukit.probe.lint.names import Names, Scope, children, imported_packages, source_text
 from tpukit.probe.lint.source import Module
+from tpukit.probe.lint.steps import Emit, Steps
 
-_READS = ("item", "tolist", "numpy", "cpu")
-_STEPS = (
-    "torch_xla.core.xla_model.optimizer_step",
-    "torch_xla.core.xla_model.mark_step",
-    "torch_xla.sync",
-    "torch_xla.step",
-)
 _COLLECTIVES = tuple(
     f"torch_xla.core.xla_model.{name}"
     for name in (
@@ -38,14 +32,13 @@ _MASTER = re.compile(
     r"(?:ordinal|rank|get_ordinal|process_index)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
     r"not\s+\w*rank\b|not\s+\w*ordinal\b"
 )
-_SELDOM = re.compile(r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank", re.I)
+_WRITTEN = "DataLoader(..., drop_last=False)"
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.While)
-_OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
+_LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _ADVICE = {
-    "read-in-step": "read when logging, after the sync (xm.add_step_closure): each read waits for "
-    "the device",
+    "read-in-step": "read when logging, after the sync: each read waits for the device",
+    "wait-in-step": "omit it, or wait once an epoch: the step waits for the device and every rank",
     "collective-under-master": "call it on every rank: it waits for all of them (only one of them "
     "writes)",
     "unsynchronised-gradients": "xm.optimizer_step(optimizer): mark_step does not synchronise "
@@ -55,10 +48,20 @@ _ADVICE = {
     "scaler-on-xla": "omit it: bf16 has the range of fp32 and needs no scaler",
     "padding-to-longest": 'pad to a few fixed lengths (padding="max_length" in tokenizers): each '
     "new length is compiled",
-    "no-drop-last": "drop_last=True, or pad the last batch: its shape is compiled too",
+    "no-drop-last": "drop_last=True for training, or pad the last batch: its shape is compiled too",
 }
 """Habit -> what to write instead."""
-_Emit = Callable[[ast.expr, str, str], None]
+_EFFECTS = {
+    "read-in-step": "waits each step",
+    "wait-in-step": "waits each step",
+    "collective-under-master": "hangs",
+    "unsynchronised-gradients": "ranks drift apart",
+    "fp16-accelerator": "raises on TPU",
+    "scaler-on-xla": "waits each step",
+    "padding-to-longest": "recompiles for each length",
+    "no-drop-last": "recompiles for the last batch",
+}
+"""Habit -> what happens."""
 
 
 def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
@@ -67,11 +70,16 @@ def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
     found: list[ModuleFinding] = []
 
     def emit(node: ast.expr, id: str, old: str) -> None:
-        found.append(ModuleFinding(*module.span(node), id, old, _ADVICE[id], "XLA", "habit"))
+        place = ModuleFinding(
+            *module.span(node), id, old, _ADVICE[id], "XLA", "habit", effect=_EFFECTS[id]
+        )
+        if place not in found:
+            found.append(place)
 
-    imports = (n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom))
-    uses_xla = any("torch_xla" in imported_packages(node) for node in imports)
-    _Visitor(names, emit, uses_xla).walk(module.tree, names.module)
+    imports = [n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    packages = {package for node in imports for package in imported_packages(node)}
+    uses_xla = "torch_xla" in packages
+    _Visitor(module.tree, names, emit, uses_xla, packages).walk(module.tree, names.module)
     if uses_xla:
         _unsynchronised_steps(module.tree, names, emit)
     return found
@@ -80,11 +88,18 @@ def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
 class _Visitor:
     """Walks a module with its scopes and the conditions around each node."""
 
-    def __init__(self, names: Names, emit: _Emit, uses_xla: bool) -> None:
+    def __init__(
+        self, tree: ast.Module, names: Names, emit: Emit, uses_xla: bool, packages: set[str]
+    ) -> None:
         self.names = names
         self.emit = emit
         self.uses_xla = uses_xla
+        self._tree = tree
+        self._loaders: Loaders | None = None
+        self._steps = Steps(names, emit, uses_xla)
+        self._has_steps = uses_xla or "accelerate" in packages
         self._rendezvous = 0
+        self._in_stand_in = False
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
@@ -94,10 +109,14 @@ class _Visitor:
                 self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
-            if self.uses_xla:
-                self._step(child, inner)
+            if self._has_steps:
+                self._steps.look_at(child, inner)
             if isinstance(child, ast.If):
                 self.walk_if(child, inner, under)
+            elif isinstance(child, ast.ClassDef) and _stands_in(child):
+                before, self._in_stand_in = self._in_stand_in, True
+                self.walk(child, inner, under)
+                self._in_stand_in = before
             else:
                 self.walk(child, inner, under)
 
@@ -125,7 +144,7 @@ class _Visitor:
 
     def _under_master(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         tests = [t for t in under if not t.startswith("not (") and _MASTER.search(t)]
-        if not tests:
+        if not tests or self._in_stand_in:
             return
         method = name.rpartition(".")[2]
         if method == "rendezvous" and self._rendezvous > 1:
@@ -145,7 +164,7 @@ class _Visitor:
                 self.emit(node.func, "scaler-on-xla", "GradScaler on XLA")
 
     def _shapes(self, node: ast.Call, name: str) -> None:
-        if name == "torch.utils.data.DataLoader" or name.endswith("data.dataloader.DataLoader"):
+        if name in _LOADERS:
             self._loader(node)
         called = source_text(node.func)
         keyword = _keyword(node, "padding")
@@ -157,37 +176,20 @@ class _Visitor:
 
     def _loader(self, node: ast.Call) -> None:
         given = {keyword.arg for keyword in node.keywords}
-        size = _keyword(node, "batch_size") or (node.args[1] if len(node.args) > 1 else None)
+        size = argument(node, "batch_size", 1)
         whole = size is None or source_text(size) in ("1", "None")
-        drop = _keyword(node, "drop_last")
+        drop = argument(node, "drop_last", 8)
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
-        by_position = len(node.args) > 8
-        if not whole and kept and not by_position and not given & {None, "batch_sampler"}:
-            self.emit(node.func, "no-drop-last", "DataLoader(...) without drop_last")
-
-    def _step(self, node: ast.AST, scope: Scope) -> None:
-        """Reads in the body of a training loop or of a training step's function."""
-        if not isinstance(node, (*_LOOPS, ast.AsyncFor, *_FUNCTIONS)):
+        if whole or not kept or given & {None, "batch_sampler"}:
             return
-        is_function = isinstance(node, _FUNCTIONS)
-        if not any(self._is_step(inner, scope, is_function) for inner in _nodes(node.body)):
-            return
-        for inner in _nodes(node.body, every_step=True):
-            if isinstance(inner, ast.Call) and _is_read(inner):
-                self.emit(inner, "read-in-step", f"{source_text(inner)[:40]} in the step")
-
-    def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
-        """A backward pass; in a loop a sync too (a function may sync for other reasons)."""
-        if not isinstance(node, ast.Call):
-            return False
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-            return True
-        return not is_function and any(
-            meaning in _STEPS for meaning in self.names.resolve(node.func, scope)
-        )
+        if self._loaders is None:
+            self._loaders = Loaders(self._tree)
+        if self._loaders.feeds_training(node):
+            old = "DataLoader(...) without drop_last"
+            self.emit(node.func, "no-drop-last", old if drop is None else _WRITTEN)
 
 
-def _unsynchronised_steps(tree: ast.Module, names: Names, emit: _Emit) -> None:
+def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
     """Several ranks, a plain `optimizer.step()` and a sync, but nothing that reduces gradients:
     `mark_step` does not."""
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
@@ -229,31 +231,11 @@ def _anywhere(node: ast.expr, names: Names) -> list[str]:
     return []
 
 
-def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AST]:
-    """The nodes of a body, without those of functions, classes and loops defined in it.
-
-    every_step: also without what runs only sometimes (logging, one rank).
-    """
-    stack: list[ast.AST] = list(body)
-    while stack:
-        node = stack.pop()
-        seldom = isinstance(node, ast.If) and _SELDOM.search(source_text(node.test))
-        if isinstance(node, _OWN_BODY) or (every_step and seldom):
-            continue
-        yield node
-        stack.extend(ast.iter_child_nodes(node))
-
-
-def _is_read(node: ast.Call) -> bool:
-    """`loss.item()`, `float(loss)`, `print(loss)`."""
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr in _READS and not node.args
-    if isinstance(node.func, ast.Name) and node.func.id in ("float", "print"):
-        # `print(loss.item())` is found at its `.item()`.
-        inner = [n for argument in node.args for n in ast.walk(argument)]
-        shows_loss = any(isinstance(n, ast.Name) and "loss" in n.id.lower() for n in inner)
-        return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n) for n in inner)
-    return False
+def _stands_in(node: ast.ClassDef) -> bool:
+    """A class with methods named like collectives takes torch_xla's or accelerate's place."""
+    collectives = {name.rpartition(".")[2] for name in _COLLECTIVES} - {"save"}
+    methods = {part.name for part in node.body if isinstance(part, _FUNCTIONS)}
+    return bool(methods & (collectives | set(_ACCELERATE_COLLECTIVES)))
 
 
 def _keyword(node: ast.Call, name: str) -> ast.expr | None:

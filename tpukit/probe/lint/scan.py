@@ -127,6 +127,7 @@ def module_findings(module: Module) -> list[Finding]:
             place.since,
             place.status,
             place.fix is not None,
+            place.effect,
         )
         for place in places_of(module)
         if not ignored(place, module.lines)

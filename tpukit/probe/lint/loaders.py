@@ -1,0 +1,124 @@
+"""Decides which DataLoaders feed training: only there is `drop_last` right.
+
+Following that advice on a validation, test or prediction loader loses rows of the result.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpukit.probe.lint.names import source_text
+
+_KEPT_WHOLE = re.compile(
+    r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
+)
+_TRAINING = re.compile(r"(?<!s)train|(?:^|_)trn?(?:$|_)")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_DATA = ("dataset", "sampler")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Loaders:
+    """The calls of DataLoader in one module, and what surrounds them."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._parents = {
+            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
+        }
+
+    def feeds_training(self, call: ast.Call) -> bool:
+        """By the names around it, its `shuffle`, or a loop with a backward pass over it."""
+        words = " ".join(self._words(call))
+        if _KEPT_WHOLE.search(words) or self._one_batch(call):
+            return False
+        shuffle = argument(call, "shuffle", 2)
+        shuffles = isinstance(shuffle, ast.Constant) and bool(shuffle.value)
+        return bool(_TRAINING.search(words)) or shuffles or self._is_trained_on(call)
+
+    def _words(self, call: ast.Call) -> Iterator[str]:
+        """Names of what it is assigned to, of its data, and of the function around it."""
+        data = [*call.args[:1], *(k.value for k in call.keywords if k.arg in _DATA)]
+        yield from (_words_of(name) for value in data for name in _names_in(value))
+        for node, inner in self._around(call):
+            if isinstance(node, _FUNCTIONS):
+                yield _words_of(node.name)
+                return
+            if isinstance(node, ast.Assign):
+                yield from (_words_of(name) for t in node.targets for name in _names_in(t))
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+                yield from (_words_of(name) for name in _names_in(node.target))
+            elif isinstance(node, ast.keyword) and node.arg:
+                yield _words_of(node.arg)
+            elif isinstance(node, ast.Dict):
+                keys = [k for k, v in zip(node.keys, node.values, strict=True) if v is inner]
+                yield from (_words_of(name) for key in keys if key for name in _names_in(key))
+            elif isinstance(node, ast.DictComp):
+                yield from (_words_of(n) for g in node.generators for n in _names_in(g.iter))
+
+    def _around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """The nodes around a node, innermost first, each with the one inside it."""
+        while node in self._parents:
+            yield self._parents[node], node
+            node = self._parents[node]
+
+    def _targets(self, call: ast.Call) -> set[str]:
+        """The plain names that hold the loader."""
+        for node, _ in self._around(call):
+            if isinstance(node, ast.Assign):
+                return {t.id for t in node.targets if isinstance(t, ast.Name)}
+            if isinstance(node, ast.stmt):
+                break
+        return set()
+
+    def _one_batch(self, call: ast.Call) -> bool:
+        """`next(iter(loader))` is all that is made of it."""
+        targets = self._targets(call)
+        uses: list[ast.expr] = [
+            node
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Name) and node.id in targets and isinstance(node.ctx, ast.Load)
+        ]
+        return all(self._is_first_batch(use) for use in uses or [call])
+
+    def _is_first_batch(self, node: ast.expr) -> bool:
+        called = []
+        for outer, _ in self._around(node):
+            if not isinstance(outer, ast.Call):
+                break
+            called.append(source_text(outer.func))
+        return called[:2] == ["iter", "next"]
+
+    def _is_trained_on(self, call: ast.Call) -> bool:
+        targets = self._targets(call)
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.For) and targets & set(_names_in(node.iter)):
+                calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
+                if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
+                    return True
+        return False
+
+
+def argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
+    """An argument, given by its name or its position."""
+    given = next((k.value for k in call.keywords if k.arg == name), None)
+    if given is None and len(call.args) > position:
+        return call.args[position]
+    return given
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id
+        elif isinstance(inner, ast.Attribute):
+            yield inner.attr
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield inner.value[:80]
+
+
+def _words_of(name: str) -> str:
+    """`validLoader` as `valid_loader`."""
+    return _CAMEL.sub("_", name).lower()

@@ -1,0 +1,184 @@
+"""Finds what waits for the device in each training step: reads on the host, and barriers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from tpukit.probe.lint.names import Names, Scope, source_text
+
+_READS = ("item", "tolist", "numpy", "cpu")
+_XM = "torch_xla.core.xla_model."
+_STEPS = (f"{_XM}optimizer_step", f"{_XM}mark_step", "torch_xla.sync", "torch_xla.step")
+_WAITS = (f"{_XM}rendezvous", f"{_XM}mesh_reduce", f"{_XM}wait_device_ops")
+_SELDOM = re.compile(r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank", re.I)
+_ON_TPU = re.compile(r"xla|tpu", re.I)
+_OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)|[\"']cpu", re.I)
+_NEGATED = re.compile(r"\bnot\b|!=")
+_LOSS = re.compile(r"loss", re.I)
+_NUMBER_TESTS = ("isnan", "isinf", "isfinite")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
+Emit = Callable[[ast.expr, str, str], None]
+
+
+class Steps:
+    """Looks at every loop and function of a module that runs a training step."""
+
+    def __init__(self, names: Names, emit: Emit, uses_xla: bool) -> None:
+        """uses_xla: False where the script reaches a TPU through accelerate alone."""
+        self._names = names
+        self._emit = emit
+        self._uses_xla = uses_xla
+
+    def look_at(self, node: ast.AST, scope: Scope) -> None:
+        """Reports the waits of a loop's or a function's own body, if that is a step."""
+        if not isinstance(node, (*_LOOPS, *_FUNCTIONS)):
+            return
+        is_function = isinstance(node, _FUNCTIONS)
+        is_step = any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
+        if is_step:
+            nodes = list(_nodes(node.body, every_step=True))
+            self._reads(nodes)
+        elif isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I):
+            nodes = list(_nodes(node.body, every_step=True))
+        else:
+            return
+        for inner in nodes:
+            if isinstance(inner, ast.Call):
+                self._wait(inner, scope)
+
+    def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
+        """A backward pass; in a loop a sync too (a function may sync for other reasons)."""
+        if not isinstance(node, ast.Call):
+            return False
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            return self._uses_xla or "accelerator" in source_text(node.func.value).lower()
+        return (
+            self._uses_xla
+            and not is_function
+            and any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
+        )
+
+    # -- reads ------------------------------------------------------------------------------------
+    def _reads(self, nodes: Sequence[ast.AST]) -> None:
+        read = _names_read(nodes)
+        calls = [n for n in nodes if isinstance(n, ast.Call) and _is_read(n, read)]
+        # `loss.cpu().item()` is one read: the outermost.
+        inner = {id(n) for call in calls for n in ast.walk(call) if n is not call}
+        for call in calls:
+            if id(call) not in inner:
+                self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
+        tensors = _losses_computed(nodes) - read
+        tests = (
+            n.test for n in nodes if isinstance(n, ast.If | ast.While | ast.IfExp | ast.Assert)
+        )
+        for test in tests:
+            if _tests_a_tensor(test, tensors):
+                self._emit(test, "read-in-step", f"if {source_text(test)[:40]} in the step")
+
+    # -- waits ------------------------------------------------------------------------------------
+    def _wait(self, node: ast.Call, scope: Scope) -> None:
+        function = node.func
+        meanings = self._names.resolve(function, scope)
+        waits = any(meaning in _WAITS for meaning in meanings)
+        if any(m in ("torch_xla.sync", f"{_XM}mark_step") for m in meanings):
+            given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
+            waits = any(isinstance(v, ast.Constant) and v.value is True for v in given)
+        if isinstance(function, ast.Attribute) and function.attr == "wait_for_everyone":
+            waits = True
+        if waits:
+            self._emit(function, "wait-in-step", f"{source_text(node)[:40]} in each step")
+
+
+def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that hold a Python number: assigned from a read in the step."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            calls = [n for n in ast.walk(node.value) if isinstance(n, ast.Call)]
+            if any(_is_read(call, set()) for call in calls):
+                found |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return found
+
+
+def _losses_computed(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names of losses that the step computes."""
+    return {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
+        for outer in node.targets
+        for target in (outer.elts if isinstance(outer, ast.Tuple) else [outer])
+        if isinstance(target, ast.Name) and _LOSS.search(target.id)
+    }
+
+
+def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
+    """`loss > 10`, `torch.isnan(loss)`."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and _is_ordering(node):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(s, ast.Name) and s.id in tensors for s in sides):
+                return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            named = (a.id for a in node.args if isinstance(a, ast.Name))
+            if node.func.attr in _NUMBER_TESTS and any(name in tensors for name in named):
+                return True
+    return False
+
+
+def _is_ordering(node: ast.Compare) -> bool:
+    orders = isinstance(node.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE | ast.Eq | ast.NotEq)
+    other = node.comparators[0]
+    return orders and not (isinstance(other, ast.Constant) and other.value is None)
+
+
+def _is_read(node: ast.Call, numbers: set[str]) -> bool:
+    """`loss.item()`, `float(loss)`, `print(loss)`. numbers: names that were read already."""
+    if isinstance(node.func, ast.Attribute):
+        base = node.func.value
+        known = isinstance(base, ast.Name) and base.id in numbers and node.func.attr != "item"
+        return node.func.attr in _READS and not node.args and not known
+    if isinstance(node.func, ast.Name) and node.func.id in ("float", "print"):
+        # `print(loss.item())` is found at its `.item()`.
+        inner = [n for argument in node.args for n in ast.walk(argument)]
+        names = {n.id for n in inner if isinstance(n, ast.Name)} - numbers
+        shows_loss = any(_LOSS.search(name) for name in names)
+        return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n, set()) for n in inner)
+    return False
+
+
+def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AST]:
+    """The nodes of a body, without those of functions, classes and loops defined in it.
+
+    every_step: also without what runs only sometimes (logging, one rank) or off a TPU.
+    """
+    stack: list[ast.AST] = list(body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, _OWN_BODY):
+            continue
+        if every_step and isinstance(node, ast.If):
+            test = source_text(node.test)
+            if _SELDOM.search(test):
+                continue
+            if off_tpu(test) or on_tpu(test):
+                stack.extend(node.orelse if off_tpu(test) else (node.test, *node.body))
+                continue
+        yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def off_tpu(test: str) -> bool:
+    """Whether a test holds off a TPU: `device == "cuda"`, `not use_xla`."""
+    if _ON_TPU.search(test):
+        return bool(_NEGATED.search(test))
+    return bool(_OFF_TPU.search(test)) and not _NEGATED.search(test)
+
+
+def on_tpu(test: str) -> bool:
+    return bool(_ON_TPU.search(test)) and not _NEGATED.search(test)
