@@ -31,15 +31,15 @@ REWRITES = {
     ),
     "alias that is there": (
         "import torch_xla.runtime as rt\n" + XM + "n = xm.xrt_world_size()\n",
-        "import torch_xla.runtime as rt\n" + XM + "n = rt.world_size()\n",
+        "import torch_xla.runtime as rt\nn = rt.world_size()\n",
     ),
     "short name that is taken": (
         XM + "xr = 3\nn = xm.xrt_world_size()\n",
-        XM + "import torch_xla.runtime\nxr = 3\nn = torch_xla.runtime.world_size()\n",
+        "import torch_xla.runtime\nxr = 3\nn = torch_xla.runtime.world_size()\n",
     ),
     "import in a function": (
         "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device()\n",
-        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n"
+        "def f():\n    import torch_xla\n"
         "    return torch_xla.device()\n",
     ),
     "import under try": (
@@ -51,12 +51,12 @@ REWRITES = {
     "spawn": (
         "import torch_xla.distributed.xla_multiprocessing as xmp\n"
         "xmp.spawn(fn, args=(1, 2), nprocs=8, start_method='fork')\n",
-        "import torch_xla.distributed.xla_multiprocessing as xmp\nimport torch_xla\n"
+        "import torch_xla\n"
         "torch_xla.launch(fn, args=(1, 2), start_method='fork')\n",
     ),
     "spawn by position": (
         "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(fn, (), 8)\n",
-        "import torch_xla.distributed.xla_multiprocessing as xmp\nimport torch_xla\n"
+        "import torch_xla\n"
         "torch_xla.launch(fn, ())\n",
     ),
     "autocast of torch_xla": (
@@ -70,6 +70,42 @@ REWRITES = {
     "scaler": (
         "import torch\ns = torch.cuda.amp.GradScaler(\n    init_scale=2.0,  # small\n)\n",
         "import torch\ns = torch.amp.GradScaler(\n    'cuda', init_scale=2.0,  # small\n)\n",
+    ),
+    "import that stands below": (
+        XM + "d = xm.xla_device()\nimport torch_xla\nxm.rendezvous('a')\n",
+        XM + "import torch_xla\nd = torch_xla.device()\nxm.rendezvous('a')\n",
+    ),
+    "import that stands below in a function": (
+        "def f():\n    import torch_xla.core.xla_model as xm\n    d = xm.xla_device()\n    return d, xm\n"
+        "if __name__ == '__main__':\n    import torch_xla\n",
+        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n"
+        "    d = torch_xla.device()\n    return d, xm\nif __name__ == '__main__':\n    import torch_xla\n",
+    ),
+    "import that is there in the function": (
+        "def f():\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device(), xm\n",
+        "def f():\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    return torch_xla.device(), xm\n",
+    ),
+    "functions that need it and that do not": (
+        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device(), xm\n"
+        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
+        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n    return torch_xla.device(), xm\n"
+        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
+    ),
+    "import that others use": (
+        XM + "d = xm.xla_device()\nx = 'xm.y'\n", XM + "import torch_xla\nd = torch_xla.device()\nx = 'xm.y'\n",
+    ),
+    "head of a compound statement": (
+        XM + "def f(x):\n    if x:\n        pass\n    elif xm.xla_device():  # why\n        # kept\n        return xm\n",
+        XM + "import torch_xla\ndef f(x):\n    if x:\n        pass\n    elif torch_xla.device():  # why\n"
+        "        # kept\n        return xm\n",
+    ),
+    "the only statement of a block": (
+        "if x:\n    from torch_xla.core.xla_model import xla_device\n    d = xla_device()\nelse:\n    d = 1; pass\n",
+        "if x:\n    import torch_xla\n    d = torch_xla.device()\nelse:\n    d = 1; pass\n",
+    ),
+    "two on one line": (
+        XM + "class A:\n    a = xm.xla_device(); b = xm.xla_device(); c = xm\n",
+        XM + "import torch_xla\nclass A:\n    a = torch_xla.device(); b = torch_xla.device(); c = xm\n",
     ),
     "timm": (
         "from timm.models.layers import (\n    DropPath,  # kept\n    to_2tuple,\n)\n",
@@ -125,7 +161,6 @@ REWRITES = {
     ),
     "windows lines": (XM + "d = xm.xla_device()\n", "import torch_xla\nd = torch_xla.device()\n"),
 }  # fmt: skip
-KEEPS_IMPORT = {"device", "device by number", "windows lines"}
 
 LEFT_ALONE = {
     "another parameter": XM + "d = xm.xla_device(devkind='TPU')\n",
@@ -148,8 +183,6 @@ def fixed(path: Path) -> str:
 @pytest.mark.parametrize("name", REWRITES)
 def test_rewrite(tmp_path, name):
     before, after = REWRITES[name]
-    if name in KEEPS_IMPORT:
-        after = XM + after
     newline = "\r\n" if name == "windows lines" else "\n"
     path = tmp_path / "a.py"
     path.write_bytes(before.replace("\n", newline).encode())
@@ -175,8 +208,14 @@ def test_nothing_else_changes(tmp_path):
     before = path.read_text()
     after = fixed(path)
     assert after == before.replace("xm.xla_device( )", "torch_xla.device( )").replace(
-        XM, XM + "import torch_xla\n"
+        XM, "import torch_xla\n"
     )
+
+
+def test_an_import_that_a_package_exports_stays(tmp_path):
+    path = tmp_path / "__init__.py"
+    path.write_text(XM + "d = xm.xla_device()\n")
+    assert fixed(path) == XM + "import torch_xla\nd = torch_xla.device()\n"
 
 
 def test_encoding_marks_and_mode_stay(tmp_path):
@@ -288,8 +327,7 @@ def test_notebook_is_found_and_fixed_in_its_cells(tmp_path):
         cells[1],
         cells[2].replace("return xm.xla_device", "return torch_xla.device"),
         "f()\ntorch_xla.sync()",
-        "%%writefile train.py\nimport torch_xla.core.xla_model as xm\nimport torch_xla\n"
-        "d = torch_xla.device()\n",
+        "%%writefile train.py\nimport torch_xla\nd = torch_xla.device()\n",
         cells[5],
     ]
     assert plan_fix(path) is None

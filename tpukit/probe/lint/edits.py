@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
+from tpukit.probe.lint.source import MASK
 
 _SHORT = {"torch_xla.runtime": "xr"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_LONG_TEXT = 200
+"""Longer texts are prose: a word in them is no use of a name."""
 
 
 @dataclass
@@ -20,78 +27,121 @@ class Insertion:
     statement: str
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Import:
+    """One import statement, and the functions and classes around it."""
+
+    node: ast.Import | ast.ImportFrom
+    around: tuple[ast.AST, ...]
+
+    def local_name(self, module: str) -> str | None:
+        """How the code behind it writes a module."""
+        for alias in self.node.names:
+            if isinstance(self.node, ast.ImportFrom):
+                if not self.node.level and f"{self.node.module}.{alias.name}" == module:
+                    return alias.asname or alias.name
+            elif alias.asname is None and f"{alias.name}.".startswith(f"{module}."):
+                return module
+            elif alias.asname is not None and alias.name == module:
+                return alias.asname
+        return None
+
+
 class ImportPlanner:
-    """Decides how a module's code spells the new names."""
+    """Decides how a module's code spells the new names, and what to import for them."""
 
-    tree: ast.Module
-    names: Names
-    insertions: list[Insertion] = field(default_factory=list)
+    def __init__(self, tree: ast.Module, names: Names) -> None:
+        self.tree = tree
+        self.names = names
+        self.insertions: list[Insertion] = []
+        self._imports = list(_imports_in(tree, ()))
 
-    def spell(self, name: str, module: str) -> str | None:
-        """How to write `name` (of `module`) here; plans an import where there is none.
+    def spell(self, name: str, module: str, line: int) -> str | None:
+        """How to write `name` (of `module`) on a line; plans an import where there is none.
 
         None where the name to bind means something else in some scope.
         """
-        local = self._local_name(module)
+        local = self._local_name(module, line)
         if local is None:
-            local = self._add_import(module)
+            local = self._add_import(module, line)
         return None if local is None else local + name[len(module) :]
 
-    def spell_member(self, module: str, member: str) -> str | None:
+    def spell_member(self, module: str, member: str, line: int) -> str | None:
         """How to write a class or function of a module: imported itself, or through it."""
         for name, bindings in self.names.module.bindings.items():
             if any((b.name or "").endswith(f".{member}") for b in bindings):
                 return name
-        local = self._local_name(module)
+        local = self._local_name(module, line)
         if local is not None:
             return f"{local}.{member}"
         if self._all_bindings(member):
             return None
-        self._insert(module, f"from {module} import {member}")
+        self._insert(module, f"from {module} import {member}", line)
         return member
 
-    def _local_name(self, module: str) -> str | None:
-        """The module's name at module level: bound itself, or through its package."""
-        for name, bindings in self.names.module.bindings.items():
-            if any(b.name == module for b in bindings) and not self._is_shadowed(name):
+    def at_head(self) -> list[str]:
+        """The imports to write at the head of the module."""
+        return [i.statement for i in self.insertions if i.after_line == 0]
+
+    def doubled(self) -> set[tuple[int, int]]:
+        """Places of plain imports at module level that an insertion above makes superfluous."""
+        top = {s.lineno for s in self.tree.body if isinstance(s, ast.Import | ast.ImportFrom)}
+        planned = {i.statement: i.after_line for i in self.insertions if i.after_line in {0, *top}}
+        return {
+            (alias.lineno, alias.col_offset)
+            for statement in self.tree.body
+            if isinstance(statement, ast.Import)
+            for alias in statement.names
+            if alias.asname is None
+            and planned.get(f"import {alias.name}", statement.lineno) < statement.lineno
+        }
+
+    # -- what is there ----------------------------------------------------------------------------
+    def _local_name(self, module: str, line: int) -> str | None:
+        """The module's name on a line, by an import that has run by then."""
+        for known in self._visible(line):
+            name = known.local_name(module)
+            if name is not None and not self._is_shadowed(name.partition(".")[0]):
                 return name
-        parent, _, last = module.rpartition(".")
-        if parent and self._imports(module):
-            local = self._local_name(parent)
-            return f"{local}.{last}" if local else None
         return None
 
-    def _imports(self, module: str) -> bool:
-        """Whether `import module` (without a new name) stands at module level."""
-        return any(
-            alias.name == module and alias.asname is None
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Import)
-            for alias in node.names
-        )
+    def _visible(self, line: int) -> list[_Import]:
+        """The imports above a line, in the functions around it or at module level."""
+        around = _around(self.tree, line)
+        return [
+            known
+            for known in self._imports
+            if known.node.lineno < line and known.around == around[: len(known.around)]
+        ]
 
-    def _add_import(self, module: str) -> str | None:
+    # -- what is added ----------------------------------------------------------------------------
+    def _add_import(self, module: str, line: int) -> str | None:
         short = _SHORT.get(module)
-        if short and not self._all_bindings(short):
-            self._insert(module, f"import {module} as {short}")
+        if short and all(b.name == module for found in self._all_bindings(short) for b in found):
+            self._insert(module, f"import {module} as {short}", line)
             return short
         root = module.partition(".")[0]
         if any(b.name != root for bindings in self._all_bindings(root) for b in bindings):
             return None
-        self._insert(module, f"import {module}")
+        self._insert(module, f"import {module}", line)
         return module
 
-    def _insert(self, module: str, statement: str) -> None:
-        """Plans an import after those of the same package: at module level, or else in every
-        function that imports it."""
-        root = module.partition(".")[0]
-        candidates = (_import_lines(self.tree, name) for name in (root, "torch_xla", "torch"))
-        lines = next(filter(None, candidates), [0])
-        for line in lines:
-            insertion = Insertion(line, statement)
-            if insertion not in self.insertions:
-                self.insertions.append(insertion)
+    def _insert(self, module: str, statement: str, line: int) -> None:
+        """Plans an import behind one of the same package: at module level, or else in the
+        function."""
+        insertion = Insertion(self._line_beside(module, line), statement)
+        if insertion not in self.insertions:
+            self.insertions.append(insertion)
+
+    def _line_beside(self, module: str, line: int) -> int:
+        inside = bool(_around(self.tree, line))
+        later = [k for k in self._imports if not k.around] if inside else []
+        for candidates in (self._visible(line), later):
+            for package in (module.partition(".")[0], "torch_xla", "torch"):
+                beside = [k for k in candidates if package in imported_packages(k.node)]
+                if beside:
+                    return min(beside, key=lambda k: (len(k.around), k.node.lineno)).node.lineno
+        return 0
 
     def _is_shadowed(self, name: str) -> bool:
         """Whether a scope binds the name to something other than an import."""
@@ -102,50 +152,111 @@ class ImportPlanner:
         return [scope.bindings[name] for scope in scopes if name in scope.bindings]
 
 
-def _import_lines(tree: ast.Module, package: str) -> list[int]:
-    """Where to import beside a package: its first import, or else each one in a function."""
-    top: list[int] = []
-    inner: list[int] = []
-    stack: list[tuple[ast.AST, list[int]]] = [(tree, top)]
-    while stack:
-        node, lines = stack.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom) and package in imported_packages(node):
-            lines.append(node.lineno)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            lines = inner
-        stack.extend((child, lines) for child in ast.iter_child_nodes(node))
-    return sorted(top)[:1] or sorted(inner)
+def _imports_in(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Import]:
+    """Every import, in order; those in a class are seen by nothing else."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield _Import(child, around)
+        elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            is_scope = isinstance(child, (*_FUNCTIONS, ast.ClassDef))
+            yield from _imports_in(child, (*around, child) if is_scope else around)
 
 
-def unused_imports(tree: ast.Module, rewritten: list[ModuleFinding]) -> set[tuple[int, int]]:
+def _around(tree: ast.Module, line: int) -> tuple[ast.AST, ...]:
+    """The functions whose bodies hold a line, outermost first, and the classes around those."""
+    found: list[ast.AST] = []
+    node: ast.AST | None = tree
+    while node is not None:
+        inner = (c for c in ast.iter_child_nodes(node) if isinstance(c, _BLOCKS))
+        node = next((c for c in inner if _first(c) <= line <= _last(c)), None)
+        if isinstance(node, _FUNCTIONS) and line < node.body[0].lineno:
+            break
+        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            found.append(node)
+    return tuple(found)
+
+
+def _first(node: ast.AST) -> int:
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno
+    return getattr(node, "lineno", 0)
+
+
+def _last(node: ast.AST) -> int:
+    if isinstance(node, ast.match_case):
+        return node.body[-1].end_lineno or 0
+    return getattr(node, "end_lineno", 0) or 0
+
+
+def unused_imports(
+    tree: ast.Module, rewritten: list[ModuleFinding], lines: Sequence[str]
+) -> set[tuple[int, int]]:
     """(line, column) of imported names that are unused after the rewrite.
 
     Columns are those of the syntax tree.
     """
     uses: dict[str, int] = {}
+    bound: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            uses[node.id] = uses.get(node.id, 0) + 1
-    exported = {c.value for n in ast.walk(tree) for c in _exports(n)}
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                uses[node.id] = uses.get(node.id, 0) + 1
+            else:
+                bound.add(node.id)
+    quoted = _quoted_words(tree, lines)
     unused: set[tuple[int, int]] = set()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or node.level:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         for alias in node.names:
-            full = f"{node.module}.{alias.name}"
             local = alias.asname or alias.name
-            same = [p for p in rewritten if p.name == full and p.fix and p.fix.to]
-            here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in same)
-            at_import = any(p.line == alias.lineno and p.column == alias.col_offset for p in same)
-            if same and uses.get(local, 0) <= here - at_import and local not in exported:
+            count = uses.get(local, 0)
+            named = _uses_rewritten(node, alias, rewritten)
+            through = _uses_through(node, alias, rewritten, lines)
+            rewritten_here = named is not None and count <= named
+            all_through_it = 0 < count == through and local not in bound
+            if local not in quoted and (rewritten_here or all_through_it):
                 unused.add((alias.lineno, alias.col_offset))
     return unused
 
 
-def _exports(node: ast.AST) -> list[ast.Constant]:
-    """The texts of `__all__ = [...]`."""
-    if isinstance(node, ast.Assign) and any(
-        isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
-    ):
-        return [c for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
-    return []
+def _uses_rewritten(
+    node: ast.Import | ast.ImportFrom, alias: ast.alias, rewritten: list[ModuleFinding]
+) -> int | None:
+    """How often `from module import name` is used where it is rewritten; None: never."""
+    if isinstance(node, ast.Import) or node.level:
+        return None
+    full, local = f"{node.module}.{alias.name}", alias.asname or alias.name
+    same = [p for p in rewritten if p.name == full and p.fix and p.fix.to]
+    here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in same)
+    at_import = any(p.line == alias.lineno and p.column == alias.col_offset for p in same)
+    return here - at_import if same else None
+
+
+def _uses_through(
+    node: ast.Import | ast.ImportFrom,
+    alias: ast.alias,
+    rewritten: list[ModuleFinding],
+    lines: Sequence[str],
+) -> int:
+    """How often a module under a name of its own (`xm`) stands in a place that is rewritten."""
+    if isinstance(node, ast.ImportFrom) and node.level:
+        return 0
+    if isinstance(node, ast.Import) and alias.asname is None:
+        return 0
+    full = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+    local = alias.asname or alias.name
+    return sum(
+        p.name.startswith(f"{full}.")
+        and bool(p.fix and p.fix.to)
+        and lines[p.line - 1][p.column :].startswith(f"{local}.")
+        for p in rewritten
+    )
+
+
+def _quoted_words(tree: ast.Module, lines: Sequence[str]) -> set[str]:
+    """Words in texts (`__all__`, annotations) and in a notebook's magics."""
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    masked = [line for line in lines if MASK in line]
+    short = [text for text in texts if isinstance(text, str) and len(text) < _LONG_TEXT]
+    return set(re.findall(r"\w+", " ".join([*short, *masked])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tpukit.errors import DataError
 from tpukit.io.files import replacing, sync_file
+from tpukit.probe.lint.line_diff import unified
 from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.scan import ignored, places_of, source_files
 from tpukit.probe.lint.source import (
@@ -65,7 +65,7 @@ def plan_fix(path: Path) -> FileFix | None:
         return None
     if count == 0 or new == text:
         return None
-    return FileFix(path, _diff(path, text, new), new.encode(encoding), count)
+    return FileFix(path, unified(str(path), text, new), new.encode(encoding), count)
 
 
 def _fixed_module(module: Module) -> tuple[str, int]:
@@ -74,7 +74,8 @@ def _fixed_module(module: Module) -> tuple[str, int]:
     if module.tree is None:
         return module.text, 0
     places = [p for p in places_of(module) if not ignored(p, module.lines)]
-    text, fixed = rewrite(module.text, module.tree, places)
+    exports = Path(module.path).name == "__init__.py"
+    text, fixed = rewrite(module.text, module.tree, places, exports=exports)
     return unmask(text), len(fixed)
 
 
@@ -188,10 +189,3 @@ def _back_up(path: Path) -> Path:
             ) from None
         return backup
     raise DataError(f"{path}: 1000 backups exist already", "Remove some of them.")
-
-
-def _diff(path: Path, old: str, new: str) -> str:
-    lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), f"{path}", f"{path} (fixed)", lineterm=""
-    )
-    return "\n".join(lines)

@@ -96,7 +96,7 @@ class _Visitor:
         self.uses_xla = uses_xla
         self._tree = tree
         self._loaders: Loaders | None = None
-        self._steps = Steps(names, emit, uses_xla)
+        self._steps = Steps(tree, names, emit, uses_xla)
         self._has_steps = uses_xla or "accelerate" in packages
         self._rendezvous = 0
         self._in_stand_in = False

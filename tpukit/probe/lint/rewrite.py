@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -21,6 +21,7 @@ from tpukit.probe.lint.call_arguments import (
 from tpukit.probe.lint.edits import ImportPlanner, unused_imports
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.units import Unit, first_line, units_at
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}
@@ -28,38 +29,109 @@ _LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
 def rewrite(
-    text: str, tree: ast.Module, places: Sequence[ModuleFinding]
+    text: str, tree: ast.Module, places: Sequence[ModuleFinding], *, exports: bool = False
 ) -> tuple[str, list[ModuleFinding]]:
-    """The module's text with every place that has a fix rewritten where possible, and those."""
+    """The module's text with every place that has a fix rewritten where possible, and those.
+
+    exports: other modules import names from this one, so unused imports stay.
+    """
     wanted = [place for place in places if place.fix is not None]
     if not wanted:
         return text, []
-    try:
-        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
-    except (cst.ParserSyntaxError, RecursionError, ValueError):
-        return text, []
     planner = ImportPlanner(tree, Names(tree))
+    parts = _Parts(text, tree)
     # Whether a call can be rewritten is known only at the call: a first pass finds out.
-    trial = _Rewriter(wanted, planner)
-    wrapper.visit(trial)
-    if not trial.fixed:
+    trial: list[ModuleFinding] = []
+    for unit, module in parts.holding(place.line for place in wanted):
+        module.visit(_Rewriter(wanted, planner, trial, unit))
+    if not trial:
         return text, []
-    final = _Rewriter(trial.fixed, planner, unused_imports(tree, trial.fixed))
-    new = _with_head(wrapper.visit(final), planner).code
+    dropped = planner.doubled()
+    if not exports:
+        dropped |= unused_imports(tree, trial, parts.lines)
+    touched = {line for line, _ in dropped} | {i.after_line for i in planner.insertions} - {0}
+    touched |= {place.line for place in trial}
+    fixed: list[ModuleFinding] = []
+    new: list[tuple[Unit, list[str]]] = []
+    for unit, module in parts.holding(touched):
+        code = module.visit(_Rewriter(trial, planner, fixed, unit, dropped)).code
+        new.append((unit, unit.lines_of(code)))
+    result = parts.replaced(new, _head(tree), planner.at_head())
     try:
-        ast.parse(new)
+        ast.parse(result)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text, []
-    return new, final.fixed
+    return result, fixed
 
 
-def _with_head(module: cst.Module, planner: ImportPlanner) -> cst.Module:
-    """Adds imports without a related one: after the docstring and `__future__`."""
-    statements = [i.statement for i in planner.insertions if i.after_line == 0]
-    body = list(module.body)
-    index = next((i for i, s in enumerate(body) if not _stays_first(s)), len(body))
-    body[index:index] = [cst.parse_statement(statement) for statement in statements]
-    return module.with_changes(body=body)
+class _Parts:
+    """The units of a module, parsed when they are asked for."""
+
+    def __init__(self, text: str, tree: ast.Module) -> None:
+        self.lines = text.split("\n")
+        self._text = text
+        self._tree = tree
+        self._newline = "\r\n" if "\r\n" in text else "\n"
+        # Python ends a line there too; the units count newlines alone.
+        self._whole = "\r" in text.replace("\r\n", "") or "\f" in text
+        self._parsed: dict[Unit, MetadataWrapper | None] = {}
+
+    def holding(self, lines: Iterable[int]) -> list[tuple[Unit, MetadataWrapper]]:
+        """The smallest units with these lines that can be parsed; none holds another."""
+        found: dict[Unit, MetadataWrapper] = {}
+        for line in sorted(set(lines)):
+            for unit in self._units(line):
+                parsed = self._parse(unit)
+                if parsed is not None:
+                    found[unit] = parsed
+                    break
+        return [
+            (unit, module)
+            for unit, module in sorted(found.items(), key=lambda item: item[0].first)
+            if not any(_is_inside(unit, other) for other in found if other is not unit)
+        ]
+
+    def _units(self, line: int) -> list[Unit]:
+        if self._whole:
+            return [Unit(1, len(self.lines))]
+        return units_at(self._tree, self.lines, line, self._newline)
+
+    def _parse(self, unit: Unit) -> MetadataWrapper | None:
+        if unit not in self._parsed:
+            try:
+                module = cst.parse_module(unit.text(self.lines))
+                self._parsed[unit] = MetadataWrapper(module, unsafe_skip_copy=True)
+            except (cst.ParserSyntaxError, RecursionError, ValueError):
+                self._parsed[unit] = None
+        return self._parsed[unit]
+
+    def replaced(
+        self, new: Sequence[tuple[Unit, list[str]]], head: int, imports: Sequence[str]
+    ) -> str:
+        """The module's text with the units' new lines, and with imports above a line."""
+        lines = list(self.lines)
+        end = "\r" if self._newline == "\r\n" else ""
+        for unit, its_lines in reversed(new):
+            lines[unit.first - 1 : unit.last] = its_lines
+        added = sum(len(its) - (u.last - u.first + 1) for u, its in new if u.last < head)
+        at = head - 1 + added
+        lines[at:at] = [statement + end for statement in imports]
+        return "\n".join(lines)
+
+
+def _is_inside(unit: Unit, other: Unit) -> bool:
+    holds = other.first <= unit.first and unit.last <= other.last
+    return holds and (other.first, other.last) != (unit.first, unit.last)
+
+
+def _head(tree: ast.Module) -> int:
+    """The line above which new imports go: below the docstring and `__future__`."""
+    for statement in tree.body:
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if not is_text and not is_future:
+            return first_line(statement)
+    return 1
 
 
 class _Rewriter(cst.CSTTransformer):
@@ -71,12 +143,16 @@ class _Rewriter(cst.CSTTransformer):
         self,
         places: Sequence[ModuleFinding],
         planner: ImportPlanner,
+        fixed: list[ModuleFinding],
+        unit: Unit,
         dropped: set[Position] | None = None,
     ) -> None:
-        """dropped: places of imported names that become unused; None in the trial pass."""
+        """fixed: gains the places that are rewritten. dropped: places of imported names that
+        become unused; None in the trial pass."""
         super().__init__()
         self.planner = planner
-        self.fixed: list[ModuleFinding] = []
+        self.fixed = fixed
+        self._unit = unit
         self._dropped = dropped
         self._at: dict[tuple[int, int, int, int], list[ModuleFinding]] = {}
         self._starts: dict[Position, list[ModuleFinding]] = {}
@@ -88,12 +164,12 @@ class _Rewriter(cst.CSTTransformer):
     # -- where a node stands ---------------------------------------------------
     def _places(self, node: cst.CSTNode) -> list[ModuleFinding]:
         where = self.get_metadata(PositionProvider, node)
-        start, end = where.start, where.end
-        return self._at.get((start.line, start.column, end.line, end.column), [])
+        start, end, more = where.start, where.end, self._unit.offset
+        return self._at.get((start.line + more, start.column, end.line + more, end.column), [])
 
     def _start(self, node: cst.CSTNode) -> Position:
         start = self.get_metadata(PositionProvider, node).start
-        return start.line, start.column
+        return start.line + self._unit.offset, start.column
 
     def _done(self, place: ModuleFinding) -> None:
         if place not in self.fixed:
@@ -121,7 +197,7 @@ class _Rewriter(cst.CSTTransformer):
         self, place: ModuleFinding, fix: Fix, node: cst.Name | cst.Attribute
     ) -> cst.BaseExpression | None:
         if fix.to and not fix.prepend:
-            return self._spelled(fix)
+            return self._spelled(fix, place)
         if fix.member:
             return _renamed_last(node, fix.member)
         if fix.module and isinstance(node, cst.Attribute):
@@ -129,8 +205,8 @@ class _Rewriter(cst.CSTTransformer):
             return expression(fix.module) if fix.module.startswith(root) else None
         return _special(place, fix, node)
 
-    def _spelled(self, fix: Fix) -> cst.BaseExpression | None:
-        text = self.planner.spell(fix.to, fix.imports)
+    def _spelled(self, fix: Fix, place: ModuleFinding) -> cst.BaseExpression | None:
+        text = self.planner.spell(fix.to, fix.imports, place.line)
         return None if text is None else expression(text)
 
     # -- calls -----------------------------------------------------------------
@@ -138,33 +214,33 @@ class _Rewriter(cst.CSTTransformer):
         for place in self._places(original_node.func):
             fix = place.fix
             if fix is not None:
-                new = self._new_call(fix, updated_node)
+                new = self._new_call(fix, updated_node, place)
                 if new is not None:
                     updated_node = new
                     self._done(place)
         return updated_node
 
-    def _new_call(self, fix: Fix, call: cst.Call) -> cst.Call | None:
+    def _new_call(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
         if fix.special == "mixed-precision":
             return mixed_precision(call)
         if fix.special == "dataloader-configuration":
-            return self._loader_configuration(call)
+            return self._loader_configuration(call, place)
         if not fix.parameters and not fix.drop and not fix.prepend and not fix.rename:
-            return self._replaced_function(fix, call) if fix.arguments == "drop" else None
+            return self._replaced_function(fix, call, place) if fix.arguments == "drop" else None
         arguments = new_arguments(fix, call)
         if arguments is None:
             return None
-        function = self._spelled(fix) if fix.to else call.func
+        function = self._spelled(fix, place) if fix.to else call.func
         return None if function is None else with_arguments(call, function, arguments)
 
-    def _replaced_function(self, fix: Fix, call: cst.Call) -> cst.Call | None:
-        function = self._spelled(fix)
+    def _replaced_function(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
+        function = self._spelled(fix, place)
         return None if function is None else with_arguments(call, function, [])
 
-    def _loader_configuration(self, call: cst.Call) -> cst.Call | None:
+    def _loader_configuration(self, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
         if "dataloader_config" in given_keywords(call):
             return None
-        name = self.planner.spell_member("accelerate", "DataLoaderConfiguration")
+        name = self.planner.spell_member("accelerate", "DataLoaderConfiguration", place.line)
         if name is None:
             return None
         moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
@@ -175,9 +251,13 @@ class _Rewriter(cst.CSTTransformer):
         )
 
     # -- imports ---------------------------------------------------------------
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import:  # noqa: N802
-        aliases = []
+    def leave_Import(  # noqa: N802
+        self, original_node: cst.Import, updated_node: cst.Import
+    ) -> cst.Import | cst.RemovalSentinel:
+        aliases: list[cst.ImportAlias] = []
         for before, alias in zip(original_node.names, updated_node.names, strict=True):
+            if self._start(before) in (self._dropped or ()):
+                continue
             place = next(iter(self._starts.get(self._start(before), [])), None)
             if place is not None and place.fix is not None and place.fix.module:
                 dotted = code_of(alias.name)
@@ -186,6 +266,9 @@ class _Rewriter(cst.CSTTransformer):
                 self._done(place)
             else:
                 aliases.append(alias)
+        if not aliases:
+            return cst.RemoveFromParent()
+        aliases[-1] = aliases[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
         return updated_node.with_changes(names=aliases)
 
     def leave_ImportFrom(  # noqa: N802
@@ -232,11 +315,12 @@ class _Rewriter(cst.CSTTransformer):
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
         first = self._start(original_node)[0]
-        last = self.get_metadata(PositionProvider, original_node).end.line
+        last = self.get_metadata(PositionProvider, original_node).end.line + self._unit.offset
         new: list[cst.BaseStatement] = [
             cst.parse_statement(insertion.statement)
             for insertion in self.planner.insertions
-            if first <= insertion.after_line <= last and self._dropped is not None
+            if first <= insertion.after_line <= min(last, self._unit.last)
+            and self._dropped is not None
         ]
         if not updated_node.body and new:
             head = new[0].with_changes(leading_lines=updated_node.leading_lines)
@@ -244,15 +328,6 @@ class _Rewriter(cst.CSTTransformer):
         if not updated_node.body:
             return cst.RemoveFromParent()
         return cst.FlattenSentinel([updated_node, *new]) if new else updated_node
-
-
-def _stays_first(statement: cst.BaseStatement) -> bool:
-    if not isinstance(statement, cst.SimpleStatementLine):
-        return False
-    first = statement.body[0]
-    if isinstance(first, cst.Expr):
-        return isinstance(first.value, cst.SimpleString | cst.ConcatenatedString)
-    return isinstance(first, cst.ImportFrom) and code_of(first).startswith("from __future__")
 
 
 def _special(

@@ -20,6 +20,7 @@ _LOSS = re.compile(r"loss", re.I)
 _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 _OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
 Emit = Callable[[ast.expr, str, str], None]
 
@@ -27,11 +28,12 @@ Emit = Callable[[ast.expr, str, str], None]
 class Steps:
     """Looks at every loop and function of a module that runs a training step."""
 
-    def __init__(self, names: Names, emit: Emit, uses_xla: bool) -> None:
+    def __init__(self, tree: ast.Module, names: Names, emit: Emit, uses_xla: bool) -> None:
         """uses_xla: False where the script reaches a TPU through accelerate alone."""
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
+        self._step_functions = _step_functions(tree)
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
@@ -56,11 +58,11 @@ class Steps:
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
             return self._uses_xla or "accelerator" in source_text(node.func.value).lower()
-        return (
-            self._uses_xla
-            and not is_function
-            and any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
-        )
+        if not self._uses_xla or is_function:
+            return False
+        if isinstance(node.func, ast.Name) and node.func.id in self._step_functions:
+            return True
+        return any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
 
     # -- reads ------------------------------------------------------------------------------------
     def _reads(self, nodes: Sequence[ast.AST]) -> None:
@@ -91,6 +93,22 @@ class Steps:
             waits = True
         if waits:
             self._emit(function, "wait-in-step", f"{source_text(node)[:40]} in each step")
+
+
+def _step_functions(tree: ast.Module) -> set[str]:
+    """Functions that run one backward pass, and what `compile` makes of them."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS):
+            calls = (n.func for n in _nodes(node.body) if isinstance(n, ast.Call))
+            if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
+                found.add(node.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            made_of = {a.id for a in node.value.args if isinstance(a, ast.Name)}
+            if "compile" in source_text(node.value.func) and made_of & found:
+                found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    return found
 
 
 def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
