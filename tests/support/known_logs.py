@@ -274,4 +274,74 @@ LOGS = {
     + "ctc/utils.py:1: UserWarning: pkg_resources is deprecated as an API. See https://setuptools.pypa.io/en/latest/pkg_resources.html.",
     "torch-distributed-launch-deprecated": UW
     + "torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated\nand will be removed in future. Use torchrun.",
+    # -- processes and services ---------------------------------------------------------------------
+    "cannot-pickle": TB + "AttributeError: Can't pickle local object 'make_data.<locals>.<lambda>'",
+    "spawned-process-ended-early": 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "/usr/lib/python3.12/multiprocessing/spawn.py", line 132, in _main\n    self = reduction.pickle.load(from_parent)\nEOFError: Ran out of input',
+    "spawned-process-failed": TB
+    + "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGABRT",
+    "wandb-without-login": "wandb: ERROR api_key not configured (no-tty). call wandb.login(key=[your_api_key])\n"
+    + TB
+    + "wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
+    "wandb-failed": 'Traceback (most recent call last):\n  File "/usr/lib/python3.12/site-packages/wandb/sdk/wandb_init.py", line 900, in init\n    run = wi.init()\nwandb.errors.CommError: Run initialization has timed out after 90.0 sec.',
+    "daemon-with-children": TB
+    + "AssertionError: daemonic processes are not allowed to have children",
+    "start-method-set-twice": TB + "RuntimeError: context has already been set",
+    # -- kernels and number formats -----------------------------------------------------------------
+    "flash-attention-old-gpu": TB
+    + "RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
+    "triton-out-of-resources": TB
+    + "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 82944, Hardware limit: 65536. Reducing block sizes or `num_stages` may help.",
+    "triton-compile-failed": TB
+    + "triton.compiler.errors.CompilationError: at 12:4: unsupported operation",
+    "no-inf-checks": TB + "AssertionError: No inf checks were recorded for this optimizer.",
+    "spmd-partition-spec": TB
+    + "AssertionError: Partition spec length (2) should be equal to the input rank (1).",
+    "spmd-wrapped-tensor": TB
+    + "AttributeError: 'XLAShardedTensor' object has no attribute 'global_tensor'",
+    "spmd-tuple-sharding": "F0000 00:00:1709131242.311197   36940 hlo_sharding.cc:1034] Check failed: IsTuple() \n*** Check failure stack trace: ***",
+    "spmd-sharding-rejected": "Traceback (most recent call last):\n  File \"/usr/lib/python3.12/site-packages/torch_xla/distributed/spmd/xla_sharding.py\", line 582, in mark_sharding\n    op_sharding = mesh.get_op_sharding(partition_spec)\nTypeError: unhashable type: 'list'",
+    "mosaic-kernel-failed": TB
+    + "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: unsupported shape cast",
+    "shared-library-missing": TB
+    + "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
+    "cuda-libraries-mixed": TB
+    + "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 1, 0) but found runtime version (8, 9, 7).",
+    # -- releases and code of earlier times -----------------------------------------------------------
+    "xrt-era": TB + "RuntimeError: Aborted: Session 1a625b17752b2794 is not found.",
+    "torch-xla-shadowed": TB + "AttributeError: module 'torch_xla' has no attribute '_XLAC'",
+    "torch-xla-too-old": TB
+    + "AttributeError: module 'torch_xla.core.xla_model' has no attribute 'rendezvous'",
+    "torch-has-no-xla": TB + "AttributeError: module 'torch' has no attribute 'xla'",
+    "jax-mismatch": TB + "AttributeError: module 'jax' has no attribute 'named_scope'",
+    "libtpu-version": TB
+    + "RuntimeError: FAILED_PRECONDITION: libtpu version 0.0.7 is older than the oldest that this program supports",
+    "tokenizer-newer-than-library": TB
+    + "Exception: data did not match any variant of untagged enum ModelWrapper at line 757443 column 3",
+    "slow-tokenizer-backend-missing": TB
+    + "ValueError: Couldn't instantiate the backend tokenizer from one of: ",
+    "model-newer-than-transformers": TB
+    + "ValueError: The checkpoint you are trying to load has model type `qwen9` but Transformers does not recognize this architecture.",
+    "model-type-key-error": 'Traceback (most recent call last):\n  File "/usr/lib/python3.12/site-packages/transformers/models/auto/configuration_auto.py", line 1038, in from_pretrained\n    config_class = CONFIG_MAPPING[config_dict["model_type"]]\nKeyError: \'qwen9\'',
+    "numpy-2": TB + "ValueError: Unable to avoid copy while creating an array as requested.",
+    "protobuf-message-factory": "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'",
+    "rendezvous-retry": "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:12355 (errno: 99 - Cannot assign requested address).",
+    "pjrt-api-note": "I0000 00:00:1707861898.453443   82066 pjrt_api.cc:146] The PJRT plugin has PJRT API version 0.40. The framework PJRT API version is 0.40.",
+    "hub-offline-switch": TB
+    + "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co/api/models/gpt2: offline mode is enabled. To disable it, please unset the `HF_HUB_OFFLINE` environment variable.",
+    # -- classes of exceptions ------------------------------------------------------------------------
+    "keyword-not-taken": TB + "TypeError: forward() got an unexpected keyword argument 'en'",
+    "module-not-found": TB + "ModuleNotFoundError: No module named 'einops'",
+    "name-not-in-module": TB
+    + "ImportError: cannot import name 'AdamW' from 'transformers' (/usr/lib/transformers/__init__.py)",
+    "attribute-not-in-module": TB + "AttributeError: module 'timm' has no attribute 'layerz'",
+    "import-failed": TB + "ImportError: attempted relative import with no known parent package",
+    "file-not-found": TB
+    + "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.csv'",
+    "permission-denied": TB + "PermissionError: [Errno 13] Permission denied: '/kaggle/input/x'",
+    "sizes-do-not-fit": TB
+    + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x512 and 768x2)",
+    "key-missing": TB + "KeyError: 'labels'",
+    "index-too-high": TB + "IndexError: list index out of range",
+    "assertion-failed": TB + "AssertionError: image size must be 224",
+    "interrupted": TB + "KeyboardInterrupt",
 }

@@ -32,6 +32,10 @@ _FIELDS = {
     "hints": list,
     "needs": list,
     "below": list,
+    "exception": list,
+    "message": list,
+    "frames": list,
+    "last_resort": list,
     "inferred": bool,
 }
 _EXAMPLE = (
@@ -60,6 +64,15 @@ class KnownError:
     """One of these must stand nearby: the text alone is ambiguous."""
     below: tuple[str, ...] = ()
     """Ids of more specific entries: found nearby, they replace this one."""
+    exception: tuple[str, ...] = ()
+    """Classes of exceptions (without their module; `*` for any) that this entry explains where no
+    text is known. The groups of `message` fill `{name}` in `cause` and `fix`."""
+    message: tuple[re.Pattern[str], ...] = ()
+    """One of these must be found in the exception's message."""
+    frames: tuple[str, ...] = ()
+    """One of these must stand in a path or a line of its traceback."""
+    last_resort: tuple[re.Pattern[str], ...] = ()
+    """Like `regex`, for a text that names the cause only where the log names no other."""
     inferred: bool = False
     """The cause was inferred from code; no authoritative source states it."""
 
@@ -115,12 +128,13 @@ def _entry(table: dict[str, Any], where: str) -> KnownError:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }
-    try:
-        fields["regex"] = tuple(re.compile(text) for text in table.get("regex", ()))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise DataError(
-            f"{where}: invalid `regex`: {error}", "Use `match` for a fixed text."
-        ) from None
+    for name in ("regex", "message", "last_resort"):
+        try:
+            fields[name] = tuple(re.compile(text) for text in table.get(name, ()))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise DataError(
+                f"{where}: invalid `{name}`: {error}", "Use `match` for a fixed text."
+            ) from None
     return KnownError(**fields)
 
 
@@ -136,7 +150,7 @@ def _check_fields(table: dict[str, Any], where: str) -> None:
     for name in ("id", "cause", "fix"):
         if not table.get(name):
             raise DataError(f"{where}: `{name}` is missing", _EXAMPLE)
-    if not table.get("match") and not table.get("regex"):
+    if not any(table.get(name) for name in ("match", "regex", "exception", "last_resort")):
         raise DataError(f"{where}: neither `match` nor `regex` is given", _EXAMPLE)
     if table.get("role", "cause") not in ROLES:
         raise DataError(f"{where}: unknown role {table['role']!r}", f"Roles: {', '.join(ROLES)}.")

@@ -140,10 +140,16 @@ def test_unknown_error_is_named(tmp_path):
     path = tmp_path / "log"
     path.write_text("fine\nTraceback (most recent call last):\nmypkg.FrobError: cannot frob\n")
     log = explain(path)
+    assert [(e.id, e.line) for e in log.explanations] == [("unknown-exception", 3)]
+    assert "mypkg.FrobError: cannot frob" in log.explanations[0].cause
+
+
+def test_line_that_only_looks_like_an_error_is_suspected(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("fine\nthe frobnicator failed with code 3\n")
+    log = explain(path)
     assert log.explanations == []
-    assert [(line.number, line.text) for line in log.unknown] == [
-        (3, "mypkg.FrobError: cannot frob")
-    ]
+    assert [line.number for line in log.unknown] == [2]
 
 
 def test_notebook_and_kaggle_log(tmp_path):
@@ -209,7 +215,7 @@ def test_torchrun_with_a_rank_that_dies(tmp_path):
     found = ids(path)
     assert found[0] == "different-devices"
     assert "child-failed" in found
-    roles = [e.entry.role for e in explain(path).explanations]
+    roles = [e.role for e in explain(path).explanations]
     assert roles == sorted(roles, key=["cause", "consequence", "warning", "harmless"].index)
 
 

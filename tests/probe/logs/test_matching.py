@@ -13,18 +13,18 @@ from known_logs import LOGS, TB
 from tpukit.errors import DataError
 from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.knowledge.error_table import known_errors, read_known_errors
-from tpukit.probe.logs.explain import unpack
+from tpukit.probe.logs.explain import LogExplainer, unpack
 from tpukit.probe.logs.log_text import clean_lines
-from tpukit.probe.logs.matching import Matcher, explain_exception, explain_text
+from tpukit.probe.logs.matching import explain_exception, explain_text
 from tpukit.probe.logs.memory_advice import logged_bytes, verdict
 
 ENTRIES = {entry.id: entry for entry in known_errors()}
 
 
 def found(text: str) -> list[str]:
-    matcher = Matcher(known_errors())
-    matcher.feed(clean_lines(unpack(list(enumerate(text.split("\n"), start=1)))))
-    return [explanation.id for explanation in matcher.explanations()]
+    explainer = LogExplainer(known_errors())
+    explainer.feed(list(clean_lines(unpack(list(enumerate(text.split("\n"), start=1))))))
+    return [explanation.id for explanation in explainer.explanations()]
 
 
 def in_colour(text: str) -> str:
@@ -112,7 +112,8 @@ ALSO = {
     "tpu-oom-loading-program": {"tpu-oom-reserve"},
     "tpu-device-busy": {"tpu-backend-init"},
     "tpu-in-use-by-pid": {"tpu-backend-init"},
-    "launching-on-gpus-on-tpu": {"tpu-backend-init"},
+    "launching-on-gpus-on-tpu": {"unknown-exception"},
+    "child-failed": {"host-oom-killed"},
     "nccl-error": set(),
     "shm-bus-error": set(),
     "weights-only-load": set(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from tpukit.commands.output import Output
 from tpukit.knowledge.error_table import ROLES, Role, read_known_errors
 from tpukit.probe.logs import ExplainedLog, explain_log, open_log
-from tpukit.probe.logs.matching import Explanation
+from tpukit.probe.logs.explanations import Explanation, shorten
 
 _HEADINGS: dict[Role, str] = {
     "cause": "Cause",
@@ -17,6 +17,12 @@ _HEADINGS: dict[Role, str] = {
     "warning": "Warning",
     "harmless": "Harmless",
 }
+
+
+_SHOWN: dict[Role, int] = {"cause": 3, "consequence": 2, "warning": 2, "harmless": 0}
+"""The number of each that is shown in full, so that an answer fits on a screen."""
+_MOST_NAMED = 6
+_WIDTH = 200
 
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
@@ -41,34 +47,52 @@ def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: O
 def _report_lines(log: ExplainedLog) -> list[str]:
     lines = list(log.notes)
     for role in ROLES:
-        same = [e for e in log.explanations if e.entry.role == role]
-        for index, explanation in enumerate(same):
-            lines += _explanation(explanation, _heading(role, index, log))
+        same = [e for e in log.explanations if e.role == role]
+        for index, explanation in enumerate(same[: _SHOWN[role]]):
+            lines += _explanation(explanation, _heading(role, index))
+        if len(same) > _SHOWN[role]:
+            lines.append(_more(same[_SHOWN[role] :], role, shown=_SHOWN[role] > 0))
     if not log.explanations:
         lines.append(f"No known error in these {log.lines} lines.")
-        lines += [f"  Possibly an error, line {e.number}: {e.text[:200]}" for e in log.unknown]
+        lines += [f"  Possibly an error, line {e.number}: {_cut(e.text)}" for e in log.unknown]
         lines.append("  Add your own entries with --knowledge FILE (see docs/doctor.md).")
-    elif log.explanations[0].entry.role == "consequence":
+    elif log.explanations[0].role == "consequence":
         lines.append(
             "The cause is not in this log: look for the first error in the logs of all ranks."
         )
     return [_printable(line) for line in lines]
 
 
-def _heading(role: Role, index: int, log: ExplainedLog) -> str:
+def _heading(role: Role, index: int) -> str:
     return "First cause" if role == "cause" and index == 0 else _HEADINGS[role]
 
 
 def _explanation(explanation: Explanation, heading: str) -> list[str]:
     times = f", {explanation.count} times" if explanation.count > 1 else ""
+    where = f"line {explanation.line}{times}, {explanation.id}, {explanation.confidence}"
     lines = [
-        f"{heading} (line {explanation.line}{times}, {explanation.id}): {explanation.text[:200]}",
+        f"{heading} ({where}): {_cut(explanation.text)}",
         f"  why: {explanation.cause}",
         f"  do:  {explanation.fix}",
     ]
     if explanation.entry.source:
         lines.append(f"  see: {explanation.entry.source}")
     return [*lines, ""]
+
+
+def _more(explanations: Sequence[Explanation], role: Role, shown: bool) -> str:
+    """One line for the explanations that are not shown."""
+    names = ", ".join(f"{e.id} (line {e.line})" for e in explanations[:_MOST_NAMED])
+    rest = len(explanations) - _MOST_NAMED
+    return (
+        f"{_HEADINGS[role]}, {'further' if shown else 'not shown'} ({len(explanations)}): {names}"
+        + (f" and {rest} more" if rest > 0 else "")
+        + "; --json has all."
+    )
+
+
+def _cut(text: str) -> str:
+    return shorten(text, _WIDTH)
 
 
 def _printable(text: str) -> str:

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpukit.knowledge.error_table import KnownError
+from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
-from tpukit.probe.logs.log_text import Line, clean_lines
-from tpukit.probe.logs.matching import Explanation, Matcher
+from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
+from tpukit.probe.logs.matching import Matcher
+from tpukit.probe.logs.raised_causes import explain_raised
+from tpukit.probe.logs.ranking import StepsSeen, ranked
+from tpukit.probe.logs.tracebacks import TracebackReader
 
 _WHOLE_BYTES = 4 << 20
 """Up to here every line is searched; beyond, only lines that differ by more than numbers."""
@@ -37,18 +41,39 @@ class ExplainedLog:
     notes: list[str]
 
 
+class LogExplainer:
+    """Explains lines that are fed piece by piece: by the table's texts, then by tracebacks."""
+
+    def __init__(self, entries: Sequence[KnownError]) -> None:
+        self._matcher, self._tracebacks = Matcher(entries), TracebackReader()
+        self._progress = StepsSeen()
+
+    def feed(self, lines: Sequence[Line]) -> None:
+        self._matcher.feed(lines)
+        self._tracebacks.feed(lines)
+        self._progress.feed(lines)
+
+    def explanations(self) -> list[Explanation]:
+        """The explanations: causes first, then consequences, warnings and harmless messages."""
+        found = self._matcher.unreplaced()
+        known = {line: e for e in found for line in self._matcher.lines_of(e)}
+        chains = self._tracebacks.last_of_chains()
+        found += explain_raised(chains, self._matcher.entries, known)
+        return ranked(found, self._progress)
+
+
 def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLog:
     """Reads the log to its end (or its time limit) and explains every known error in it."""
-    matcher, suspects = Matcher(entries), _Suspects()
+    explainer, suspects = LogExplainer(entries), _Suspects()
     count = 0
     try:
         for lines, last in _batches(source):
             count, cleaned = last, list(clean_lines(lines))
-            matcher.feed(cleaned)
+            explainer.feed(cleaned)
             suspects.look(cleaned)
     finally:
         source.close()
-    explanations = matcher.explanations()
+    explanations = explainer.explanations()
     known = {explanation.line for explanation in explanations}
     unknown = [line for line in suspects.lines if line.number not in known]
     return ExplainedLog(explanations, unknown, count, source.notes)
@@ -109,11 +134,12 @@ def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
         expected = offset + len(piece)
         text = rest + decoder.decode(piece)
         text, newline, rest = text.rpartition("\n")
-        if not newline and len(rest) > _LONGEST_LINE:
-            text, newline, rest = rest, "\n", ""
         if newline:
             yield number, text, offset
             number += text.count("\n") + 1
+        elif len(rest) > _LONGEST_LINE:
+            yield number, rest, offset
+            rest = ""
     if rest:
         yield number, rest, expected
 
@@ -121,12 +147,19 @@ def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
 def unpack(numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Lines stored in JSON (a notebook's outputs, Kaggle's and docker's logs) as printed."""
     if not any(line.lstrip()[:1] in ('"', "{", "[", ",") for _, line in numbered):
-        return [(number, line[:_LONGEST_LINE]) for number, line in numbered]
+        return [(number, _fit(line)) for number, line in numbered]
     return [
-        (number, part[:_LONGEST_LINE])
-        for number, line in numbered
-        for part in _unpack_line(line).split("\n")
+        (number, _fit(part)) for number, line in numbered for part in _unpack_line(line).split("\n")
     ]
+
+
+def _fit(line: str) -> str:
+    """A very long line without a progress bar's updates, or else its beginning and its end."""
+    if len(line) > _LONGEST_LINE and "\r" in line:
+        line = "\r".join(drop_updates(line))
+    if len(line) <= _LONGEST_LINE:
+        return line
+    return f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
 
 
 def _unpack_line(line: str) -> str:

@@ -18,10 +18,11 @@ _PREFIX = re.compile(
     r"\[?" + _TIME + r"\]?:?(?:\s+(?:std(?:out|err)\s+[FP]|[EWIF](?=\s)))?"
     r"|\[?[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?\]?(?: [\w.-]+ [\w./-]+(?:\[\d+\])?:)?"
     r"|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
-    r"|\d{1,3}(?:\.\d{1,3}){3} \[\d+\]"
-    r"|\[?[EWIFVDC]\d{4}(?: \d\d:\d\d:\d\d\.\d+|\s+\d\d:\d\d:\d\d)\s+\d+(?:\s+[\w./<>-]+:\d+)?\]"
+    r"|\d{1,3}(?:\.\d{1,3}){3} \[\d+\]|\d+\.\d+s\s+\d+\s"
+    r"|\[?[EWIFVDC]\d{3,4}(?: \d\d:\d\d:\d\d\.\d+|\s+\d\d:\d\d:\d\d)\s+\d+(?:\s+[\w./<>-]+:\d+)?\]"
     r"|[EWIF]\d{4} \d\d:\d\d:\d{2,10}\.\d+\s+\d+ [\w./<>-]+:\d+\]"
-    r"|[\w./-]+\.(?:cc|cpp|cu|py|h):\d+\]"
+    r"|\[[EWIF] [\w./-]+\.(?:cc|cpp|cu|h):\d+\]"
+    r"|(?:\d+ )?[\w./-]+\.(?:cc|cpp|cu|py|h):\d+\]"
     r"|\[(?:rank|Rank|RANK|default|worker|node|local_rank|GPU|TPU)[ _:]?\d+\]:?"
     r"|\[\d{1,3}\](?:<std(?:err|out)>)?:|\[\d+,\d+\]<std(?:err|out)>:"
     r"|\((?:pid=|\w+ pid=)\d+[^)]{0,60}\)"
@@ -29,7 +30,7 @@ _PREFIX = re.compile(
     r"|[\w.-]{1,40}[-_]\d+\s+\|(?=\s)"
     r"|\[?" + _LEVEL + r"\]?:(?:[\w.]+:)?(?=\s|\w)"
     r"|\[" + _LEVEL + r"\]|" + _LEVEL + r"(?=\s+[-|\[])|\|\s*" + _LEVEL + r"\s*\|"
-    r"|##\[\w+\]|std(?:err|out):(?=\s)|[│┃|╭╰╮╯─━>❱❯]+(?=\s|$)|E(?= {2,})"
+    r"|##\[\w+\]|\[?std(?:err|out)\]?:?(?=\s)|::" + _LEVEL + r":|[│┃|╭╰╮╯─━>❱❯]+(?=\s|$)|E(?= {2,})"
     r"|-(?=\s[\w.]+\s-\s)|[\w.]+ - " + _LEVEL + r" -"
     r")"
 )
@@ -38,6 +39,16 @@ _RANK = re.compile(
 )
 _TRAILING_BOX = re.compile(r"\s*[│┃|╮╯]\s*$")
 _MOST_PREFIXES = 6
+
+
+_LEVEL_WORD = re.compile(
+    r"\b(?P<word>DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL|TRACE|NOTICE)"
+    r"|(?:^|[\s\[])(?P<letter>[EWIF])(?=\d{3,4}[ ]|\s|$)"
+)
+_PYTHON_WARNING = re.compile(r"(?:\S+\.py:\d+: )?(?:[\w.]+\.)?\w*Warning: ")
+_LETTERS = {"DEBUG": "I", "INFO": "I", "TRACE": "I", "NOTICE": "I", "WARN": "W", "ERROR": "E",
+            "CRITICAL": "E", "FATAL": "F"}  # fmt: skip
+_BAR = {ord(c): None for c in "0123456789.,:-+ =#>|%[]/?<█▏▎▍▌▋▊▉━╸╺"}
 
 
 class Line(NamedTuple):
@@ -49,25 +60,69 @@ class Line(NamedTuple):
     """Cleaned."""
     stream: str
     """The rank that wrote it, where the line names one; else empty."""
+    level: str = ""
+    """I, W, E or F, where the line names a level; else empty."""
+    indented: bool = False
+    """By two spaces or more, after its prefixes."""
 
 
 def clean_lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Line]:
     """Lines without colours and prefixes, also split at a progress bar's carriage returns."""
     for number, raw in numbered:
         text = _ANSI.sub("", raw) if "\x1b" in raw or "[" in raw else raw
-        for part in text.split("\r") if "\r" in text else (text,):
+        for part in drop_updates(text) if "\r" in text else (text,):
             rank = _RANK.match(part) if "ank" in part or "orker" in part or "RANK" in part else None
-            yield Line(number, strip_prefixes(part), rank.group(1) if rank else "")
+            start = _end_of_prefixes(part)
+            rest = part[start:]
+            yield Line(
+                number,
+                _strip_box(part, start),
+                rank.group(1) if rank else "",
+                _level(part[:start], rest),
+                rest.startswith(("  ", "\t", " \t")),
+            )
+
+
+def drop_updates(text: str) -> list[str]:
+    """The parts between carriage returns, without those that differ by numbers and bars only."""
+    seen: set[str] = set()
+    parts = [part for part in text.split("\r") if part.strip()]
+    kept = []
+    for index, part in enumerate(parts):
+        shape = part.translate(_BAR)
+        if shape not in seen or index == len(parts) - 1:
+            seen.add(shape)
+            kept.append(part)
+    return kept or [""]
 
 
 def strip_prefixes(text: str) -> str:
     """The line without the prefixes of loggers and launchers, and without a box around it."""
+    return _strip_box(text, _end_of_prefixes(text))
+
+
+def _end_of_prefixes(text: str) -> int:
     start = 0
     for _ in range(_MOST_PREFIXES):
         found = _PREFIX.match(text, start)
         if found is None or found.end() == start:
             break
         start = found.end()
+    return start
+
+
+def _strip_box(text: str, start: int) -> str:
     if start or text[-1:] in "│┃|╮╯":
         return _TRAILING_BOX.sub("", text[start:]).strip()
     return text.strip()
+
+
+def _level(prefix: str, rest: str) -> str:
+    """The highest level that a line's prefixes name; Python's warnings are of level W."""
+    if _PYTHON_WARNING.match(rest.lstrip()[:400]):
+        return "W"
+    found = (
+        _LETTERS[match["word"]] if match["word"] else match["letter"]
+        for match in _LEVEL_WORD.finditer(prefix)
+    )
+    return max(found, key="IWEF".index, default="")

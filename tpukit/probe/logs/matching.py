@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
-from tpukit.knowledge.error_table import ROLES, KnownError, known_errors
+from tpukit.knowledge.error_table import KnownError, known_errors
+from tpukit.probe.logs.explanations import Explanation, shorten
 from tpukit.probe.logs.log_text import Line, clean_lines
-from tpukit.probe.logs.memory_advice import advise
 from tpukit.probe.logs.patterns import FlowPattern, flow_pattern, squeeze
+from tpukit.probe.logs.quoting import is_quoted
+from tpukit.probe.logs.ranking import ranked
 
 _NEARBY_LINES = 60
 _NEARBY_CHARACTERS = 3000
@@ -21,46 +22,12 @@ _MOST_COUNTED = 20_000
 _MOST_CHAINED = 8
 _LONGEST_MESSAGE = 20_000
 _LONGEST_LINE = 4000
-
-
-@dataclass
-class Explanation:
-    """A known error that was found."""
-
-    entry: KnownError
-    line: int
-    """The first line it was found on, from 1."""
-    text: str
-    """That line, cleaned."""
-    captures: dict[str, str]
-    count: int = 1
-
-    @property
-    def id(self) -> str:
-        return self.entry.id
-
-    @property
-    def cause(self) -> str:
-        cause = self.entry.cause
-        return f"Probably: {cause}" if self.entry.inferred else cause
-
-    @property
-    def fix(self) -> str:
-        advice = advise(self.captures)
-        return f"{advice} {self.entry.fix}" if advice else self.entry.fix
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields of `doctor --json`."""
-        return {
-            "id": self.id,
-            "line": self.line,
-            "cause": self.cause,
-            "fix": self.fix,
-            "source": self.entry.source,
-            "text": self.text,
-            "role": self.entry.role,
-            "count": self.count,
-        }
+_LONGEST_SHOWN = 300
+_RETRY = re.compile(
+    r"(?i)\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
+    r"|\b(?:try(?:ing)?|tries) again\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
+)
+_LOUD = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure)\b\s*(?::|$)")
 
 
 @dataclass
@@ -75,24 +42,30 @@ class Matcher:
     def feed(self, lines: Iterable[Line]) -> None:
         """Searches further lines, together with the last ones of the previous piece."""
         fresh = list(lines)
-        seen_until = self._kept[-1].number if self._kept else 0
         everything = [*self._kept, *fresh]
+        for stream, known in _streams(everything, len(self._kept)):
+            self._search_flows(stream, known)
         self._kept = everything[-_NEARBY_LINES:]
-        for stream in _streams(everything):
-            self._search_flows(stream, seen_until)
         self._search_lines(fresh)
 
     def explanations(self) -> list[Explanation]:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
-        kept = [e for e in self.found.values() if not self._replaced(e)]
-        return sorted(kept, key=lambda e: (ROLES.index(e.entry.role), e.line))
+        return ranked(self.unreplaced())
 
-    def _search_flows(self, lines: Sequence[Line], seen_until: int) -> None:
+    def unreplaced(self) -> list[Explanation]:
+        """What was found, without what a more specific entry explains."""
+        return [e for e in self.found.values() if not self._replaced(e)]
+
+    def lines_of(self, explanation: Explanation) -> set[int]:
+        """The lines on which this was found."""
+        return self._counted.get(explanation.id, set())
+
+    def _search_flows(self, lines: Sequence[Line], known: int) -> None:
         pieces = [squeeze(line.text) for line in lines]
         squeezed, ends = "".join(pieces), list(accumulate(map(len, pieces)))
         for entry in self.entries:
             for text in entry.match:
-                self._count(entry, flow_pattern(text), squeezed, ends, lines, seen_until)
+                self._count(entry, flow_pattern(text), squeezed, ends, lines, known)
 
     def _count(
         self,
@@ -101,51 +74,71 @@ class Matcher:
         squeezed: str,
         ends: list[int],
         lines: Sequence[Line],
-        seen_until: int,
+        known: int,
     ) -> None:
-        """Notes every match of one pattern that ends in lines not yet counted."""
+        """Notes every match of one pattern that ends after the first `known` lines."""
         match = pattern.search(squeezed)
         while match is not None:
             around = squeezed[
                 max(0, match.start() - _NEARBY_CHARACTERS) : match.end() + _NEARBY_CHARACTERS
             ]
-            last = lines[bisect_right(ends, max(match.end() - 1, 0))]
+            last = bisect_right(ends, max(match.end() - 1, 0))
             needs = [squeeze(word) for word in entry.needs]
-            if last.number > seen_until and _has_one(around, needs):
-                first = lines[bisect_right(ends, match.start())]
-                self._note(entry, first, last.number, match)
+            if last >= known and _has_one(around, needs):
+                first = bisect_right(ends, match.start())
+                before = ends[first - 1] if first else 0
+                start = _unsqueezed(lines[first].text, match.start() - before)
+                self._note(entry, lines[first], lines[last].number, match, start)
             match = pattern.search(squeezed, max(match.end(), match.start() + 1))
 
     def _search_lines(self, lines: Sequence[Line]) -> None:
         everything = "\n".join(line.text for line in lines)
         for entry in self.entries:
-            if not entry.regex or not _has_one(everything, entry.hints):
+            if not (entry.regex or entry.last_resort) or not _has_one(everything, entry.hints):
                 continue
             for line in lines:
                 if _has_one(line.text, entry.hints):
                     self._match_line(entry, line)
 
     def _match_line(self, entry: KnownError, line: Line) -> None:
-        for regex in entry.regex:
+        for regex in (*entry.regex, *entry.last_resort):
             match = regex.search(line.text[:_LONGEST_LINE])
             if match is not None:
-                self._note(entry, line, line.number, match)
+                weak = regex in entry.last_resort
+                self._note(entry, line, line.number, match, match.start(), weak)
                 return
 
-    def _note(self, entry: KnownError, line: Line, last: int, match: re.Match[str]) -> None:
+    def _note(
+        self,
+        entry: KnownError,
+        line: Line,
+        last: int,
+        match: re.Match[str],
+        start: int,
+        weak: bool = False,
+    ) -> None:
+        mild = _is_mild(entry, line)
+        if _can_be_quoted(entry) and is_quoted(line, start):
+            return
         known = self.found.get(entry.id)
         counted = self._counted.setdefault(entry.id, set())
         is_new = line.number not in counted and last not in counted
         if len(counted) < _MOST_COUNTED:
             counted.update((line.number, last))
         captures = {name: value for name, value in match.groupdict().items() if value}
-        if known is None:
-            self.found[entry.id] = Explanation(entry, line.number, line.text[:300], captures)
+        if known is None or (known.mild, known.last_resort) > (mild, weak):
+            count = is_new + (known.count if known else 0)
+            self.found[entry.id] = Explanation(
+                entry, line.number, shorten(line.text, _LONGEST_SHOWN), captures, count, entry.role,
+                "probable" if entry.inferred or weak else "certain", line.stream, last, mild, weak,
+            )  # fmt: skip
             return
-        known.captures = {**captures, **known.captures}
-        if line.number < known.line:
-            known.line, known.text = line.number, line.text[:300]
+        known.last = max(known.last, last)
         known.count += is_new
+        if (known.mild, known.last_resort) == (mild, weak):
+            known.captures = {**captures, **known.captures}
+            if line.number < known.line:
+                known.line, known.text = line.number, shorten(line.text, _LONGEST_SHOWN)
 
     def _replaced(self, explanation: Explanation) -> bool:
         others = (self.found.get(other) for other in explanation.entry.below)
@@ -154,13 +147,40 @@ class Matcher:
         )
 
 
-def _streams(lines: Sequence[Line]) -> list[list[Line]]:
+def _can_be_quoted(entry: KnownError) -> bool:
+    return entry.role in ("cause", "consequence") and entry.topic != "non-finite"
+
+
+def _is_mild(entry: KnownError, line: Line) -> bool:
+    """Whether a line only warns of an error or says that it is tried again."""
+    if entry.role in ("warning", "harmless") or _LOUD.match(line.text):
+        return False
+    is_notice = line.level in ("W", "I") and entry.topic != "non-finite"
+    return is_notice or bool(_RETRY.search(line.text))
+
+
+def _streams(lines: Sequence[Line], known: int) -> list[tuple[list[Line], int]]:
     """All lines, and where several ranks wrote, those of each: another rank's lines interrupt a
-    wrapped text."""
+    wrapped text. Each with the number of its lines that are among the first `known`."""
     by_rank: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
+    known_of: dict[str, int] = defaultdict(int)
+    for index, line in enumerate(lines):
         by_rank[line.stream].append(line)
-    return [list(lines), *by_rank.values()] if len(by_rank) > 1 else [list(lines)]
+        known_of[line.stream] += index < known
+    whole = [(list(lines), known)]
+    if len(by_rank) == 1:
+        return whole
+    return whole + [(of_rank, known_of[rank]) for rank, of_rank in by_rank.items()]
+
+
+def _unsqueezed(text: str, offset: int) -> int:
+    """Where the character stands in the text that is number `offset` without white space."""
+    for index, character in enumerate(text):
+        if not character.isspace():
+            if offset == 0:
+                return index
+            offset -= 1
+    return len(text)
 
 
 def _has_one(text: str, words: Sequence[str]) -> bool:
@@ -187,4 +207,4 @@ def explain_exception(error: BaseException) -> Explanation | None:
     except Exception:
         # The caller reports an error already, which must not be lost (out of memory, say).
         return None
-    return explained if explained is not None and explained.entry.role != "harmless" else None
+    return explained if explained is not None and explained.role != "harmless" else None

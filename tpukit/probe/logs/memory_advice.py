@@ -42,6 +42,14 @@ def advise(captures: Mapping[str, str]) -> str:
     if asked and limit:
         text = _TEXTS[verdict(asked, limit)]
         return f"Asked: {format_bytes(asked)} of {format_bytes(limit)} a chip: {text}."
+    wanted, free, piece = (sizes.get(name) for name in ("asked", "free", "reservable"))
+    if wanted and free and piece and piece < wanted <= free:
+        return (
+            f"Asked: {format_bytes(wanted)}; {format_bytes(free)} are free, but only "
+            f"{format_bytes(piece)} of them in one piece (fragmentation)."
+        )
+    if wanted and free and wanted > free:
+        return f"Asked: {format_bytes(wanted)}; free: {format_bytes(free)}."
     used, capacity = sizes.get("used"), sizes.get("capacity")
     if used and capacity and used > capacity:
         sizes_text = f"{format_bytes(capacity)} / {format_bytes(used)}"

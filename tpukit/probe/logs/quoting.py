@@ -1,0 +1,61 @@
+"""Tells errors from text that only quotes them: prose, source code, grep output, commit lists."""
+
+from __future__ import annotations
+
+import re
+
+from tpukit.probe.logs.log_text import Line
+
+_SOURCE_FILE = re.compile(
+    r"[\w./~+-]*\.(?:py|md|rst|txt|ipynb|toml|yaml|yml|json|sh|c|cc|cpp|cu|h|hpp|pyi)"
+    r"(?:(?::|-)\d+)?[:-](?!\d| line\b)"
+)
+_REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
+_COMMIT = re.compile(r"(?:[*|\\/ ]*(?:commit )?[0-9a-f]{7,40}\b(?: \(|\s+\S)|diff --git |@@ )")
+_CODE = re.compile(
+    r"(?:[+>-]\s*)?(?:raise\s+\w|assert\s|return\s|if\s.*:|elif\s.*:|except\s|with\s.*:|def\s\w"
+    r"|print\(|logger\.|logging\.|warnings\.warn|msg\s*=|message\s*=|throw\s|TORCH_CHECK|std::\w+\("
+    r"|echo\s|grep\s|pytest\.raises|match=|regex|#\s)"
+)
+_PROSE = re.compile(
+    r"(?<![\w/.-])(?:when(?:ever)?|if you|you (?:may|might|will|can|could|see|get)|users?"
+    r"|some(?:body|one)|should|avoid(?:s|ing)?|fix(?:e[sd])?|closes|instead of|such as"
+    r"|for example|e\.g\.|says?|the (?:message|error|text|log)|names|means|known as"
+    r"|troubleshooting|faq|changelog|to-?do|workaround|used to|no longer|handles?|catch(?:es)?"
+    r"|tests?|notes?)\b",
+    re.IGNORECASE,
+)
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Enabled|Failure)\b\s*(?::|$)"
+)
+_VALUE = re.compile(r"[:=]\s*[\"'`](?:[\w.]+: )?$")
+"""Where a field's text begins: `"error": "`."""
+_WORDS_BEFORE = 3
+
+
+def is_quoted(line: Line, start: int) -> bool:
+    """Whether the text at `start` of a line is a quotation and not an error of this log."""
+    text = line.text
+    if line.level in ("E", "F") or _EXCEPTION.match(text) or text.startswith("File "):
+        return False
+    before = text[:start]
+    in_code = _COMMIT.match(text) or _is_source(text, start) or (start > 0 and _CODE.match(text))
+    if in_code or (_is_open(before) and not _VALUE.search(before)):
+        return True
+    words = re.findall(r"\b[A-Za-z][a-z]+\b", before)
+    return not line.level and len(words) >= _WORDS_BEFORE and _PROSE.search(before) is not None
+
+
+def _is_source(text: str, start: int) -> bool:
+    """Whether a line is a place in a file and what stands there, as grep prints it."""
+    place = _SOURCE_FILE.match(text)
+    return place is not None and start >= place.end() and not _REPORTED.match(text, place.end())
+
+
+def _is_open(before: str) -> bool:
+    """Whether a quotation mark before this place is not closed yet."""
+    if before.count('"') % 2 or before.count("`") % 2:
+        return True
+    if before.count("“") > before.count("”"):
+        return True
+    return bool(re.search(r"(?:^|[\s(])'[^']*$", before))

@@ -1,0 +1,159 @@
+"""Explains exceptions that no text of the table knows: by class, message and traceback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from tpukit.knowledge.error_table import KnownError
+from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
+from tpukit.probe.logs.tracebacks import Frame, Raised
+
+REPORTED = KnownError(
+    id="unknown-error",
+    cause="The log calls this an error; no entry of the table knows its text.",
+    fix="Search the text in the library's issues; look at the lines before it for what was done.",
+)
+UNKNOWN = KnownError(
+    id="unknown-exception",
+    cause="This exception ended the run; no entry of the table knows its text.",
+    fix="Start at that line: print the values that it uses, and run it alone on one small batch.",
+)
+FAILED_CHECK = KnownError(
+    id="native-check-failed",
+    cause="A check inside a native library (C++) failed and ended the process; Python could not "
+    "catch it.",
+    fix="Search the text in the library's issues; check that the versions belong together "
+    "(`tpukit doctor --quick`), and run the step alone to see which operation it is.",
+)
+_CASCADES = {
+    "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException",
+    "BrokenProcessPool", "CalledProcessError", "SystemExit", "_RemoteTraceback", "RemoteTraceback",
+    "RayTaskError", "DistStoreError", "DistNetworkError", "RendezvousGracefulExitError",
+}  # fmt: skip
+"""What launchers raise about a child's exception."""
+_AFTERMATH = {"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"}
+"""What another process's end brings about: a cause only where there is no other."""
+_TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
+"""Classes that code expects and handles: what was raised while handling them counts."""
+_MESSAGE_LINES = 3
+_MOST_CAUSES = 3
+_WIDTH = 160
+
+
+def explain_raised(
+    chains: Iterable[Raised],
+    entries: Sequence[KnownError],
+    known: Mapping[int, Explanation],
+) -> list[Explanation]:
+    """One explanation an exception, the first one first. `known` has the explanation of each line
+    that a text of the table explains: an exception that ends there needs no other."""
+    rules = [entry for entry in entries if entry.exception]
+    found: dict[str, Explanation] = {}
+    for raised in chains:
+        if _is_explained(raised, known) or not _is_own(raised):
+            continue
+        chosen = _root(raised)
+        key = re.sub(r"\d+", "0", f"{chosen.name} {chosen.message}")
+        same = found.get(key)
+        if same is None:
+            found[key] = _explanation(chosen, rules)
+        else:
+            same.count += 1
+            same.last = max(same.last, chosen.line.number)
+    return list(found.values())[:_MOST_CAUSES]
+
+
+def _is_explained(raised: Raised, known: Mapping[int, Explanation]) -> bool:
+    """Whether the table explains a line of this chain; what it takes for a warning is the cause
+    where it ended the run."""
+    first = min(link.first_line for link in raised.chain())
+    explained = False
+    for number in range(first, raised.line.number + _MESSAGE_LINES + 1):
+        explanation = known.get(number)
+        if explanation is None or (number > raised.line.number and not _is_strong(explanation)):
+            continue
+        is_raised = any(link.line.number == number for link in raised.chain())
+        if is_raised and not explanation.shown:
+            explanation.shown = _place(raised)
+        if explanation.role == "warning" and is_raised:
+            explanation.role, explanation.mild = "cause", False
+        explained = explained or explanation.role in ("cause", "consequence") or is_raised
+    return explained
+
+
+def _is_strong(explanation: Explanation) -> bool:
+    """Whether what stands below an exception's line can be a part of its message."""
+    return explanation.role == "cause" and not explanation.last_resort
+
+
+def _is_own(raised: Raised) -> bool:
+    """Whether this is an exception of its own, not a launcher's report of one."""
+    is_report = raised.class_name == "Exception" and not raised.message
+    return not is_report and all(link.class_name not in _CASCADES for link in raised.chain())
+
+
+def _root(raised: Raised) -> Raised:
+    """The exception of a chain that names the cause: the first, unless it was expected."""
+    chain = raised.chain()
+    while len(chain) > 1 and chain[1].while_handling and chain[0].class_name in _TRIED:
+        chain = chain[1:]
+    return chain[0]
+
+
+def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
+    is_native = raised.name in ("terminate", "failed check")
+    entry = {"error": REPORTED}.get(raised.name, FAILED_CHECK if is_native else UNKNOWN)
+    captures: dict[str, str] = {}
+    for rule in rules:
+        match = _matched(rule, raised)
+        if match is not None:
+            entry, captures = rule, match
+            break
+    confidence: Confidence = "probable" if raised.frames or is_native else "possible"
+    return Explanation(
+        entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
+        confidence, raised.line.stream, raised.line.number,
+        last_resort=raised.class_name in _AFTERMATH or entry is REPORTED, shown=_sentence(raised),
+    )  # fmt: skip
+
+
+def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
+    """What a rule's expression captures in this exception's message; None where it differs."""
+    if "*" not in rule.exception and raised.class_name not in rule.exception:
+        return None
+    if rule.frames and not any(_is_in(frame, rule.frames) for frame in raised.frames):
+        return None
+    if not rule.message:
+        return {}
+    for expression in rule.message:
+        match = expression.search(raised.message[:2000])
+        if match is not None:
+            return {name: value for name, value in match.groupdict().items() if value}
+    return None
+
+
+def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
+    path = frame.path.replace("\\", "/")
+    return any(part in path or part in frame.code for part in parts)
+
+
+def _sentence(raised: Raised) -> str:
+    """The exception, quoted, and the line of the user's code that led to it."""
+    text = f"{raised.name}: {raised.message}" if raised.message else raised.name
+    place = _place(raised)
+    return f"`{shorten(text, _WIDTH)}`" + (f". {place}" if place else ".")
+
+
+def _place(raised: Raised) -> str:
+    """Where the exception comes from, as a sentence; empty without a traceback."""
+    rank = f" (rank {raised.line.stream})" if raised.line.stream else ""
+    frame = raised.users_frame
+    if frame is not None:
+        line = f", line {frame.line}" if frame.line else ""
+        code = f": `{shorten(frame.code, 80)}`" if frame.code else ""
+        return f"Raised at {frame.path}{line}{rank}{code}."
+    if raised.frames:
+        inner = raised.frames[-1]
+        return f"Raised in a library, {inner.path}, line {inner.line}{rank}."
+    return ""

@@ -1,0 +1,80 @@
+"""Orders what a log shows: what ended the run first; what it survived comes later."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from tpukit.knowledge.error_table import ROLES
+from tpukit.probe.logs.explanations import Explanation
+from tpukit.probe.logs.log_text import Line
+
+_PROGRESS = re.compile(
+    r"(?i)\b(?:step|epoch|iter(?:ation)?|batch|round)s?\b[\W_]{0,3}\d"
+    r"|\b\d+/\d+\s*\[[^\]]*(?:it/s|s/it)|\bloss['\"]?\s*[:= ]\s*\d|\bsteps?/s(?:ec)?\b"
+)
+_STEPS_AFTER = 3
+_MOST_STEPS = 200_000
+
+
+class StepsSeen:
+    """Notes where the run went on: the lines of progress that each rank wrote."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[int]] = defaultdict(list)
+
+    def feed(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            of_rank = self._lines[line.stream]
+            if len(of_rank) < _MOST_STEPS and _PROGRESS.search(line.text[:300]):
+                of_rank.append(line.number)
+
+    def between(self, line: int, end: float, stream: str) -> bool:
+        """Whether the rank made several steps after one line and before another."""
+        of_rank = self._lines.get(stream, [])
+        return bisect_left(of_rank, end) - bisect_right(of_rank, line) >= _STEPS_AFTER
+
+
+def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list[Explanation]:
+    """Causes first, then consequences, warnings and harmless messages; sets each one's role."""
+    consequences = [e.line for e in found if e.role == "consequence"]
+    survived = []
+    for explanation in found:
+        if explanation.role == "cause" and explanation.mild:
+            explanation.role, explanation.note = "warning", "(The log only warns of it.)"
+        elif explanation.role == "cause" and _is_survived(explanation, consequences, steps):
+            survived.append(explanation)
+    causes = [e for e in found if e.role == "cause" and e not in survived]
+    if causes or not _is_followed(survived, consequences):
+        for explanation in survived:
+            explanation.role, explanation.note = "warning", "(The run went on after it.)"
+    if any(not cause.last_resort for cause in causes):
+        for cause in causes:
+            if cause.last_resort:
+                cause.role = "consequence"
+    return sorted(found, key=_place)
+
+
+def _is_survived(
+    explanation: Explanation, consequences: Sequence[int], steps: StepsSeen | None
+) -> bool:
+    """Whether the same rank made several steps after its last line, before anything failed."""
+    if steps is None or explanation.entry.topic == "non-finite":
+        return False
+    last = explanation.last or explanation.line
+    end = min((line for line in consequences if line > last), default=float("inf"))
+    return steps.between(last, end, explanation.stream)
+
+
+def _is_followed(survived: Sequence[Explanation], consequences: Sequence[int]) -> bool:
+    """Whether a cascade comes after all that the run seems to have survived: other ranks print
+    their steps after one has failed."""
+    last = max((e.last or e.line for e in survived), default=0)
+    return bool(survived) and any(line > last for line in consequences)
+
+
+def _place(explanation: Explanation) -> tuple[int, bool, int]:
+    is_guess = explanation.confidence == "possible"
+    return ROLES.index(explanation.role), is_guess, explanation.line

@@ -1,0 +1,218 @@
+"""Finds the exceptions that a log shows: class, message, frames, and what they were raised from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tpukit.probe.logs.log_text import Line
+from tpukit.probe.logs.quoting import is_quoted
+
+_START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
+_CAUSED = re.compile(r"The above exception was the direct cause of the following exception")
+_DURING = re.compile(r"During handling of the above exception, another exception occurred")
+_FRAME = re.compile(
+    r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?"
+    r"|File (?P<path2>[^\s\"]{1,400}?):(?P<line2>\d+)(?:, in (?P<where2>.{1,60}))?"
+    r"|(?P<path3>[^\s:]{1,300}\.py):(?P<line3>\d+) in (?P<where3>\S{1,60})$"
+    r"|(?P<path4>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where4>[\w.<>]{1,60})"
+    r"|(?P<path5>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line5>\d+)"
+)
+_ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
+_NAME = r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)"
+_AFTER_FRAMES = re.compile(_NAME + r"(?::\s+(?P<message>.*)|:?\s*$)")
+_ENDING = r"(?:Error|Exception|Interrupt|Exit|Failure|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)"
+_STRICT = re.compile(
+    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*" + _ENDING + r"|(?:[a-z_]\w*\.)+[A-Z]\w*"
+    r"|Exception|nccl[A-Z]\w+Error)(?::\s+(?P<message>.*)|:?\s*$)"
+)
+_NATIVE = re.compile(r"terminate called after throwing an instance of '(?P<name>[^']{1,80})'")
+_WHAT = re.compile(r"what\(\):\s+(?P<message>.*)")
+_ON_DEVICE = re.compile(r"Exception in device=\S+:\s+(?P<message>.+)")
+_CHECK = re.compile(r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)")
+_STATUS = re.compile(
+    r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
+    r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})"
+)
+_ERROR = re.compile(r"(?:\w+: )?(?:fatal )?(?:error|ERROR|Error): (?P<message>\S.{7,})")
+_WARNING = re.compile(r"\w*Warning$")
+_MOST_RAISED = 2000
+_MOST_FRAMES = 400
+_MOST_SILENT = 60
+LIBRARY = re.compile(
+    r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|[/\\]python\d[.\d]*[/\\]lib[/\\]"
+    r"|[/\\]Lib[/\\]|^<(?!ipython)|^lib[/\\]"
+    r"|(?:^|[/\\])(?:torch|torch_xla|torchvision|transformers|accelerate|numpy|pytorch_lightning"
+    r"|lightning|wandb|jax|jaxlib|huggingface_hub|tokenizers|datasets|diffusers|peft|deepspeed"
+    r"|multiprocessing|concurrent|asyncio|importlib|tensorflow|timm|requests|urllib3|mmcv|mmengine)"
+    r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
+)
+
+
+@dataclass
+class Frame:
+    """One call of a traceback."""
+
+    path: str
+    line: int
+    code: str = ""
+
+    @property
+    def in_library(self) -> bool:
+        return LIBRARY.search(self.path) is not None
+
+
+@dataclass
+class Raised:
+    """One exception that a log shows."""
+
+    name: str
+    """As printed: `torch.OutOfMemoryError`."""
+    message: str
+    line: Line
+    frames: list[Frame] = field(default_factory=list)
+    first_line: int = 0
+    """Where its traceback begins."""
+    source: Raised | None = None
+    """The exception that it was raised from, or while handling which it was raised."""
+    while_handling: bool = False
+
+    @property
+    def class_name(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @property
+    def users_frame(self) -> Frame | None:
+        """The innermost frame of code that belongs to no known library."""
+        own = [frame for frame in self.frames if not frame.in_library]
+        return own[-1] if own else None
+
+    def chain(self) -> list[Raised]:
+        """This exception and those that it was raised from, the first one first."""
+        chained: list[Raised] = []
+        raised: Raised | None = self
+        while raised is not None and len(chained) < 20:
+            chained.insert(0, raised)
+            raised = raised.source
+        return chained
+
+
+@dataclass
+class _Reader:
+    """The state of one rank's output."""
+
+    frames: list[Frame] = field(default_factory=list)
+    first_line: int = 0
+    is_open: bool = False
+    awaits_code: bool = False
+    last: Raised | None = None
+    link: str = ""
+    silent: int = 0
+    """Lines since the last frame."""
+
+
+class TracebackReader:
+    """Collects exceptions from lines that are fed piece by piece."""
+
+    def __init__(self) -> None:
+        self.raised: list[Raised] = []
+        self._readers: dict[str, _Reader] = {}
+
+    def feed(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            if len(self.raised) < _MOST_RAISED and line.text:
+                self._read(line, self._readers.setdefault(line.stream, _Reader()))
+
+    def last_of_chains(self) -> list[Raised]:
+        """Each exception from which no other one was raised."""
+        sources = {id(raised.source) for raised in self.raised}
+        return [raised for raised in self.raised if id(raised) not in sources]
+
+    def _read(self, line: Line, reader: _Reader) -> None:
+        text = line.text[:4000]
+        reader.silent += 1
+        if reader.silent > _MOST_SILENT:
+            reader.is_open = False
+        if _START.search(text) and not (line.indented and '"' in text):
+            reader.is_open, reader.frames, reader.first_line = True, [], line.number
+            reader.silent = 0
+            if text.startswith("Original Traceback"):
+                reader.link = "original"
+        elif _CAUSED.match(text):
+            reader.link = "caused"
+        elif _DURING.match(text):
+            reader.link = "during"
+        elif (frame := _FRAME.match(text)) is not None:
+            self._add_frame(frame, line, reader)
+        elif reader.is_open and (arrow := _ARROW.match(text)) is not None and reader.frames:
+            reader.frames[-1].line = int(arrow["line"])
+            reader.frames[-1].code = arrow["code"].strip()
+        elif (found := _exception(line, text, reader)) is not None:
+            self._add(found[0], found[1], line, reader)
+        elif reader.awaits_code and reader.frames:
+            reader.frames[-1].code = text[:200]
+            reader.awaits_code = False
+
+    def _add_frame(self, match: re.Match[str], line: Line, reader: _Reader) -> None:
+        if not reader.is_open:
+            reader.is_open, reader.frames, reader.first_line = True, [], line.number
+        reader.silent = 0
+        groups = match.groupdict()
+        path = next(v for k, v in groups.items() if k.startswith("path") and v)
+        number = next((v for k, v in groups.items() if k.startswith("line") and v), "0")
+        if len(reader.frames) < _MOST_FRAMES:
+            reader.frames.append(Frame(path, int(number[:9])))
+        reader.awaits_code = '"' in match.group()
+
+    def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
+        raised = Raised(name, message.strip(), line, reader.frames, reader.first_line)
+        if not reader.is_open:
+            raised.frames, raised.first_line = [], line.number
+        link, last = reader.link, reader.last
+        reader.is_open, reader.awaits_code, reader.link, reader.frames = False, False, "", []
+        if last is not None and link in ("caused", "during"):
+            raised.source, raised.while_handling = last, link == "during"
+        elif last is not None and link == "original":
+            raised.frames = [*last.frames, *raised.frames]
+            raised.first_line = last.first_line
+            self.raised.remove(last)
+            raised.source, raised.while_handling = last.source, last.while_handling
+        reader.last = raised
+        self.raised.append(raised)
+
+
+def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None:
+    """(class, message) where the line is the end of a traceback, or an exception alone."""
+    if line.level in ("W", "I") and not reader.is_open:
+        return None
+    strict = _STRICT.match(text)
+    found = strict
+    if reader.is_open and not strict and reader.frames and not line.indented:
+        found = _AFTER_FRAMES.match(text)
+    if found is not None:
+        if _WARNING.search(found["name"]) or (
+            not reader.is_open and (line.indented or not found["message"])
+        ):
+            return None
+        return found["name"], found["message"] or ""
+    if reader.is_open:
+        return None
+    return _native(line, text)
+
+
+def _native(line: Line, text: str) -> tuple[str, str] | None:
+    """What ends a process without a traceback: a failed check, a C++ exception."""
+    for pattern, name in ((_WHAT, "terminate"), (_ON_DEVICE, "exception in a process")):
+        if (match := pattern.match(text)) is not None:
+            return name, match["message"]
+    if not line.level and not line.indented:
+        for pattern in (_STATUS, _ERROR):
+            if (match := pattern.match(text)) is not None:
+                return "error", match["message"]
+    check = _CHECK.match(text)
+    if check is not None and not is_quoted(line, check.start("message")):
+        return "failed check", check["message"]
+    if line.level == "F" and len(text) > 8:
+        return "failed check", text
+    return None
