@@ -10,6 +10,10 @@ import pytest
 from known_logs import LOGS
 from runs import environment, tpukit
 
+from tpukit.commands.reports.machine import check_lines
+from tpukit.probe.machine.checks import Result
+from tpukit.probe.machine.checks.verdict import Verdict
+
 XM = "import torch_xla.core.xla_model as xm\n"
 FIELDS = {"ok", "hardware", "versions", "checks", "findings", "explanations"}
 
@@ -138,6 +142,58 @@ def test_diff_changes_nothing_and_fix_does(tmp_path):
     assert "torch_xla.sync()" in path.read_text()
     assert (tmp_path / "old.py.bak").exists()
     assert answer(path, "--fix")["changed"] == []
+
+
+def test_text_names_the_effect_and_folds_a_reason(tmp_path):
+    path = tmp_path / "old.py"
+    path.write_text(XM + "xm.mark_step()\n" * 8 + "xm.xrt_world_size()\n")
+    lines = tpukit("doctor", path).stdout.splitlines()
+    assert lines[0].endswith("torch_xla.sync() (torch_xla 2.8); 7 more: 3, 4, 5, 6, 7 and 2 more")
+    assert lines[0].startswith(f"{path}:2:1: warns: xm.mark_step()")
+    assert lines[1].startswith(f"{path}:10:1: raises: xm.xrt_world_size()")
+    assert lines[2] == "1 file: 1 removed, 8 deprecated, 0 to avoid."
+    assert "successor torch_tpu" in lines[3]
+    every = tpukit("doctor", path, "--verbose").stdout
+    assert every.count("warns: xm.mark_step()") == 8
+    assert len(answer(path, code=1)["findings"]) == 9
+
+
+def test_no_successor_where_torch_xla_is_not_concerned(tmp_path):
+    (tmp_path / "a.py").write_text("import numpy as np\nnp.float(3)\n")
+    assert "torch_tpu" not in tpukit("doctor", tmp_path / "a.py").stdout
+
+
+def test_an_option_that_dies_with_a_fix_is_named(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(
+        "import torch_xla.distributed.xla_multiprocessing as xmp\n"
+        "xmp.spawn(f, nprocs=FLAGS.num_cores)\n"
+    )
+    assert "note: --fix drops nprocs=FLAGS.num_cores" in tpukit("doctor", path, "--diff").stdout
+
+
+def test_json_keeps_standard_error_quiet(tmp_path):
+    (tmp_path / "old.py").write_text(XM + "xm.mark_step()\n")
+    for arguments in ([tmp_path], [tmp_path, "--diff"], ["--quick"]):
+        assert tpukit("doctor", *arguments, "--json").stderr == ""
+
+
+def result(status: str, label: str) -> Result:
+    fix = "do it" if status in ("fail", "warn") else None
+    return Result(label, label, Verdict(status, f"message of {label}", fix))
+
+
+def test_what_needs_action_comes_first_and_the_rest_is_folded():
+    statuses = {"a": "pass", "b": "skip", "c": "warn", "d": "fail", "e": "pass"}
+    results = [result(status, label) for label, status in statuses.items()]
+    lines = check_lines(results, verbose=False)
+    assert lines == [
+        "FAIL d: message of d", "       do it", "WARN c: message of c", "       do it",
+        "ok   2 passed: a, e", "-    1 skipped: b",
+    ]  # fmt: skip
+    assert [line[:6] for line in check_lines(results, verbose=True)] == [
+        "FAIL d", "      ", "WARN c", "      ", "-    b", "ok   a", "ok   e",
+    ]  # fmt: skip
 
 
 # -- logs ------------------------------------------------------------

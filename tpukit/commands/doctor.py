@@ -57,6 +57,9 @@ def doctor(
     report: Annotated[
         bool, typer.Option("--report", help="Print a report for an issue, without secrets.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List every passed check and every finding.")
+    ] = False,
     hw: Annotated[
         HardwareChoice, typer.Option("--hw", help="Hardware to train on.")
     ] = HardwareChoice.auto,
@@ -81,13 +84,16 @@ def doctor(
     if paths:
         from tpukit.commands.reports.code import scan_code
 
-        code = scan_code(paths, output, fix=fix and not diff, show=fix or diff, strict=strict)
+        write = fix and not diff
+        code = scan_code(paths, output, fix=write, show=fix or diff, strict=strict, verbose=verbose)
     else:
         from tpukit.commands.reports.machine import check_machine
         from tpukit.probe.machine.checks.verdict import Asked
 
         asked = Asked(hw=hw.value, live_seconds=time_limit)
-        code = check_machine(asked, output, quick=quick, strict=strict, report=report)
+        code = check_machine(
+            asked, output, quick=quick, strict=strict, report=report, verbose=verbose
+        )
     raise typer.Exit(code)
 
 

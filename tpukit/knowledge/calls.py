@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 CallStatus = Literal["removed", "deprecated", "habit"]
-CallKind = Literal["name", "call", "module", "attribute", "environment"]
+CallKind = Literal["name", "call", "module", "attribute", "environment", "shell", "form"]
 _EFFECTS = {"removed": "raises", "deprecated": "warns"}
 _TABLE = Path(__file__).parent / "tables" / "calls.toml"
 
@@ -59,6 +60,10 @@ class OldCall:
     unless: Mapping[str, list[str]] = field(default_factory=dict)
     texts: bool = False
     """The argument at `position` counts where it is a text only."""
+    pattern: str = ""
+    """What a shell line shows, as a regular expression."""
+    signs: tuple[str, ...] = ()
+    """Regular expressions for the forms in which a file shows the last name of `names`."""
     fix: Fix | None = None
 
 
@@ -69,6 +74,11 @@ class CallTable:
     by_name: Mapping[str, tuple[OldCall, ...]]
     modules: Mapping[str, OldCall]
     environment: Mapping[str, OldCall]
+    shell: tuple[tuple[re.Pattern[str], OldCall], ...]
+    by_form: Mapping[str, OldCall]
+    """Row's id -> row, for forms that no name shows."""
+    forms: tuple[re.Pattern[str], ...]
+    """One of which the text of a module with such a form shows."""
     lasts: frozenset[str]
     """Last parts of all names: an attribute with another name matches no row."""
 
@@ -80,22 +90,40 @@ def old_calls() -> tuple[OldCall, ...]:
     return tuple(_row(row) for row in rows)
 
 
+@dataclass(frozen=True)
+class Successor:
+    """What replaces torch_xla."""
+
+    package: str
+    last_release: str
+    words: str
+    source: str
+
+
+@cache
+def successor() -> Successor:
+    return Successor(**tomllib.loads(_TABLE.read_text(encoding="utf-8"))["successor"])
+
+
 @cache
 def call_table() -> CallTable:
     """The rows, indexed."""
     by_name: dict[str, tuple[OldCall, ...]] = {}
     modules: dict[str, OldCall] = {}
     environment: dict[str, OldCall] = {}
+    shell = tuple((re.compile(row.pattern), row) for row in old_calls() if row.kind == "shell")
     for row in old_calls():
         for name in row.names:
             if row.kind == "environment":
                 environment[name] = row
             elif row.kind == "module":
                 modules[name] = row
-            else:
+            elif row.kind not in ("shell", "form"):
                 by_name[name] = (*by_name.get(name, ()), row)
     lasts = frozenset(name.rpartition(".")[2] for name in (*by_name, *modules))
-    return CallTable(by_name, modules, environment, lasts)
+    by_form = {row.id: row for row in old_calls() if row.kind == "form"}
+    forms = tuple(re.compile(sign) for row in by_form.values() for sign in row.signs)
+    return CallTable(by_name, modules, environment, shell, by_form, forms, lasts)
 
 
 def _row(row: Mapping[str, Any]) -> OldCall:

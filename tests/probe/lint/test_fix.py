@@ -333,6 +333,37 @@ def test_notebook_is_found_and_fixed_in_its_cells(tmp_path):
     assert plan_fix(path) is None
 
 
+def test_a_cell_that_is_indented_throughout(tmp_path):
+    path = tmp_path / "a.ipynb"
+    path.write_text(notebook(XM, "    d = xm.xla_device()\n\n    if d:\n        print(xm)\n"))
+    (finding,) = scan_paths([str(path)]).findings
+    assert (finding.cell, finding.line, finding.column) == (3, 1, 9)
+    apply_fix(plan_fix(path))
+    cell = json.loads(path.read_text())["cells"][2]
+    assert "".join(cell["source"]) == (
+        "    d = torch_xla.device()\n\n    if d:\n        print(xm)\n"
+    )
+
+
+def test_a_shell_line_that_goes_on_hides_no_cell(tmp_path):
+    path = tmp_path / "a.ipynb"
+    path.write_text(notebook(XM, "!pip install a \\\n   b \\\n   c\nd = xm.xla_device()\n"))
+    (finding,) = scan_paths([str(path)]).findings
+    assert (finding.cell, finding.line) == (3, 4)
+    apply_fix(plan_fix(path))
+    cell = json.loads(path.read_text())["cells"][2]
+    assert "".join(cell["source"]).startswith("!pip install a \\\n   b \\\n   c\n")
+
+
+def test_a_file_that_an_exported_notebook_writes(tmp_path):
+    path = tmp_path / "a.py"
+    inner = XM + "xm.mark_step()\n"
+    text = f"x = 1\nget_ipython().run_cell_magic('writefile', 't.py', {inner!r})\n"
+    path.write_text(text + f"get_ipython().run_cell_magic('bash', '', {inner!r})\n")
+    (finding,) = scan_paths([str(path)]).findings
+    assert (finding.id, finding.line) == ("xm-mark-step", 2)
+
+
 @pytest.mark.parametrize("indent", [1, 2, 4, None])
 def test_notebook_keeps_its_layout(tmp_path, indent):
     path = tmp_path / "a.ipynb"

@@ -63,6 +63,22 @@ CASES = {
     ),
     "torch-six": ("from torch._six import inf", "from six import moves"),
     "torch-linalg": ("import torch\ntorch.symeig(x)", "import torch\ntorch.linalg.eigh(x)\nx.solve(y)"),
+    "env-setup-script": ("!python pytorch-xla-env-setup.py --version 1.7", "# python env-setup.py\nx = 'env-setup.py'"),
+    "old-wheel-address": (
+        "!pip install cloud-tpu-client==0.10 \\\n  https://storage.googleapis.com/tpu-pytorch/wheels/torch_xla-1.9-cp37-cp37m-linux_x86_64.whl",
+        "!pip install torch_xla -f https://storage.googleapis.com/libtpu-releases/index.html # no tpu-pytorch/wheels2",
+    ),
+    "torch-xla-after-the-last": ("!pip install 'torch_xla[tpu]==2.10.0'", "!pip install 'torch_xla[tpu]==2.9.0' torch~=2.9.0 # no torch_tpu"),
+    "xla-dist-command": ("!python -m torch_xla.distributed.xla_dist --tpu=x -- python t.py", "!grep -r torch_xla.distributed.xla_dist ."),
+    "torch-launch-command": ("import os\nos.system('python -m torch.distributed.launch t.py')", "import os\nos.system('torchrun t.py # not torch.distributed.launch')"),
+    "tf-record-reader": ("import torch_xla.utils.tf_record_reader as tfrr", "import torch_xla.utils.utils as xu"),
+    "fsdp-recursive-wrap": ("from torch.distributed.fsdp.wrap import recursive_wrap", "from torch_xla.distributed.fsdp.wrap import recursive_wrap"),
+    "weight-norm": ("from torch.nn.utils import weight_norm\nweight_norm(m)", "from torch.nn.utils.parametrizations import weight_norm\nweight_norm(m)"),
+    "scalar-first": ("import torch\nx.add_(2, y)\n", "import torch\nx.add_(y, alpha=2)\nx.addcmul_(y, z, value=2)\nx.add_(y)"),
+    "iterator-next": (
+        "from torch.utils.data import DataLoader\nloader = DataLoader(d)\ni = iter(loader)\nx = i.next()",
+        "import torch\nimport torch_xla.distributed.parallel_loader as pl\nl = pl.MpDeviceLoader(d, dev)\ni = iter(l)\ni.next()\nnode.next()\niter(rows).next()",
+    ),
     "clip-grad-norm": ("from torch.nn.utils import clip_grad_norm\nclip_grad_norm(p, 1)", "from torch.nn.utils import clip_grad_norm_\nclip_grad_norm_(p, 1)"),
     "nn-init-without-underscore": ("import torch.nn as nn\nnn.init.xavier_uniform(w)", "import torch.nn as nn\nnn.init.xavier_uniform_(w)"),
     "cuda-memory-cached": ("import torch\ntorch.cuda.memory_cached()", "import torch\ntorch.cuda.memory_reserved()"),
@@ -195,6 +211,9 @@ def test_every_spelling_is_found(name):
         ("from torch import serialization as s\ns.load('x.pt')", "torch-load"),
         ("import numpy\ngetattr(numpy, 'float')(3)", "numpy-aliases"),
         ("from numpy import (\n    array,\n    float_,\n)\nfloat_(3)", "numpy-2"),
+        ("import torch\nx.addcdiv_(-lr, m, v)", "scalar-first"),
+        ("import torch\nx = iter(train_loader).next()", "iterator-next"),
+        ("get_ipython().run_cell_magic('bash', '', 'python -m torch_xla.distributed.xla_dist')", "xla-dist-command"),
         ("import os, \\\n    torch\ntorch.load('x.pt')", "torch-load"),
         ("from torch.utils.checkpoint import checkpoint as ckpt\nckpt(f, x)", "checkpoint-use-reentrant"),
         ("from torch.utils import checkpoint as cp\nrun = cp.checkpoint\nrun(f, x)", "checkpoint-use-reentrant"),
@@ -293,3 +312,27 @@ def test_a_variable_that_is_only_set_raises_nothing():
 
 def test_every_row_says_what_happens():
     assert all(row.effect for row in old_calls())
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        ("xmp.spawn(f, nprocs=FLAGS.num_cores)", "--num_cores then limits nothing"),
+        ("xmp.spawn(f, nprocs=args['cores'])", "--cores then limits nothing"),
+        ("xmp.spawn(f, nprocs=count())", "that value then limits nothing"),
+        ("xmp.spawn(f, nprocs=8)", ""),
+        ("xmp.spawn(f, nprocs=8, join=False)", "join has no counterpart"),
+        ("xmp.spawn(*f, nprocs=8)", "come from * or **"),
+    ],
+)
+def test_what_a_fix_takes_away_or_leaves(code, remark):
+    head = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
+    (finding,) = module_findings(python_module("a.py", head + code + "\n"))
+    assert remark in finding.remark
+    assert bool(finding.remark) == bool(remark)
+    assert finding.fixable == ("join" not in code and "*" not in code)
+
+
+def test_a_use_that_is_not_called_is_not_called_fixable():
+    (finding,) = module_findings(python_module("a.py", XM + "dev = xm.xla_device\n"))
+    assert (finding.fixable, finding.remark) == (False, "--fix leaves it: it is not called here")

@@ -6,22 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tpukit.commands.output import Output
-from tpukit.knowledge.calls import CallStatus
+from tpukit.commands.reports.plural import counted
+from tpukit.knowledge.calls import successor
 from tpukit.probe.lint import Finding, ScanReport, scan_paths
 
-_LABELS: dict[CallStatus, str] = {
-    "removed": "removed",
-    "deprecated": "deprecated",
-    "habit": "avoid",
-}
+_LINES_NAMED = 5
+"""Further places of one reason that are named; beyond, they are counted."""
 
 
-def scan_code(paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool) -> int:
+def scan_code(
+    paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool, verbose: bool
+) -> int:
     """Scans, shows or applies the requested changes; returns the exit code."""
     changed = _rewrite(paths, output, write=fix) if show else []
     report = scan_paths(paths)
-    for line in _report_lines(report):
-        output.text(line)
+    if not output.as_json:
+        for line in report_lines(report, verbose=verbose):
+            output.text(line)
     failing = [f for f in report.findings if f.status == "removed" or strict]
     output.result({
         "ok": not failing,
@@ -43,23 +44,31 @@ def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[str]:
 
     changed = []
     for fix in plan_fixes(paths):
-        output.text(fix.diff)
+        backup = apply_fix(fix) if write else None
         if write:
-            backup = apply_fix(fix)
-            kept = f"; backup: {backup}" if backup else ""
-            output.text(f"{fix.path}: {fix.rewritten} places rewritten{kept}")
             changed.append(str(fix.path))
+        if output.as_json:
+            continue
+        output.text(fix.diff)
+        for remark in fix.remarks:
+            output.text(f"note: {remark}")
+        if write:
+            kept = f"; backup: {backup}" if backup else ""
+            output.text(f"{fix.path}: {counted(fix.rewritten, 'place')} rewritten{kept}")
     return changed
 
 
-def _report_lines(report: ScanReport) -> list[str]:
-    lines = [_line(finding) for finding in report.findings]
+def report_lines(report: ScanReport, *, verbose: bool) -> list[str]:
+    """One line for each reason in a file (`verbose`: for each finding), and their sums."""
+    groups: dict[object, list[Finding]] = {}
+    for number, finding in enumerate(report.findings):
+        reason = (finding.path, finding.id, finding.new, finding.status, finding.remark)
+        groups.setdefault(number if verbose else reason, []).append(finding)
+    lines = [_line(group) for group in groups.values()]
     lines += [f"note: {note}" for note in report.notes]
-    counts = Counter(finding.status for finding in report.findings)
-    lines.append(
-        f"{report.files} file{'s' * (report.files != 1)}: {counts['removed']} removed, "
-        f"{counts['deprecated']} deprecated, {counts['habit']} to avoid."
-    )
+    lines.append(_sums(report))
+    if any(finding.since.startswith("torch_xla") for finding in report.findings):
+        lines.append(f"{successor().words} ({successor().source}).")
     if any(finding.fixable for finding in report.findings):
         lines.append(
             "`--diff` shows what `--fix` rewrites; `# tpukit: ignore` suppresses a line's findings."
@@ -67,8 +76,34 @@ def _report_lines(report: ScanReport) -> list[str]:
     return lines
 
 
-def _line(finding: Finding) -> str:
+def _sums(report: ScanReport) -> str:
+    counts = Counter(finding.status for finding in report.findings)
+    parts = [
+        f"{counts['removed']} removed",
+        f"{counts['deprecated']} deprecated",
+        f"{counts['habit']} to avoid",
+    ]
+    return f"{counted(report.files, 'file')}: {', '.join(parts)}."
+
+
+def _line(group: Sequence[Finding]) -> str:
+    """A reason's first place, and where else it applies."""
+    finding = group[0]
+    since = "" if finding.since == "XLA" else f" ({finding.since})"
+    remark = f"; {finding.remark}" if finding.remark else ""
+    words = f"{finding.effect}: {finding.old} -> {finding.new}{since}{remark}"
+    return f"{finding.path}:{_place(finding)}:{finding.column}: {words}{_further(group[1:])}"
+
+
+def _further(others: Sequence[Finding]) -> str:
+    if not others:
+        return ""
+    named = ", ".join(dict.fromkeys(_place(finding) for finding in others[:_LINES_NAMED]))
+    rest = len(others) - _LINES_NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    return f"; {len(others)} more: {named}{more}"
+
+
+def _place(finding: Finding) -> str:
     cell = f"cell {finding.cell}, " if finding.cell is not None else ""
-    where = f"{finding.path}:{cell}{finding.line}:{finding.column}"
-    since = "" if finding.status == "habit" else f" ({finding.since})"
-    return f"{where}: {_LABELS[finding.status]}: {finding.old} -> {finding.new}{since}"
+    return f"{cell}{finding.line}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from tpukit import __version__
 from tpukit.commands.output import Output
+from tpukit.commands.reports.plural import counted
 from tpukit.knowledge.environment import allowed
 from tpukit.probe.machine import Facts, RealHost, gather
 from tpukit.probe.machine.checks import Asked, Result, run_checks
@@ -15,29 +16,46 @@ from tpukit.probe.machine.checks.gpu import device_list
 from tpukit.probe.machine.checks.tpu import describe_devices
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "-   "}
+_ACTION = ("fail", "warn")
+_ORDER = (*_ACTION, "skip", "pass")
 _SECRETS = re.compile(
     r"(?i)\b(?:hf_|ghp_|gho_|github_pat_|sk-|xox[bp]-|AKIA|AIza)[\w-]{8,}"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|\b(?:token|key|secret|password)=\S+"
 )
 
 
-def check_machine(asked: Asked, output: Output, *, quick: bool, strict: bool, report: bool) -> int:
-    """Runs every check and prints as they come; the exit code."""
+def check_machine(
+    asked: Asked, output: Output, *, quick: bool, strict: bool, report: bool, verbose: bool
+) -> int:
+    """Runs every check, prints what needs action first; the exit code."""
     facts = gather(RealHost(), quick=quick)
-    if not report:
+    if not report and not output.as_json:
         output.text(f"tpukit {__version__} on {facts.place.name}: {describe_devices(facts)}")
-    results = []
-    for result in run_checks(facts, asked, quick=quick):
-        results.append(result)
-        if not report:
-            output.text("\n".join(_told(result)))
+    results = list(run_checks(facts, asked, quick=quick))
     failing = [r for r in results if is_failing(r, strict=strict)]
-    if report:
-        output.text(_report(facts, results))
-    else:
-        output.text(_summary(results, strict=strict))
+    if not output.as_json:
+        if report:
+            output.text(_report(facts, results))
+        else:
+            for line in [*check_lines(results, verbose=verbose), _summary(results, strict=strict)]:
+                output.text(line)
     output.result(as_json(facts, results, ok=not failing))
     return 1 if failing else 0
+
+
+def check_lines(results: Iterable[Result], *, verbose: bool) -> list[str]:
+    """Failures, then warnings, then what was skipped; what passed as one line of names."""
+    by_status: dict[str, list[Result]] = {status: [] for status in _ORDER}
+    for result in results:
+        by_status[result.verdict.status].append(result)
+    shown = [r for status in _ORDER for r in by_status[status] if verbose or status in _ACTION]
+    lines = [line for result in shown for line in _told(result)]
+    if not verbose:
+        for status, words in (("pass", "passed"), ("skip", "skipped")):
+            labels = ", ".join(result.label for result in by_status[status])
+            if labels:
+                lines.append(f"{_MARKS[status]} {len(by_status[status])} {words}: {labels}")
+    return lines
 
 
 def is_failing(result: Result, *, strict: bool) -> bool:
@@ -69,8 +87,8 @@ def _summary(results: list[Result], *, strict: bool) -> str:
     failed = sum(result.verdict.status == "fail" for result in results)
     warned = sum(result.verdict.status == "warn" for result in results)
     if failed or (strict and warned):
-        return f"Not ready: {failed} failed, {warned} warnings."
-    return f"Ready to train ({warned} warnings)." if warned else "Ready to train."
+        return f"Not ready: {failed} failed, {counted(warned, 'warning')}."
+    return f"Ready to train ({counted(warned, 'warning')})." if warned else "Ready to train."
 
 
 def _report(facts: Facts, results: list[Result]) -> str:

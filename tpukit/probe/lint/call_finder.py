@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +11,13 @@ from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, ends
 from tpukit.probe.lint.names import Names, Scope, children, source_text
-from tpukit.probe.lint.source import MASK, Module
+from tpukit.probe.lint.old_forms import find_old_forms
+from tpukit.probe.lint.rewriting.fixability import left_alone, taken_away
+from tpukit.probe.lint.shell_lines import SHELL_CALLS, find_in_command, find_in_shell_lines
+from tpukit.probe.lint.source import Module
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.environ.__setitem__")
-_SHELL = re.compile(r"(?:^|[\s;!%])(?:export\s+|env\s+|set_env\s+)?([A-Z][A-Z0-9_]+)\s?=\s?\S")
 
 
 def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFinding]:
@@ -25,6 +26,7 @@ def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFin
     finder = _Finder(module, names, table)
     finder.visit_body(module.tree, names.module)
     finder.unused_imports()
+    finder.old_forms()
     finder.shell_lines()
     return finder.places
 
@@ -41,10 +43,12 @@ class _Finder:
         self.has_alternative = 0
         assert module.tree is not None
         self._guards = Guards(module.tree, names)
+        self._calls: dict[int, ast.Call] = {}
+        """Calls by the identity of their functions."""
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._constants: Mapping[str, set[str]] | None = None
-        self._methods = table.lasts | {name.rpartition(".")[2] for name in _WRITERS}
+        self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in _WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
     def visit_body(self, node: ast.AST, scope: Scope) -> None:
@@ -64,6 +68,7 @@ class _Finder:
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             self._use(node, scope)
         elif isinstance(node, ast.Call):
+            self._calls[id(node.func)] = node
             self._call(node, scope)
             self._getattr(node, scope)
         elif isinstance(node, ast.Import):
@@ -152,6 +157,8 @@ class _Finder:
                 self._found(node.func, row, name)
         if any(meaning in _WRITERS for meaning in meanings):
             self._environment_call(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
+            self._shell_call(node)
 
     def _known_constants(self) -> Mapping[str, set[str]]:
         if self._constants is None:
@@ -228,18 +235,27 @@ class _Finder:
             return self.table.environment.get(key.value)
         return None
 
+    def old_forms(self) -> None:
+        """Forms that no name shows."""
+        assert self.module.tree is not None
+        if any(form.search(self.module.text) for form in self.table.forms):
+            for node, id, name in find_old_forms(self.module.tree, self.names):
+                row = self.table.by_form[id]
+                old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
+                self._add(row, self.module.span(node), old, name, None)
+
     def shell_lines(self) -> None:
-        """`%env XLA_USE_BF16=1` and `!XLA_USE_BF16=1 python train.py` in a notebook."""
-        for number, line in enumerate(self.module.lines, start=1):
-            if MASK not in line:
-                continue
-            mask_width = len(line[: line.index(MASK)].lstrip()) + len(MASK)
-            for match in _SHELL.finditer(line):
-                row = self.table.environment.get(match.group(1))
-                if row is not None:
-                    start = max(match.start(1) - mask_width, 0)
-                    span = (number, start, number, start + len(match.group(1)))
-                    self._add(_only_set(row), span, row.old, match.group(1), None)
+        """What a notebook's magics and shell lines run and set."""
+        for row, span, old, name in find_in_shell_lines(self.module, self.table):
+            self._add(_only_set(row) if row.kind == "environment" else row, span, old, name, None)
+
+    def _shell_call(self, node: ast.Call) -> None:
+        """`os.system("...")`, and what a notebook's export makes of shell lines."""
+        text = node.args[-1] if node.args else None
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            for row, old, name in find_in_command(text.value, self.table):
+                known = _only_set(row) if row.kind == "environment" else row
+                self._add(known, self.module.span(text), old, name, None)
 
     # -- places ----------------------------------------------------------------
     def _found(
@@ -256,13 +272,24 @@ class _Finder:
         if self.has_alternative and is_import and row.status == "removed":
             return
         fix = row.fix if fixable else None
-        self._add(row, self.module.span(node), _as_used(row, name), name, fix)
+        call = self._calls.get(id(node))
+        remark = taken_away(row, call)
+        if fix is not None and isinstance(node, ast.Name | ast.Attribute):
+            reason = left_alone(fix, call)
+            fix, remark = (None, f"--fix leaves it: {reason}") if reason else (fix, remark)
+        self._add(row, self.module.span(node), _as_used(row, name), name, fix, remark)
 
     def _add(
-        self, row: OldCall, span: tuple[int, int, int, int], old: str, name: str, fix: Fix | None
+        self,
+        row: OldCall,
+        span: tuple[int, int, int, int],
+        old: str,
+        name: str,
+        fix: Fix | None,
+        remark: str = "",
     ) -> None:
         place = ModuleFinding(
-            *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect
+            *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect, remark
         )
         if place not in self.places:
             self.places.append(place)

@@ -27,10 +27,14 @@ class Finding:
     fixable: bool = False
     effect: str = ""
     """What happens: "raises", "warns", "waits each step", ..."""
+    remark: str = ""
+    """What --fix takes away, or why it leaves the place alone."""
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""
-        return asdict(self)
+        fields = asdict(self)
+        del fields["remark"]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,4 @@ class ModuleFinding:
     name: str = ""
     """The qualified name that was used."""
     effect: str = ""
+    remark: str = ""

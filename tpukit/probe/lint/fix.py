@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tpukit.errors import DataError
 from tpukit.io.files import replacing, sync_file
-from tpukit.probe.lint.line_diff import unified
+from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.prefilter import may_concern
+from tpukit.probe.lint.rewriting.line_diff import unified
 from tpukit.probe.lint.scan import ignored, places_of, source_files
 from tpukit.probe.lint.source import (
     Chunk,
@@ -24,6 +25,7 @@ from tpukit.probe.lint.source import (
     read_bytes,
     read_notebook,
     unmask,
+    with_indent,
 )
 
 GIT_SECONDS = 10.0
@@ -39,6 +41,8 @@ class FileFix:
     """The file's new contents."""
     rewritten: int
     """Places."""
+    remarks: tuple[str, ...] = ()
+    """What the rewrite takes away (an option's effect)."""
 
 
 def plan_fixes(paths: Iterable[str]) -> list[FileFix]:
@@ -58,41 +62,43 @@ def plan_fix(path: Path) -> FileFix | None:
         if text.encode(encoding) != data:
             return None
         if path.suffix == ".ipynb":
-            new, count = _fixed_notebook(str(path), text)
+            new, fixed = _fixed_notebook(str(path), text)
         else:
-            new, count = _fixed_module(python_module(str(path), text))
+            new, fixed = _fixed_module(python_module(str(path), text))
     except DataError:
         return None
-    if count == 0 or new == text:
+    if not fixed or new == text:
         return None
-    return FileFix(path, unified(str(path), text, new), new.encode(encoding), count)
+    remarks = tuple(dict.fromkeys(place.remark for place in fixed if place.remark))
+    diff = unified(str(path), text, new)
+    return FileFix(path, diff, new.encode(encoding), len(fixed), remarks)
 
 
-def _fixed_module(module: Module) -> tuple[str, int]:
-    from tpukit.probe.lint.rewrite import rewrite
+def _fixed_module(module: Module) -> tuple[str, list[ModuleFinding]]:
+    from tpukit.probe.lint.rewriting.rewrite import rewrite
 
     if module.tree is None:
-        return module.text, 0
+        return module.text, []
     places = [p for p in places_of(module) if not ignored(p, module.lines)]
     exports = Path(module.path).name == "__init__.py"
     text, fixed = rewrite(module.text, module.tree, places, exports=exports)
-    return unmask(text), len(fixed)
+    return unmask(text), fixed
 
 
 # -- notebooks -----------------------------------------------------------------------------------
 _CELL_MARK = "#~tpukit cell~"
 
 
-def _fixed_notebook(path: str, text: str) -> tuple[str, int]:
+def _fixed_notebook(path: str, text: str) -> tuple[str, list[ModuleFinding]]:
     notebook = read_notebook(path, text)
-    count = 0
+    fixed: list[ModuleFinding] = []
     for module in notebook_modules(path, notebook):
         marked = _marked(module)
         new, rewritten = _fixed_module(marked)
         if rewritten:
             _store(notebook, module.chunks, new.split(f"{_CELL_MARK}\n"))
-            count += rewritten
-    return (_dumped(notebook, text), count) if count else (text, 0)
+            fixed += rewritten
+    return (_dumped(notebook, text) if fixed else text), fixed
 
 
 def _marked(module: Module) -> Module:
@@ -112,6 +118,7 @@ def _store(notebook: Notebook, chunks: Sequence[Chunk], parts: Sequence[str]) ->
         cell = notebook.cells[(chunk.cell or 1) - 1]
         new = part if index == len(parts) - 1 else part.removesuffix("\n")
         old = cell_source(cell)
+        new = with_indent(chunk.indent, new) if chunk.indent else new
         if chunk.skipped:
             new = f"{old.partition(chr(10))[0]}\n{new}"
         if new != old and cell.get("cell_type") == "code":

@@ -16,12 +16,19 @@ def may_concern(data: bytes) -> bool:
     """Whether a file may contain a finding: most files need not be parsed."""
     if may_hold_habits(data):
         return True
-    variables = call_table().environment
+    variables = _words_without_import()
     return any(
         any(sign.is_in(data) for sign in signs)
         for package, signs in _signs_by_package().items()
         if package in data and (package.decode() in variables or imports(data, package))
     )
+
+
+@cache
+def _words_without_import() -> frozenset[str]:
+    """Variables, and what shell lines show."""
+    shell = (name for row in old_calls() if row.kind == "shell" for name in row.names)
+    return frozenset((*call_table().environment, *shell))
 
 
 def may_hold_habits(data: bytes) -> bool:
@@ -76,7 +83,8 @@ def _signs_by_package() -> Mapping[bytes, Sequence[Sign]]:
     signs: dict[str, dict[str, _Forms]] = {}
     for row in old_calls():
         for name in row.names:
-            words = signs.setdefault(name.partition(".")[0], {})
+            whole = row.kind == "shell"
+            words = signs.setdefault(name if whole else name.partition(".")[0], {})
             for word, forms in _signs(row, name).items():
                 sign = words.setdefault(word, _Forms())
                 sign.forms |= forms
@@ -97,17 +105,20 @@ follow its module's name, or stand in an import from it."""
 
 def _signs(row: OldCall, name: str) -> dict[str, set[str]]:
     """Word -> the forms in which it occurs in a file that uses this name."""
+    if row.kind == "shell" or row.signs:
+        word = name if row.kind == "shell" else name.rpartition(".")[2]
+        return {word: set(row.signs) or {re.escape(name)}}
     if row.keywords:
         spawn = {"spawn": {r"\bspawn\s*\("}} if row.position is not None else {}
         return {**{keyword: {rf"\b{keyword}\s*="} for keyword in row.keywords}, **spawn}
     parent, _, last = name.rpartition(".")
     if not parent or row.kind == "module":
         return {last: {rf"\b{re.escape(last)}\b"}}
-    if row.kind == "call" and len(last) >= _SPECIFIC:
-        # Called, or bound to another name.
-        return {last: {rf"\b{last}\s*(?:\(|as\b)", rf"=\s*[\w.]*\b{last}\b"}}
     if len(last) >= _SPECIFIC or "_" in last[1:-1]:
-        return {last: {rf"\b{last}\b"}}
+        # Called, or bound to another name.
+        called = {rf"\b{last}\s*(?:\(|as\b)", rf"=\s*[\w.]*\b{last}\b"}
+        is_call = row.kind == "call" and len(last) >= _SPECIFIC
+        return {last: called if is_call else {rf"\b{last}\b"}}
     return {last: _short_forms(parent, last)}
 
 

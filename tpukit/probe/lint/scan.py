@@ -14,12 +14,13 @@ from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding, ModuleFinding
-from tpukit.probe.lint.habits import find_habits
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.prefilter import may_concern, may_hold_habits
+from tpukit.probe.lint.slow.habits import find_habits
 from tpukit.probe.lint.source import (
     Module,
     decode_source,
+    embedded_modules,
     notebook_modules,
     python_module,
     read_bytes,
@@ -107,7 +108,8 @@ def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]
         if path.endswith(".ipynb"):
             modules = notebook_modules(path, read_notebook(path, text))
         else:
-            modules = [python_module(path, text)]
+            main = python_module(path, text)
+            modules = [main, *embedded_modules(main)]
     except DataError as error:
         return [], [error.message]
     found = [finding for module in modules for finding in module_findings(module)]
@@ -119,8 +121,7 @@ def module_findings(module: Module) -> list[Finding]:
     return [
         Finding(
             module.path,
-            *module.place(place.line),
-            place.column + 1,
+            *module.place(place.line, place.column + 1),
             place.id,
             place.old,
             place.new,
@@ -128,6 +129,7 @@ def module_findings(module: Module) -> list[Finding]:
             place.status,
             place.fix is not None,
             place.effect,
+            place.remark,
         )
         for place in places_of(module)
         if not ignored(place, module.lines)

@@ -36,6 +36,8 @@ class Chunk:
     cell: int | None
     skipped: int = 0
     """Lines of the cell before it (the `%%writefile` line)."""
+    indent: str = ""
+    """What every line of the cell starts with."""
 
 
 @dataclass
@@ -65,12 +67,13 @@ class Module:
             return byte
         return len(text.encode("utf-8", errors="replace")[:byte].decode("utf-8", errors="replace"))
 
-    def place(self, line: int) -> tuple[int | None, int]:
-        """(cell, line in it) of a line of the module."""
+    def place(self, line: int, column: int = 0) -> tuple[int | None, int, int]:
+        """(cell, line in it, column) of a place in the module."""
         for chunk in reversed(self.chunks):
             if line >= chunk.first_line:
-                return chunk.cell, line - chunk.first_line + 1 + chunk.skipped
-        return None, line
+                at = line - chunk.first_line + 1 + chunk.skipped
+                return chunk.cell, at, column + len(chunk.indent)
+        return None, line, column
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,20 @@ def parse_python(text: str) -> tuple[ast.Module | None, str]:
 
 
 def mask_magics(text: str) -> str:
-    """IPython magics and shell lines as comments behind a `pass`."""
-    return "\n".join(
-        f"{line[: len(line) - len(line.lstrip())]}pass  {MASK}{line.lstrip()}"
-        if line.strip() and _MAGIC.match(line)
-        else line
-        for line in text.split("\n")
-    )
+    """IPython magics and shell lines, with those that continue them, as comments behind `pass`."""
+    masked: list[str] = []
+    goes_on = False
+    for line in text.split("\n"):
+        starts = bool(line.strip() and _MAGIC.match(line))
+        if goes_on:
+            masked.append(f"{MASK}{line}")
+        elif starts:
+            indent = line[: len(line) - len(line.lstrip())]
+            masked.append(f"{indent}pass  {MASK}{line.lstrip()}")
+        else:
+            masked.append(line)
+        goes_on = (goes_on or starts) and line.rstrip().endswith("\\")
+    return "\n".join(masked)
 
 
 def unmask(text: str) -> str:
@@ -195,9 +205,12 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
         source = cell_source(cell)
         if _WRITEFILE.match(source):
             written.append(_written_file(path, source, number))
+        indent = _common_indent(source)
+        if indent:
+            source = _without(indent, source)
         text = _as_python(source, number, main)
         count = text.count("\n") + 1
-        chunks.append(Chunk(line, count, number))
+        chunks.append(Chunk(line, count, number, indent=indent))
         joined.append(text)
         line += count
     main.text = "\n".join(joined)
@@ -205,6 +218,42 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
     if main.tree is None:
         main.notes.append(f"{path}: its cells together are invalid Python ({problem}): skipped")
     return [main, *written]
+
+
+def _common_indent(source: str) -> str:
+    """The indent of a cell that is indented throughout; IPython takes it away too."""
+    lines = [line for line in source.split("\n") if line.strip()]
+    first = lines[0] if lines else ""
+    indent = first[: len(first) - len(first.lstrip())]
+    return indent if indent and all(line.startswith(indent) for line in lines) else ""
+
+
+def _without(indent: str, source: str) -> str:
+    return "\n".join(line.removeprefix(indent) for line in source.split("\n"))
+
+
+def with_indent(indent: str, text: str) -> str:
+    """Undoes what was taken from a cell that is indented throughout."""
+    return "\n".join(indent + line if line.strip() else line for line in text.split("\n"))
+
+
+def embedded_modules(module: Module) -> list[Module]:
+    """The files that `get_ipython().run_cell_magic('writefile', 'x.py', '...')` writes."""
+    found: list[Module] = []
+    if module.tree is None or "run_cell_magic" not in module.text:
+        return found
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        values = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        if node.func.attr != "run_cell_magic" or len(values) != 3 or values[0] != "writefile":
+            continue
+        if str(values[1]).split(" ")[-1].endswith(".py"):
+            text = str(values[2])
+            # Every line of it stands on that one line.
+            chunks = [Chunk(n, 1, None, node.lineno - 1) for n in range(1, text.count("\n") + 2)]
+            found.append(Module(module.path, text, chunks, parse_python(text)[0]))
+    return found
 
 
 def _written_file(path: str, source: str, number: int) -> Module:

@@ -11,10 +11,10 @@ import ast
 import re
 
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.loaders import Loaders, argument
 from tpukit.probe.lint.names import Names, Scope, children, imported_packages, source_text
+from tpukit.probe.lint.slow.loaders import Loaders, argument
+from tpukit.probe.lint.slow.steps import Emit, Steps
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.steps import Emit, Steps
 
 _COLLECTIVES = tuple(
     f"torch_xla.core.xla_model.{name}"

@@ -9,7 +9,9 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from tpukit.knowledge.calls import Fix
-from tpukit.probe.lint.call_arguments import (
+from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.rewriting.call_arguments import (
     code_of,
     expression,
     given_keywords,
@@ -18,10 +20,8 @@ from tpukit.probe.lint.call_arguments import (
     new_arguments,
     with_arguments,
 )
-from tpukit.probe.lint.edits import ImportPlanner, unused_imports
-from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.units import Unit, first_line, units_at
+from tpukit.probe.lint.rewriting.edits import ImportPlanner, unused_imports
+from tpukit.probe.lint.rewriting.statement_units import Unit, first_line, units_at
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}

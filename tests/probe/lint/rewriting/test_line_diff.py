@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tpukit.probe.lint.fix import plan_fix
-from tpukit.probe.lint.line_diff import changes, unified
+from tpukit.probe.lint.rewriting.line_diff import changes, unified
 
 
 def longest_common(a: list[str], b: list[str]) -> int:

@@ -15,7 +15,7 @@ _SHORT = {"torch_xla.runtime": "xr"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _LONG_TEXT = 200
-"""Longer texts are prose: a word in them is no use of a name."""
+"""Longer texts are prose: their words do not name anything."""
 
 
 @dataclass

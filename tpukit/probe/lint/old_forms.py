@@ -1,0 +1,54 @@
+"""Finds old forms of calls that no qualified name shows: `x.add_(1, y)`, `dataiter.next()`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpukit.probe.lint.names import Names, Scope, children, source_text
+
+_POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
+"""In-place arithmetic -> the number of positional arguments when the scalar comes first."""
+
+
+def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
+    """(place, row's id, name) of each."""
+    yield from _within(tree, names.module, names)
+
+
+def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
+    for child in children(node):
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+            method = child.func.attr
+            given = len(child.args)
+            if given == _POSITIONAL.get(method) and not child.keywords:
+                yield child.func, "scalar-first", method
+            elif method == "next" and _iterates_a_loader(child, scope, names):
+                yield child.func, "iterator-next", source_text(child)[:40]
+        yield from _within(child, names.scopes.get(child, scope), names)
+
+
+def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:
+    """Of `iter(loader)`, or a name for it. The iterators of torch_xla's loaders do have `next`."""
+    if call.args or call.keywords or not isinstance(call.func, ast.Attribute):
+        return False
+    node = call.func.value
+    if isinstance(node, ast.Name):
+        where: Scope | None = scope
+        while where is not None and node.id not in where.bindings:
+            where = where.parent
+        values = [b.value for b in where.bindings[node.id]] if where is not None else []
+        return bool(values) and all(v is not None and _is_iter(v, scope, names) for v in values)
+    return _is_iter(node, scope, names)
+
+
+def _is_iter(node: ast.expr, scope: Scope, names: Names) -> bool:
+    if not isinstance(node, ast.Call) or len(node.args) != 1:
+        return False
+    if not isinstance(node.func, ast.Name) or node.func.id != "iter":
+        return False
+    meanings = names.resolve(node.args[0], scope)
+    if meanings:
+        return all(meaning == "torch.utils.data.DataLoader()" for meaning in meanings)
+    text = source_text(node.args[0]).lower()
+    return "loader" in text and "device_loader" not in text

@@ -1,0 +1,1 @@
+"""Rewrites the source text of the places that have one replacement."""

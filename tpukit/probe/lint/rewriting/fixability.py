@@ -1,0 +1,53 @@
+"""Why a place with a replacement is left alone by --fix, and what a rewrite takes away."""
+
+from __future__ import annotations
+
+import ast
+
+from tpukit.knowledge.calls import Fix, OldCall
+from tpukit.probe.lint.names import source_text
+
+
+def left_alone(fix: Fix, call: ast.Call | None) -> str:
+    """The reason why this use cannot be rewritten; empty where it can."""
+    about_arguments = bool(fix.parameters or fix.drop or fix.prepend or fix.arguments == "drop")
+    if call is None:
+        return "it is not called here" if about_arguments else ""
+    given = {keyword.arg for keyword in call.keywords}
+    starred = None in given or any(isinstance(a, ast.Starred) for a in call.args)
+    if starred and (fix.parameters or fix.drop):
+        return "its arguments come from * or **"
+    names = [_parameter(fix, index) for index in range(len(call.args))]
+    names += [keyword.arg or "" for keyword in call.keywords]
+    unknown = [name for name in names if fix.only and name not in fix.only]
+    if unknown:
+        return f"{unknown[0] or 'an argument'} has no counterpart"
+    taken = {"mixed-precision": "mixed_precision", "dataloader-configuration": "dataloader_config"}
+    if taken.get(fix.special) in given:
+        return f"{taken[fix.special]} is given too"
+    return ""
+
+
+def taken_away(row: OldCall, call: ast.Call | None) -> str:
+    """What an argument that the rewrite drops did: `nprocs=FLAGS.num_cores`."""
+    if call is None or row.fix is None or row.id != "xmp-spawn-nprocs":
+        return ""
+    values = [k.value for k in call.keywords if k.arg == "nprocs"] or call.args[2:3]
+    if not values or isinstance(values[0], ast.Constant):
+        return ""
+    option = _option(values[0])
+    limits = f"--{option} then limits nothing" if option else "that value then limits nothing"
+    return f"--fix drops nprocs={source_text(values[0])[:40]}: {limits}, every device is used"
+
+
+def _option(value: ast.expr) -> str:
+    """The name of a command line's option: `args.num_cores`, `FLAGS["num_cores"]`."""
+    if isinstance(value, ast.Attribute):
+        return value.attr
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
+        return str(value.slice.value)
+    return value.id if isinstance(value, ast.Name) and value.id == "num_cores" else ""
+
+
+def _parameter(fix: Fix, index: int) -> str:
+    return fix.parameters[index] if index < len(fix.parameters) else ""

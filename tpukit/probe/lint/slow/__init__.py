@@ -1,0 +1,1 @@
+"""Finds code that works, but is slow or wrong on TPU."""
