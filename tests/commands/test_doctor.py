@@ -169,7 +169,10 @@ def test_an_option_that_dies_with_a_fix_is_named(tmp_path):
         "import torch_xla.distributed.xla_multiprocessing as xmp\n"
         "xmp.spawn(f, nprocs=FLAGS.num_cores)\n"
     )
-    assert "note: --fix drops nprocs=FLAGS.num_cores" in tpukit("doctor", path, "--diff").stdout
+    shown = tpukit("doctor", path, "--diff").stdout
+    assert f"note: {path}: --fix drops nprocs=FLAGS.num_cores" in shown
+    (note,) = answer(path, "--diff", code=1)["notes"]
+    assert "--num_cores" in note
 
 
 def test_json_keeps_standard_error_quiet(tmp_path):

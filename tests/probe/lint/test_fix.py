@@ -67,6 +67,9 @@ REWRITES = {
         "from torch.cuda.amp import autocast\nwith autocast(False):\n    pass\n",
         "import torch\nwith torch.amp.autocast('cuda', enabled=False):\n    pass\n",
     ),
+    "devices of a kind": (
+        XM + "d = xm.get_xla_supported_devices(devkind='TPU')\n", "import torch_xla\nd = torch_xla.devices()\n",
+    ),
     "scaler": (
         "import torch\ns = torch.cuda.amp.GradScaler(\n    init_scale=2.0,  # small\n)\n",
         "import torch\ns = torch.amp.GradScaler(\n    'cuda', init_scale=2.0,  # small\n)\n",
@@ -90,6 +93,16 @@ REWRITES = {
         "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
         "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n    return torch_xla.device(), xm\n"
         "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
+    ),
+    "imports under a condition": (
+        "if TPU:\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n"
+        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device(), xm\n",
+        "if TPU:\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n"
+        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n    return torch_xla.device(), xm\n",
+    ),
+    "all of it under a condition": (
+        "if TPU:\n    import torch_xla.core.xla_model as xm\nd = xm.xla_device() if TPU else 'cpu'\n",
+        "if TPU:\n    import torch_xla\nd = torch_xla.device() if TPU else 'cpu'\n",
     ),
     "import that others use": (
         XM + "d = xm.xla_device()\nx = 'xm.y'\n", XM + "import torch_xla\nd = torch_xla.device()\nx = 'xm.y'\n",
@@ -166,6 +179,7 @@ LEFT_ALONE = {
     "another parameter": XM + "d = xm.xla_device(devkind='TPU')\n",
     "an argument list": "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(*a, nprocs=8)\n",
     "join": "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=8, join=False)\n",
+    "a limit that would be lost": XM + "d = xm.get_xla_supported_devices('TPU', max_devices=4)\n",
     "silenced": XM + "d = xm.xla_device()  # tpukit: ignore\n",
     "new name is a variable": XM + "torch_xla = 3\nd = xm.xla_device()\n",
     "no right replacement": "import torch\nx = torch.load('f')\n",
@@ -361,7 +375,7 @@ def test_a_file_that_an_exported_notebook_writes(tmp_path):
     text = f"x = 1\nget_ipython().run_cell_magic('writefile', 't.py', {inner!r})\n"
     path.write_text(text + f"get_ipython().run_cell_magic('bash', '', {inner!r})\n")
     (finding,) = scan_paths([str(path)]).findings
-    assert (finding.id, finding.line) == ("xm-mark-step", 2)
+    assert (finding.id, finding.line, finding.fixable) == ("xm-mark-step", 2, False)
 
 
 @pytest.mark.parametrize("indent", [1, 2, 4, None])
@@ -372,6 +386,32 @@ def test_notebook_keeps_its_layout(tmp_path, indent):
     apply_fix(plan_fix(path))
     changed = set(path.read_text().splitlines()) ^ set(text.splitlines())
     assert len(changed) <= (6 if indent else 2)
+
+
+def test_a_notebook_in_an_odd_layout_changes_in_its_lines_only(tmp_path):
+    """Sorted keys, odd spaces and escapes: only the rewritten line differs."""
+    path = tmp_path / "a.ipynb"
+    lines = [json.dumps(line) for line in (XM + "xm.mark_step()\n# \u00fc \u2713").splitlines(True)]
+    source = ",\n   ".join(lines)
+    text = (
+        '{"nbformat": 4, "metadata": {"x": 1.50, "e": 1E5},\n "cells" : [ {"source": "text",'
+        ' "cell_type": "markdown"}, \n {"outputs": [], "source": [\n   ' + source + "],"
+        ' "cell_type": "code"}\n]}\n'
+    )
+    path.write_text(text)
+    apply_fix(plan_fix(path))
+    wanted = text.replace("import torch_xla.core.xla_model as xm", "import torch_xla")
+    assert path.read_text() == wanted.replace("xm.mark_step()", "torch_xla.sync()")
+
+
+def test_a_notebook_whose_sources_are_texts(tmp_path):
+    path = tmp_path / "a.ipynb"
+    path.write_text(
+        '{"cells": [{"cell_type": "code", "source": ' + json.dumps(XM + "xm.mark_step()") + "}]}"
+    )
+    apply_fix(plan_fix(path))
+    (cell,) = json.loads(path.read_text())["cells"]
+    assert cell["source"] == "import torch_xla\ntorch_xla.sync()"
 
 
 # -- running ----------------------------------------------------------------------------------------

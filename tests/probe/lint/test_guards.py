@@ -21,7 +21,11 @@ GUARDED = {
     "its version in a constant": XM + f"import torch_xla\nfrom packaging import version\nOLD = version.parse(torch_xla.__version__) < version.parse('2.7')\nif OLD:\n    {OLD}",
     "an early return": XM + f"def size():\n    if not hasattr(xm, 'xrt_world_size'):\n        return 1\n    return {OLD}",
     "an early raise": XM + f"import torch_xla\nif torch_xla.__version__ >= '2.7':\n    raise ImportError\n{OLD}",
+    "an early return in a try": XM + f"def f():\n    try:\n        if hasattr(xm, 'x') and not hasattr(xm, 'xrt_world_size'):\n            return 1\n        return {OLD}\n    finally:\n        pass",
+    "its version by name": XM + f"from torch_xla import __version__\nif __version__ < '2.7':\n    {OLD}",
+    "an assertion": XM + f"import torch_xla\nassert torch_xla.__version__ < '2.7'\n{OLD}",
     "a handler for its import": XM + f"try:\n    import torch_xla.runtime as xr\nexcept ImportError:\n    {OLD}",
+    "a handler for everything": "try:\n    from torch_xla.runtime import world_size\nexcept:\n    from torch_xla.core.xla_model import xrt_world_size as world_size",
     "the old name first": XM + f"import torch_xla.runtime as xr\ntry:\n    {OLD}\nexcept AttributeError:\n    xr.world_size()",
 }  # fmt: skip
 UNGUARDED = {
@@ -36,6 +40,8 @@ UNGUARDED = {
     "a test that does not return": XM + f"def size():\n    if not hasattr(xm, 'xrt_world_size'):\n        warn()\n    return {OLD}",
     "before the early return": XM + f"def size():\n    n = {OLD}\n    if not hasattr(xm, 'xrt_world_size'):\n        return 1\n    return n",
     "beside the early return": XM + f"def f(a):\n    if a:\n        if hasattr(xm, 'xrt_world_size'):\n            return 1\n    else:\n        {OLD}",
+    "hasattr of an object": XM + f"import torch_xla\nd = torch_xla.device()\nif hasattr(d, 'index'):\n    {OLD}",
+    "an assertion about data": XM + f"assert hasattr(data, 'x')\n{OLD}",
     "a handler for another import": XM + f"try:\n    import wandb\nexcept ImportError:\n    {OLD}",
     "a handler that gives up": XM + f"try:\n    n = {OLD}\nexcept AttributeError:\n    n = 1",
 }  # fmt: skip

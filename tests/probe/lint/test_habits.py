@@ -110,6 +110,7 @@ CASES = {
             "a reduction": LOOP + "    l = xm.mesh_reduce('l', loss, sum)\n",
             "a sync that waits": LOOP + "    torch_xla.sync(wait=True)\n",
             "in a loop over a loader": XLA + "for x in loader:\n    xm.rendezvous('x')\n    train(x)\n",
+            "CUDA's wait": "import torch\n" + ACCELERATE + "    torch.cuda.synchronize()\n",
             "accelerate alone": ACCELERATE + "    a.wait_for_everyone()\n",
         },
         {

@@ -69,6 +69,7 @@ CASES = {
         "!pip install torch_xla -f https://storage.googleapis.com/libtpu-releases/index.html # no tpu-pytorch/wheels2",
     ),
     "torch-xla-after-the-last": ("!pip install 'torch_xla[tpu]==2.10.0'", "!pip install 'torch_xla[tpu]==2.9.0' torch~=2.9.0 # no torch_tpu"),
+    "torch-tpu-beside-torch-xla": ("!pip install torch_tpu 'torch_xla[tpu]'", "!pip install torch_tpu\n!pip uninstall -y torch_xla"),
     "xla-dist-command": ("!python -m torch_xla.distributed.xla_dist --tpu=x -- python t.py", "!grep -r torch_xla.distributed.xla_dist ."),
     "torch-launch-command": ("import os\nos.system('python -m torch.distributed.launch t.py')", "import os\nos.system('torchrun t.py # not torch.distributed.launch')"),
     "tf-record-reader": ("import torch_xla.utils.tf_record_reader as tfrr", "import torch_xla.utils.utils as xu"),
@@ -308,6 +309,11 @@ def test_a_variable_that_is_only_set_raises_nothing():
     )
     assert (read.status, read.effect) == ("removed", "raises")
     assert (written.status, written.effect) == ("habit", "no effect")
+    both = head + "os.environ['XRT_TPU_CONFIG'] = 'x'\nprint(os.environ['XRT_TPU_CONFIG'])\n"
+    assert [f.effect for f in module_findings(python_module("a.py", both))] == ["no effect"]
+    tested = head + "if 'COLAB_TPU_ADDR' in os.environ:\n    os.environ['COLAB_TPU_ADDR']\n"
+    assert ids(tested) == []
+    assert ids(tested.replace("'COLAB_TPU_ADDR' in os.environ", "'KAGGLE_URL' in os.environ")) != []
 
 
 def test_every_row_says_what_happens():
@@ -331,6 +337,12 @@ def test_what_a_fix_takes_away_or_leaves(code, remark):
     assert remark in finding.remark
     assert bool(finding.remark) == bool(remark)
     assert finding.fixable == ("join" not in code and "*" not in code)
+
+
+def test_a_new_name_that_means_something_else_is_a_reason():
+    (finding,) = module_findings(python_module("a.py", XM + "torch_xla = 3\nd = xm.xla_device()\n"))
+    assert not finding.fixable
+    assert "torch_xla means something else" in finding.remark
 
 
 def test_a_use_that_is_not_called_is_not_called_fixable():

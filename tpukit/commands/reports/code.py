@@ -18,7 +18,7 @@ def scan_code(
     paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool, verbose: bool
 ) -> int:
     """Scans, shows or applies the requested changes; returns the exit code."""
-    changed = _rewrite(paths, output, write=fix) if show else []
+    changed, remarks = _rewrite(paths, output, write=fix) if show else ([], [])
     report = scan_paths(paths)
     if not output.as_json:
         for line in report_lines(report, verbose=verbose):
@@ -33,29 +33,32 @@ def scan_code(
         "explanations": [],
         "changed": changed,
         "files": report.files,
-        "notes": report.notes,
+        "notes": [*report.notes, *remarks],
     })  # fmt: skip
     return 1 if failing else 0
 
 
-def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[str]:
-    """Prints the diffs; with `write` applies them and returns the changed files' paths."""
+def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> tuple[list[str], list[str]]:
+    """Prints the diffs, with `write` applies them; the changed files' paths, and remarks."""
     from tpukit.probe.lint.fix import apply_fix, plan_fixes
 
-    changed = []
+    changed: list[str] = []
+    remarks: list[str] = []
     for fix in plan_fixes(paths):
+        here = [f"{fix.path}: {remark}" for remark in fix.remarks]
+        remarks += here
         backup = apply_fix(fix) if write else None
         if write:
             changed.append(str(fix.path))
         if output.as_json:
             continue
         output.text(fix.diff)
-        for remark in fix.remarks:
+        for remark in here:
             output.text(f"note: {remark}")
         if write:
             kept = f"; backup: {backup}" if backup else ""
             output.text(f"{fix.path}: {counted(fix.rewritten, 'place')} rewritten{kept}")
-    return changed
+    return changed, remarks
 
 
 def report_lines(report: ScanReport, *, verbose: bool) -> list[str]:
@@ -78,6 +81,8 @@ def report_lines(report: ScanReport, *, verbose: bool) -> list[str]:
 
 def _sums(report: ScanReport) -> str:
     counts = Counter(finding.status for finding in report.findings)
+    if not counts:
+        return f"{counted(report.files, 'file')}: nothing found."
     parts = [
         f"{counts['removed']} removed",
         f"{counts['deprecated']} deprecated",

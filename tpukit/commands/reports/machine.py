@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,8 @@ def check_machine(
     facts = gather(RealHost(), quick=quick)
     if not report and not output.as_json:
         output.text(f"tpukit {__version__} on {facts.place.name}: {describe_devices(facts)}")
+        if not quick and sys.stdout.isatty():
+            output.text("Checking: torch starts in a child process ...")
     results = list(run_checks(facts, asked, quick=quick))
     failing = [r for r in results if is_failing(r, strict=strict)]
     if not output.as_json:

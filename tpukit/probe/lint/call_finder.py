@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
+from tpukit.probe.lint.call_conditions import applies, constants_of
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.guards import Condition, Guards, ends
-from tpukit.probe.lint.names import Names, Scope, children, source_text
+from tpukit.probe.lint.guards import Condition, Guards, early_test
+from tpukit.probe.lint.names import Names, Scope, children
 from tpukit.probe.lint.old_forms import find_old_forms
-from tpukit.probe.lint.rewriting.fixability import left_alone, taken_away
+from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
 from tpukit.probe.lint.shell_lines import SHELL_CALLS, find_in_command, find_in_shell_lines
 from tpukit.probe.lint.source import Module
+from tpukit.probe.lint.variables import WRITERS, only_set, variable_row, variables_set
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
-_WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.environ.__setitem__")
 
 
 def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFinding]:
@@ -45,29 +45,42 @@ class _Finder:
         self._guards = Guards(module.tree, names)
         self._calls: dict[int, ast.Call] = {}
         """Calls by the identity of their functions."""
+        self._set_here: set[str] = set()
+        """Variables that were set above."""
+        self._other_meanings: dict[str, str] = {}
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._constants: Mapping[str, set[str]] | None = None
-        self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in _WRITERS}
+        self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
     def visit_body(self, node: ast.AST, scope: Scope) -> None:
-        before = len(self.guarding)
         body = getattr(node, "body", None)
-        last = body[-1:] if isinstance(body, list) else ()
-        for child in children(node):
-            self.visit(child, scope)
-            if isinstance(child, ast.If) and (ends(child.body) or ends(child.orelse)):
-                # An early return guards what follows.
-                self.guarding.append(Condition(self._guards, child.test, scope))
-            if child in last:
+        self._visit_all(children(node), scope, body[-1] if isinstance(body, list) else None)
+
+    def _visit_all(
+        self, nodes: Sequence[ast.AST], scope: Scope, block_end: ast.AST | None = None
+    ) -> None:
+        """An early return, or an assertion, guards what follows in its block."""
+        before = len(self.guarding)
+        for node in nodes:
+            self.visit(node, scope)
+            test = early_test(node) if type(node) in (ast.If, ast.Assert) else None
+            if test is not None:
+                self.guarding.append(Condition(self._guards, test, scope))
+            if node is block_end:
                 del self.guarding[before:]
         del self.guarding[before:]
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            self._use(node, scope)
-        elif isinstance(node, ast.Call):
+        kind = type(node)
+        if isinstance(node, ast.Name | ast.Attribute):
+            if type(node.ctx) is ast.Load:
+                self._use(node, scope)
+            if kind is ast.Name:
+                return
+        elif kind is ast.Call:
+            assert isinstance(node, ast.Call)
             self._calls[id(node.func)] = node
             self._call(node, scope)
             self._getattr(node, scope)
@@ -79,12 +92,10 @@ class _Finder:
             self._environment_item(node, scope)
         if isinstance(node, ast.Try):
             self._try(node, scope)
-        elif isinstance(node, ast.If | ast.IfExp):
-            with self._guarded(Condition(self._guards, node.test, scope)):
-                self.visit_body(node, scope)
-        elif isinstance(node, ast.BoolOp):
-            # `hasattr(xm, "x") and xm.x()`
-            with self._guarded(Condition(self._guards, node.values[0], scope)):
+        elif isinstance(node, ast.If | ast.IfExp | ast.BoolOp):
+            # Also `hasattr(xm, "x") and xm.x()`.
+            test = node.values[0] if isinstance(node, ast.BoolOp) else node.test
+            with self._guarded(Condition(self._guards, test, scope)):
                 self.visit_body(node, scope)
         else:
             self.visit_body(node, self.names.scopes.get(node, scope))
@@ -98,7 +109,7 @@ class _Finder:
 
     def _try(self, node: ast.Try, scope: Scope) -> None:
         """A handler for a missing name supports old releases; it is not reported."""
-        fallbacks = [h for h in node.handlers if _catches(h, _FALLBACKS)]
+        fallbacks = [h for h in node.handlers if _catches(h, _FALLBACKS) or _imports_instead(h)]
         alternative = any(
             isinstance(inner, ast.Import | ast.ImportFrom) for h in fallbacks for inner in h.body
         )
@@ -108,14 +119,12 @@ class _Finder:
         replaced = [Condition(self._guards, h.body, scope) for h in caught]
         self.has_alternative += alternative
         with self._guarded(*replaced):
-            for statement in node.body:
-                self.visit(statement, scope)
+            self._visit_all(node.body, scope)
         self.has_alternative -= alternative
         for handler in node.handlers:
             with self._guarded(*([about] if handler in fallbacks else [])):
                 self.visit_body(handler, scope)
-        for statement in (*node.orelse, *node.finalbody):
-            self.visit(statement, scope)
+        self._visit_all((*node.orelse, *node.finalbody), scope)
 
     # -- names -----------------------------------------------------------------
     def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
@@ -155,15 +164,17 @@ class _Finder:
         for row, name in self._rows(meanings):
             if row.kind == "call" and applies(row, node, self._known_constants()):
                 self._found(node.func, row, name)
-        if any(meaning in _WRITERS for meaning in meanings):
-            self._environment_call(node)
+        if any(meaning in WRITERS for meaning in meanings):
+            for key, row, name in variables_set(node, self.table):
+                self._set_here.add(name)
+                self._found(key, row, name)
         if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
             self._shell_call(node)
 
     def _known_constants(self) -> Mapping[str, set[str]]:
         if self._constants is None:
             assert self.module.tree is not None
-            self._constants = _constants(self.module.tree)
+            self._constants = constants_of(self.module.tree)
         return self._constants
 
     # -- imports ---------------------------------------------------------------
@@ -207,33 +218,15 @@ class _Finder:
 
     # -- environment variables -------------------------------------------------
     def _environment_item(self, node: ast.Subscript, scope: Scope) -> None:
-        key = node.slice
-        row = self._environment_row(key)
+        row = variable_row(node.slice, self.table)
         if row is None or self.names.resolve(node.value, scope) != ["os.environ"]:
             return
-        name = str(key.value)  # type: ignore[attr-defined]
+        name = str(node.slice.value)  # type: ignore[attr-defined]
         if isinstance(node.ctx, ast.Store):
-            self._found(node, _only_set(row), name)
-        elif row.status == "removed":
+            self._set_here.add(name)
+            self._found(node, only_set(row), name)
+        elif row.status == "removed" and name not in self._set_here:
             self._found(node, row, name)
-
-    def _environment_call(self, node: ast.Call) -> None:
-        keys: list[ast.expr | None] = list(node.args[:1])
-        if node.args and isinstance(node.args[0], ast.Dict):
-            keys = list(node.args[0].keys)
-        for key in keys:
-            row = self._environment_row(key)
-            if row is not None and isinstance(key, ast.Constant):
-                self._found(key, _only_set(row), str(key.value))
-        for keyword in node.keywords:
-            row = self.table.environment.get(keyword.arg or "")
-            if row is not None:
-                self._found(keyword.value, _only_set(row), keyword.arg or "")
-
-    def _environment_row(self, key: ast.expr | None) -> OldCall | None:
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            return self.table.environment.get(key.value)
-        return None
 
     def old_forms(self) -> None:
         """Forms that no name shows."""
@@ -247,15 +240,14 @@ class _Finder:
     def shell_lines(self) -> None:
         """What a notebook's magics and shell lines run and set."""
         for row, span, old, name in find_in_shell_lines(self.module, self.table):
-            self._add(_only_set(row) if row.kind == "environment" else row, span, old, name, None)
+            self._add(only_set(row), span, old, name, None)
 
     def _shell_call(self, node: ast.Call) -> None:
         """`os.system("...")`, and what a notebook's export makes of shell lines."""
         text = node.args[-1] if node.args else None
         if isinstance(text, ast.Constant) and isinstance(text.value, str):
             for row, old, name in find_in_command(text.value, self.table):
-                known = _only_set(row) if row.kind == "environment" else row
-                self._add(known, self.module.span(text), old, name, None)
+                self._add(only_set(row), self.module.span(text), old, name, None)
 
     # -- places ----------------------------------------------------------------
     def _found(
@@ -275,9 +267,14 @@ class _Finder:
         call = self._calls.get(id(node))
         remark = taken_away(row, call)
         if fix is not None and isinstance(node, ast.Name | ast.Attribute):
-            reason = left_alone(fix, call)
+            reason = left_alone(fix, call) or self._other_meaning(fix)
             fix, remark = (None, f"--fix leaves it: {reason}") if reason else (fix, remark)
         self._add(row, self.module.span(node), _as_used(row, name), name, fix, remark)
+
+    def _other_meaning(self, fix: Fix) -> str:
+        if fix.imports not in self._other_meanings:
+            self._other_meanings[fix.imports] = other_meaning(fix, self.names)
+        return self._other_meanings[fix.imports]
 
     def _add(
         self,
@@ -295,11 +292,6 @@ class _Finder:
             self.places.append(place)
 
 
-def _only_set(row: OldCall) -> OldCall:
-    """The row of a variable that is set and not read: nothing raises, nothing happens."""
-    return replace(row, status="habit", effect="no effect") if row.status == "removed" else row
-
-
 def _as_used(row: OldCall, name: str) -> str:
     """The row's text where the row has one name; else the name that was used."""
     if row.kind == "call" and row.keywords and len(row.names) > 3:
@@ -311,48 +303,10 @@ def _as_used(row: OldCall, name: str) -> str:
     return name
 
 
-def applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
-    """Whether a call row's conditions hold for a call. constants: values assigned to names."""
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
-    if row.lacks:
-        return None not in given and not set(row.lacks) & set(given)
-    if row.positional:
-        return len(node.args) + len(node.keywords) >= row.positional
-    if not row.keywords:
-        return True
-    values = [(name, given[name]) for name in row.keywords if name in given]
-    if row.position is not None:
-        before = node.args[: row.position + 1]
-        if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
-            values.append((row.keywords[0], before[-1]))
-    if row.texts:
-        values = [(n, v) for n, v in values if n in given or _may_be_text(v, constants)]
-    return any(not _values(v, constants) <= set(row.unless.get(name, ())) for name, v in values)
-
-
-def _may_be_text(node: ast.expr, constants: Mapping[str, set[str]]) -> bool:
-    values = _values(node, constants)
-    return any(value[:1] in "'\"" or "kind" in value.lower() for value in values)
-
-
-def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
-    """The values that an expression may have, as code."""
-    if isinstance(node, ast.IfExp):
-        return _values(node.body, constants) | _values(node.orelse, constants)
-    if isinstance(node, ast.Name) and constants.get(node.id):
-        return constants[node.id]
-    return {source_text(node)}
-
-
-def _constants(tree: ast.Module) -> dict[str, set[str]]:
-    """Name -> the values assigned to it anywhere in a module, as code."""
-    found: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            is_simple = isinstance(node.value, ast.Constant | ast.IfExp)
-            texts = _values(node.value, {}) if is_simple else {"?"}
-            found.setdefault(node.targets[0].id, set()).update(texts)
-    return found
+def _imports_instead(handler: ast.ExceptHandler) -> bool:
+    """A handler for everything that imports something."""
+    catches_all = handler.type is None or _catches(handler, ("Exception",))
+    return catches_all and any(isinstance(s, ast.Import | ast.ImportFrom) for s in handler.body)
 
 
 def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:

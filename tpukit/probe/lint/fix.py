@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from tpukit.io.files import replacing, sync_file
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.rewriting.line_diff import unified
+from tpukit.probe.lint.rewriting.notebook_text import with_sources
 from tpukit.probe.lint.scan import ignored, places_of, source_files
 from tpukit.probe.lint.source import (
     Chunk,
@@ -92,13 +92,13 @@ _CELL_MARK = "#~tpukit cell~"
 def _fixed_notebook(path: str, text: str) -> tuple[str, list[ModuleFinding]]:
     notebook = read_notebook(path, text)
     fixed: list[ModuleFinding] = []
+    sources: dict[int, str] = {}
     for module in notebook_modules(path, notebook):
-        marked = _marked(module)
-        new, rewritten = _fixed_module(marked)
+        new, rewritten = _fixed_module(_marked(module))
         if rewritten:
-            _store(notebook, module.chunks, new.split(f"{_CELL_MARK}\n"))
+            sources |= _new_sources(notebook, module.chunks, new.split(f"{_CELL_MARK}\n"))
             fixed += rewritten
-    return (_dumped(notebook, text) if fixed else text), fixed
+    return (with_sources(text, sources) if sources else text), fixed
 
 
 def _marked(module: Module) -> Module:
@@ -112,29 +112,21 @@ def _marked(module: Module) -> Module:
     return python_module(module.path, f"\n{_CELL_MARK}\n".join(parts))
 
 
-def _store(notebook: Notebook, chunks: Sequence[Chunk], parts: Sequence[str]) -> None:
-    """Puts the rewritten texts back into their cells."""
+def _new_sources(
+    notebook: Notebook, chunks: Sequence[Chunk], parts: Sequence[str]
+) -> dict[int, str]:
+    """The rewritten texts of the cells that changed, by the cells' numbers from 0."""
+    found: dict[int, str] = {}
     for index, (chunk, part) in enumerate(zip(chunks, parts, strict=True)):
-        cell = notebook.cells[(chunk.cell or 1) - 1]
+        number = (chunk.cell or 1) - 1
         new = part if index == len(parts) - 1 else part.removesuffix("\n")
-        old = cell_source(cell)
         new = with_indent(chunk.indent, new) if chunk.indent else new
+        old = cell_source(notebook.cells[number])
         if chunk.skipped:
             new = f"{old.partition(chr(10))[0]}\n{new}"
-        if new != old and cell.get("cell_type") == "code":
-            key = "source" if "source" in cell else "input"
-            cell[key] = new.splitlines(keepends=True) if isinstance(cell[key], list) else new
-
-
-def _dumped(notebook: Notebook, text: str) -> str:
-    """The notebook as JSON in the layout it had."""
-    original = json.loads(text)
-    end = "\n" if text.endswith("\n") else ""
-    layouts = [(indent, ascii) for indent in (1, 2, 4, None, 0) for ascii in (False, True)]
-    for indent, ascii in layouts:
-        if json.dumps(original, indent=indent, ensure_ascii=ascii) + end == text:
-            return json.dumps(notebook.document, indent=indent, ensure_ascii=ascii) + end
-    return json.dumps(notebook.document, indent=1, ensure_ascii=False) + end
+        if new != old and notebook.cells[number].get("cell_type") == "code":
+            found[number] = new
+    return found
 
 
 # -- writing -------------------------------------------------------------------------------------

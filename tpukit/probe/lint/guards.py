@@ -30,6 +30,8 @@ class Guard:
     package: str
     name: str = ""
     """The name in it that is tested for; empty: the release."""
+    of_module: bool = False
+    """It tests a small package: one new name stands for the release."""
 
     def covers(self, row: OldCall, qualified: str) -> bool:
         """Whether a use of this row is reached in the releases only that it is right for."""
@@ -39,7 +41,7 @@ class Guard:
         if not self.name:
             return True
         related = re.split(r"\W+", f"{qualified} {row.new}")
-        return self.name in related or (root == self.package and root not in _LARGE)
+        return self.name in related or (self.of_module and root == self.package)
 
 
 class Guards:
@@ -60,6 +62,8 @@ class Guards:
                 found += self._of_attribute(node, scope)
             elif isinstance(node, ast.Name):
                 found += self._of_name(node, scope, depth)
+            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+                found += _of_variable(node.left)
         return found
 
     def _of_call(self, node: ast.Call, scope: Scope) -> list[Guard]:
@@ -67,12 +71,12 @@ class Guards:
         texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
         if function == "hasattr" and len(node.args) == 2:
             modules = self._names.resolve(node.args[0], scope)
-            return [Guard(_root(module), str(text)) for module in modules for text in texts]
+            return [Guard(_root(m), str(text), _is_small(m)) for m in modules for text in texts]
         if function in ("version", "get_distribution") and texts:
             # `importlib.metadata.version("torch")`
             return [Guard(_root(str(texts[0]).replace("-", "_")))]
-        if function == "is_package_version" and texts:
-            return [Guard(_root(str(texts[0])))]
+        if function in ("get", "getenv") and node.args:
+            return _of_variable(node.args[0])
         return []
 
     def _of_attribute(self, node: ast.Attribute, scope: Scope) -> list[Guard]:
@@ -82,6 +86,9 @@ class Guards:
 
     def _of_name(self, node: ast.Name, scope: Scope, depth: int) -> list[Guard]:
         found = _of_word(node.id)
+        if node.id in self._names.followed:
+            meanings = self._names.resolve(node, scope)
+            found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
         if not found and depth and node.id not in self._names.followed:
             # `new = hasattr(xm, "x")`, and `if new` below.
             for value in self._assigned().get(node.id, ()):
@@ -132,7 +139,22 @@ class Condition:
         return any(guard.covers(row, qualified) for guard in self.guards)
 
 
-def ends(body: Sequence[ast.stmt]) -> bool:
+def _of_variable(node: ast.expr) -> list[Guard]:
+    """`"COLAB_TPU_ADDR" in os.environ`."""
+    text = node.value if isinstance(node, ast.Constant) else None
+    return [Guard(text)] if isinstance(text, str) and text.isupper() else []
+
+
+def early_test(node: ast.AST) -> ast.expr | None:
+    """The test of an early return, or of an assertion."""
+    if isinstance(node, ast.Assert):
+        return node.test
+    if isinstance(node, ast.If) and (_ends(node.body) or _ends(node.orelse)):
+        return node.test
+    return None
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
     """Whether nothing behind a body runs after it: it returns, raises or exits."""
     last = body[-1] if body else None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
@@ -161,6 +183,11 @@ def _of_word(word: str) -> list[Guard]:
         return [Guard(known)]
     parts = set(re.split(r"[\W_]+", lower))
     return [Guard(package) for short, package in _SPELLINGS.items() if short in parts]
+
+
+def _is_small(module: str) -> bool:
+    """A module, not an object, of a package of which one name tells the release."""
+    return "(" not in module and _root(module) not in _LARGE
 
 
 def _root(name: str) -> str:

@@ -32,10 +32,10 @@ def _words_without_import() -> frozenset[str]:
 
 
 def may_hold_habits(data: bytes) -> bool:
-    """Whether a file may contain a habit: it uses torch_xla, or builds an Accelerator."""
+    """Whether a file may contain a habit: it uses torch_xla, or an Accelerator."""
     if imports(data, b"torch_xla"):
         return True
-    return b"Accelerator(" in data and imports(data, b"accelerate")
+    return b"Accelerator" in data and imports(data, b"accelerate")
 
 
 def imports(data: bytes, package: bytes) -> bool:

@@ -35,6 +35,7 @@ _SKIPPED_FOLDERS = {
 _SUFFIXES = (".py", ".ipynb", ".pyi")
 _FILES_FOR_WORKERS = 1500
 """Below, starting worker processes takes longer than they save."""
+_IN_A_TEXT = "--fix leaves it: it stands in a text"
 _NAMED_FILES = 20
 """Up to this many named files are parsed in any case, to report those that are invalid."""
 
@@ -127,9 +128,9 @@ def module_findings(module: Module) -> list[Finding]:
             place.new,
             place.since,
             place.status,
-            place.fix is not None,
+            place.fix is not None and not module.embedded,
             place.effect,
-            place.remark,
+            _IN_A_TEXT if place.fix is not None and module.embedded else place.remark,
         )
         for place in places_of(module)
         if not ignored(place, module.lines)

@@ -48,6 +48,8 @@ class Module:
     text: str
     chunks: list[Chunk]
     tree: ast.Module | None = None
+    embedded: bool = False
+    """It stands in a text of another module, where nothing is rewritten."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -252,7 +254,7 @@ def embedded_modules(module: Module) -> list[Module]:
             text = str(values[2])
             # Every line of it stands on that one line.
             chunks = [Chunk(n, 1, None, node.lineno - 1) for n in range(1, text.count("\n") + 2)]
-            found.append(Module(module.path, text, chunks, parse_python(text)[0]))
+            found.append(Module(module.path, text, chunks, parse_python(text)[0], embedded=True))
     return found
 
 

@@ -14,6 +14,7 @@ from tpukit.probe.lint.source import MASK
 _SHORT = {"torch_xla.runtime": "xr"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_CONDITIONS = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 _LONG_TEXT = 200
 """Longer texts are prose: their words do not name anything."""
 
@@ -33,6 +34,8 @@ class _Import:
 
     node: ast.Import | ast.ImportFrom
     around: tuple[ast.AST, ...]
+    certain: bool = True
+    """It runs whenever the code around it does: it stands under no condition."""
 
     def local_name(self, module: str) -> str | None:
         """How the code behind it writes a module."""
@@ -55,6 +58,7 @@ class ImportPlanner:
         self.names = names
         self.insertions: list[Insertion] = []
         self._imports = list(_imports_in(tree, ()))
+        self._around_line: dict[int, tuple[ast.AST, ...]] = {}
 
     def spell(self, name: str, module: str, line: int) -> str | None:
         """How to write `name` (of `module`) on a line; plans an import where there is none.
@@ -99,20 +103,28 @@ class ImportPlanner:
     # -- what is there ----------------------------------------------------------------------------
     def _local_name(self, module: str, line: int) -> str | None:
         """The module's name on a line, by an import that has run by then."""
-        for known in self._visible(line):
-            name = known.local_name(module)
+        root = module.partition(".")[0]
+        visible = self._visible(line)
+        only_certain = any(k.certain and root in imported_packages(k.node) for k in visible)
+        for known in visible:
+            name = known.local_name(module) if known.certain or not only_certain else None
             if name is not None and not self._is_shadowed(name.partition(".")[0]):
                 return name
         return None
 
     def _visible(self, line: int) -> list[_Import]:
         """The imports above a line, in the functions around it or at module level."""
-        around = _around(self.tree, line)
+        around = self._around(line)
         return [
             known
             for known in self._imports
             if known.node.lineno < line and known.around == around[: len(known.around)]
         ]
+
+    def _around(self, line: int) -> tuple[ast.AST, ...]:
+        if line not in self._around_line:
+            self._around_line[line] = _around(self.tree, line)
+        return self._around_line[line]
 
     # -- what is added ----------------------------------------------------------------------------
     def _add_import(self, module: str, line: int) -> str | None:
@@ -134,13 +146,13 @@ class ImportPlanner:
             self.insertions.append(insertion)
 
     def _line_beside(self, module: str, line: int) -> int:
-        inside = bool(_around(self.tree, line))
+        inside = bool(self._around(line))
         later = [k for k in self._imports if not k.around] if inside else []
         for candidates in (self._visible(line), later):
             for package in (module.partition(".")[0], "torch_xla", "torch"):
                 beside = [k for k in candidates if package in imported_packages(k.node)]
                 if beside:
-                    return min(beside, key=lambda k: (len(k.around), k.node.lineno)).node.lineno
+                    return min(beside, key=_order).node.lineno
         return 0
 
     def _is_shadowed(self, name: str) -> bool:
@@ -152,14 +164,23 @@ class ImportPlanner:
         return [scope.bindings[name] for scope in scopes if name in scope.bindings]
 
 
-def _imports_in(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Import]:
-    """Every import, in order; those in a class are seen by nothing else."""
+def _order(known: _Import) -> tuple[bool, int, int]:
+    """Imports that always run first, those of the module before those of functions."""
+    depth = len(known.around)
+    return not known.certain, depth if known.certain else -depth, known.node.lineno
+
+
+def _imports_in(
+    node: ast.AST, around: tuple[ast.AST, ...], certain: bool = True
+) -> Iterator[_Import]:
+    """Every import, in order, with the functions and classes around it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
-            yield _Import(child, around)
-        elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            is_scope = isinstance(child, (*_FUNCTIONS, ast.ClassDef))
-            yield from _imports_in(child, (*around, child) if is_scope else around)
+            yield _Import(child, around, certain)
+        elif isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
+            yield from _imports_in(child, (*around, child))
+        elif isinstance(child, _BLOCKS):
+            yield from _imports_in(child, around, certain and not isinstance(child, _CONDITIONS))
 
 
 def _around(tree: ast.Module, line: int) -> tuple[ast.AST, ...]:

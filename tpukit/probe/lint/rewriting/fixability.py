@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from tpukit.knowledge.calls import Fix, OldCall
-from tpukit.probe.lint.names import source_text
+from tpukit.probe.lint.names import Names, source_text
 
 
 def left_alone(fix: Fix, call: ast.Call | None) -> str:
@@ -26,6 +26,17 @@ def left_alone(fix: Fix, call: ast.Call | None) -> str:
     if taken.get(fix.special) in given:
         return f"{taken[fix.special]} is given too"
     return ""
+
+
+def other_meaning(fix: Fix, names: Names) -> str:
+    """The reason why the new name cannot be written: the file uses it for something else."""
+    root = fix.imports.partition(".")[0]
+    scopes = (names.module, *names.scopes.values())
+    bound = [(n, b.name) for scope in scopes for n, found in scope.bindings.items() for b in found]
+    if not root or any(name == fix.imports for _, name in bound):
+        return ""
+    taken = any(local == root and name != root for local, name in bound)
+    return f"{root} means something else in this file" if taken else ""
 
 
 def taken_away(row: OldCall, call: ast.Call | None) -> str:

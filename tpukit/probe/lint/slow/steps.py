@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 from tpukit.probe.lint.names import Names, Scope, source_text
 
 _READS = ("item", "tolist", "numpy", "cpu")
 _XM = "torch_xla.core.xla_model."
 _STEPS = (f"{_XM}optimizer_step", f"{_XM}mark_step", "torch_xla.sync", "torch_xla.step")
-_WAITS = (f"{_XM}rendezvous", f"{_XM}mesh_reduce", f"{_XM}wait_device_ops")
+_WAITS = (
+    f"{_XM}rendezvous",
+    f"{_XM}mesh_reduce",
+    f"{_XM}wait_device_ops",
+    "torch.cuda.synchronize",
+)
 _SELDOM = re.compile(r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank", re.I)
 _ON_TPU = re.compile(r"xla|tpu", re.I)
 _OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)|[\"']cpu", re.I)
@@ -33,7 +39,11 @@ class Steps:
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
-        self._step_functions = _step_functions(tree)
+        self._tree = tree
+
+    @cached_property
+    def _step_functions(self) -> set[str]:
+        return _step_functions(self._tree)
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
