@@ -54,21 +54,20 @@ class _Finder:
         self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
-    def visit_body(self, node: ast.AST, scope: Scope) -> None:
-        body = getattr(node, "body", None)
-        self._visit_all(children(node), scope, body[-1] if isinstance(body, list) else None)
-
-    def _visit_all(
-        self, nodes: Sequence[ast.AST], scope: Scope, block_end: ast.AST | None = None
+    def visit_body(
+        self, node: ast.AST, scope: Scope, part: Sequence[ast.AST] | None = None
     ) -> None:
-        """An early return, or an assertion, guards what follows in its block."""
+        """Visits what is in a node, or a part of that. An early return, or an assertion, guards
+        what follows in its block."""
         before = len(self.guarding)
-        for node in nodes:
-            self.visit(node, scope)
-            test = early_test(node) if type(node) in (ast.If, ast.Assert) else None
+        body = getattr(node, "body", None)
+        block_end = body[-1] if isinstance(body, list) and body else None
+        for child in children(node) if part is None else part:
+            self.visit(child, scope)
+            test = early_test(child) if type(child) in (ast.If, ast.Assert) else None
             if test is not None:
                 self.guarding.append(Condition(self._guards, test, scope))
-            if node is block_end:
+            if child is block_end:
                 del self.guarding[before:]
         del self.guarding[before:]
 
@@ -119,12 +118,12 @@ class _Finder:
         replaced = [Condition(self._guards, h.body, scope) for h in caught]
         self.has_alternative += alternative
         with self._guarded(*replaced):
-            self._visit_all(node.body, scope)
+            self.visit_body(node, scope, node.body)
         self.has_alternative -= alternative
         for handler in node.handlers:
             with self._guarded(*([about] if handler in fallbacks else [])):
                 self.visit_body(handler, scope)
-        self._visit_all((*node.orelse, *node.finalbody), scope)
+        self.visit_body(node, scope, (*node.orelse, *node.finalbody))
 
     # -- names -----------------------------------------------------------------
     def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
