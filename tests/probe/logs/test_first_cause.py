@@ -56,11 +56,10 @@ def test_cascade_alone_names_no_cause():
     assert explained(TORCHRUN)[0].role == "consequence"
 
 
-def test_exception_of_a_spawned_process():
-    log = (
-        "torch.multiprocessing.spawn.ProcessRaisedException:\n\n"
-        "-- Process 2 terminated with the following error:\n" + KEY_ERROR
-    )
+@pytest.mark.parametrize("report", ["torch.multiprocessing.spawn.ProcessRaisedException:",
+    "RuntimeError: An issue was found when launching the training:"])  # fmt: skip
+def test_exception_of_a_spawned_process(report):
+    log = f"{report}\n\n-- Process 2 terminated with the following error:\n" + KEY_ERROR
     first, *others = explained(log)
     assert first.text == "KeyError: 'labels'"
     assert [e.id for e in others] == ["spawned-process-failed"]

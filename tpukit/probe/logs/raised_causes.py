@@ -89,7 +89,7 @@ def _is_strong(explanation: Explanation) -> bool:
 
 def _is_own(raised: Raised) -> bool:
     """Whether this is an exception of its own, not a launcher's report of one."""
-    is_report = raised.class_name == "Exception" and not raised.message
+    is_report = raised.is_report or (raised.class_name == "Exception" and not raised.message)
     return not is_report and all(link.class_name not in _CASCADES for link in raised.chain())
 
 

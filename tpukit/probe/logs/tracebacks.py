@@ -12,6 +12,7 @@ from tpukit.probe.logs.quoting import is_quoted
 _START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
 _CAUSED = re.compile(r"The above exception was the direct cause of the following exception")
 _DURING = re.compile(r"During handling of the above exception, another exception occurred")
+_CHILD = re.compile(r"-- Process \d+ terminated with the following error")
 _FRAME = re.compile(
     r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?"
     r"|File (?P<path2>[^\s\"]{1,400}?):(?P<line2>\d+)(?:, in (?P<where2>.{1,60}))?"
@@ -77,6 +78,8 @@ class Raised:
     source: Raised | None = None
     """The exception that it was raised from, or while handling which it was raised."""
     while_handling: bool = False
+    is_report: bool = False
+    """A launcher's report of another process's exception, which follows."""
 
     @property
     def class_name(self) -> str:
@@ -139,6 +142,8 @@ class TracebackReader:
             reader.silent = 0
             if text.startswith("Original Traceback"):
                 reader.link = "original"
+        elif _CHILD.match(text) and reader.last is not None:
+            reader.last.is_report = True
         elif _CAUSED.match(text):
             reader.link = "caused"
         elif _DURING.match(text):
