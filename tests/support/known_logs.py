@@ -302,6 +302,11 @@ LOGS = {
     "spmd-sharding-rejected": "Traceback (most recent call last):\n  File \"/usr/lib/python3.12/site-packages/torch_xla/distributed/spmd/xla_sharding.py\", line 582, in mark_sharding\n    op_sharding = mesh.get_op_sharding(partition_spec)\nTypeError: unhashable type: 'list'",
     "mosaic-kernel-failed": TB
     + "jaxlib.xla_extension.XlaRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: unsupported shape cast",
+    "flash-attention-missing": TB
+    + "ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package flash_attn seems to be not installed.",
+    "flash-attention-rejected": TB
+    + "ValueError: FlashAttention does not support inputs with dtype float32.",
+    "triton-failed": TB + "RuntimeError: Internal Triton PTX codegen error",
     "shared-library-missing": TB
     + "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
     "cuda-libraries-mixed": TB
@@ -315,6 +320,20 @@ LOGS = {
     "jax-mismatch": TB + "AttributeError: module 'jax' has no attribute 'named_scope'",
     "libtpu-version": TB
     + "RuntimeError: FAILED_PRECONDITION: libtpu version 0.0.7 is older than the oldest that this program supports",
+    "tokenizer-file-unreadable": 'Traceback (most recent call last):\n  File "/usr/lib/python3.12/site-packages/transformers/models/llama/tokenization_llama.py", line 198, in get_spm_processor\n    tokenizer.Load(self.vocab_file)\nTypeError: not a string',
+    "tpu-not-found": TB + "RuntimeError: Bad StatusOr access: UNKNOWN: No ba16c7433 device found.",
+    "spmd-failed": "F0000 00:00:1709131242.311197   36940 sharding_propagation.cc:34] Check failed: sharding has 2 tiles but the mesh has 8 devices",
+    "nccl-not-built": TB + "RuntimeError: Distributed package doesn't have NCCL built in",
+    "collective-on-cpu-tensor": TB
+    + "RuntimeError: No backend type associated with device type cpu",
+    "launched-command-failed": TB
+    + "subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' returned non-zero exit status 1.",
+    "unpickled-name-missing": TB
+    + "AttributeError: Can't get attribute 'Net' on <module '__main__' from '/work/test.py'>",
+    "network-failed": TB + "requests.exceptions.ReadTimeout: the server did not answer",
+    "none-where-a-value-is-expected": TB
+    + "AttributeError: 'NoneType' object has no attribute 'shape'",
+    "attribute-not-in-object": TB + "AttributeError: 'Trainer' object has no attribute 'traine'",
     "tokenizer-newer-than-library": TB
     + "Exception: data did not match any variant of untagged enum ModelWrapper at line 757443 column 3",
     "slow-tokenizer-backend-missing": TB

@@ -8,13 +8,12 @@ import random
 from pathlib import Path
 
 import pytest
+from explained_logs import explained
 from known_logs import LOGS, TB
 
 from tpukit.errors import DataError
 from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.knowledge.error_table import known_errors, read_known_errors
-from tpukit.probe.logs.explain import LogExplainer, unpack
-from tpukit.probe.logs.log_text import clean_lines
 from tpukit.probe.logs.matching import explain_exception, explain_text
 from tpukit.probe.logs.memory_advice import logged_bytes, verdict
 
@@ -22,9 +21,7 @@ ENTRIES = {entry.id: entry for entry in known_errors()}
 
 
 def found(text: str) -> list[str]:
-    explainer = LogExplainer(known_errors())
-    explainer.feed(list(clean_lines(unpack(list(enumerate(text.split("\n"), start=1))))))
-    return [explanation.id for explanation in explainer.explanations()]
+    return [explanation.id for explanation in explained(text)]
 
 
 def in_colour(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.error_table import ROLES, KnownError
 from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
@@ -56,7 +56,8 @@ class LogExplainer:
     def explanations(self) -> list[Explanation]:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
         found = self._matcher.unreplaced()
-        known = {line: e for e in found for line in self._matcher.lines_of(e)}
+        by_role = sorted(found, key=lambda e: -ROLES.index(e.role))
+        known = {line: e for e in by_role for line in self._matcher.lines_of(e)}
         chains = self._tracebacks.last_of_chains()
         found += explain_raised(chains, self._matcher.entries, known)
         return ranked(found, self._progress)

@@ -72,8 +72,8 @@ class Explanation:
 
 
 def fill(text: str, captures: Mapping[str, str]) -> str:
-    """The text with `{name}` replaced by what the log has there."""
-    return _PLACE.sub(lambda match: captures.get(match[1], match.group()), text)
+    """The text with `{name}` replaced by what the log has there; by NAME where it has nothing."""
+    return _PLACE.sub(lambda match: captures.get(match[1], match[1].upper()), text)
 
 
 def shorten(text: str, width: int) -> str:

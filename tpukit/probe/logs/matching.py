@@ -25,7 +25,8 @@ _LONGEST_LINE = 4000
 _LONGEST_SHOWN = 300
 _RETRY = re.compile(
     r"(?i)\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
-    r"|\b(?:try(?:ing)?|tries) again\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
+    r"|\b(?:try(?:ing)?|tries) again\b|\bthrown while requesting\b"
+    r"|\b(?:decreasing|reducing|lowering|halving)\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
 )
 _LOUD = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure)\b\s*(?::|$)")
 

@@ -10,12 +10,15 @@ _SOURCE_FILE = re.compile(
     r"[\w./~+-]*\.(?:py|md|rst|txt|ipynb|toml|yaml|yml|json|sh|c|cc|cpp|cu|h|hpp|pyi)"
     r"(?:(?::|-)\d+)?[:-](?!\d| line\b)"
 )
+_DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
-_COMMIT = re.compile(r"(?:[*|\\/ ]*(?:commit )?[0-9a-f]{7,40}\b(?: \(|\s+\S)|diff --git |@@ )")
+_COMMIT = re.compile(
+    r"(?:[*|\\/ ]*(?:commit )?(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40}\b(?: \(|\s+\S)|diff --git |@@ )"
+)
 _CODE = re.compile(
     r"(?:[+>-]\s*)?(?:raise\s+\w|assert\s|return\s|if\s.*:|elif\s.*:|except\s|with\s.*:|def\s\w"
     r"|print\(|logger\.|logging\.|warnings\.warn|msg\s*=|message\s*=|throw\s|TORCH_CHECK|std::\w+\("
-    r"|echo\s|grep\s|pytest\.raises|match=|regex|#\s)"
+    r"|echo\s|grep\s|pytest\.raises|match=|regex|#{1,6}\s)"
 )
 _PROSE = re.compile(
     r"(?<![\w/.-])(?:when(?:ever)?|if you|you (?:may|might|will|can|could|see|get)|users?"
@@ -25,6 +28,13 @@ _PROSE = re.compile(
     r"|tests?|notes?)\b",
     re.IGNORECASE,
 )
+_ITEM = re.compile(
+    r"[-*+•] (?!-)|\d{1,2}\. |(?:fix|avoid|handle|catch|retry|add|work around|prevent|explain|say"
+    r"|document|test|report|raise|ignore|silence|support|revert|improve|detect|merge|update|remove"
+    r"|don't|do not|never|no more|mention|describe)(?:e?[sd]|es)?\b(?!.*:\s)",
+    re.IGNORECASE,
+)
+"""How an item of a list or the subject of a commit begins."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Enabled|Failure)\b\s*(?::|$)"
 )
@@ -39,6 +49,8 @@ def is_quoted(line: Line, start: int) -> bool:
     if line.level in ("E", "F") or _EXCEPTION.match(text) or text.startswith("File "):
         return False
     before = text[:start]
+    if not line.level and start > 0 and _ITEM.match(text):
+        return True
     in_code = _COMMIT.match(text) or _is_source(text, start) or (start > 0 and _CODE.match(text))
     if in_code or (_is_open(before) and not _VALUE.search(before)):
         return True
@@ -48,6 +60,8 @@ def is_quoted(line: Line, start: int) -> bool:
 
 def _is_source(text: str, start: int) -> bool:
     """Whether a line is a place in a file and what stands there, as grep prints it."""
+    if _DOCUMENT.match(text):
+        return True
     place = _SOURCE_FILE.match(text)
     return place is not None and start >= place.end() and not _REPORTED.match(text, place.end())
 

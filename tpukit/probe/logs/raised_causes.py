@@ -48,7 +48,7 @@ def explain_raised(
 ) -> list[Explanation]:
     """One explanation an exception, the first one first. `known` has the explanation of each line
     that a text of the table explains: an exception that ends there needs no other."""
-    rules = [entry for entry in entries if entry.exception]
+    rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
     found: dict[str, Explanation] = {}
     for raised in chains:
         if _is_explained(raised, known) or not _is_own(raised):
@@ -118,11 +118,19 @@ def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
     )  # fmt: skip
 
 
+def _breadth(rule: KnownError) -> tuple[bool, bool, bool]:
+    """Rules over the traceback come first, then those over the message, then any of a class."""
+    return not rule.frames, not rule.message, "*" in rule.exception
+
+
 def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     """What a rule's expression captures in this exception's message; None where it differs."""
     if "*" not in rule.exception and raised.class_name not in rule.exception:
         return None
-    if rule.frames and not any(_is_in(frame, rule.frames) for frame in raised.frames):
+    if rule.frames and not (
+        any(part in raised.name for part in rule.frames)
+        or any(_is_in(frame, rule.frames) for frame in raised.frames)
+    ):
         return None
     if not rule.message:
         return {}

@@ -42,7 +42,7 @@ def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list
     consequences = [e.line for e in found if e.role == "consequence"]
     survived = []
     for explanation in found:
-        if explanation.role == "cause" and explanation.mild:
+        if explanation.role in ("cause", "consequence") and explanation.mild:
             explanation.role, explanation.note = "warning", "(The log only warns of it.)"
         elif explanation.role == "cause" and _is_survived(explanation, consequences, steps):
             survived.append(explanation)

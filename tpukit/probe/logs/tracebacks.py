@@ -12,6 +12,7 @@ from tpukit.probe.logs.quoting import is_quoted
 _START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
 _CAUSED = re.compile(r"The above exception was the direct cause of the following exception")
 _DURING = re.compile(r"During handling of the above exception, another exception occurred")
+_IGNORED = re.compile(r"Exception ignored in")
 _CHILD = re.compile(r"-- Process \d+ terminated with the following error")
 _FRAME = re.compile(
     r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?"
@@ -24,10 +25,15 @@ _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _NAME = r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)"
 _AFTER_FRAMES = re.compile(_NAME + r"(?::\s+(?P<message>.*)|:?\s*$)")
 _ENDING = r"(?:Error|Exception|Interrupt|Exit|Failure|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)"
-_STRICT = re.compile(
-    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*" + _ENDING + r"|(?:[a-z_]\w*\.)+[A-Z]\w*"
-    r"|Exception|nccl[A-Z]\w+Error)(?::\s+(?P<message>.*)|:?\s*$)"
+_IN_TRACEBACK = re.compile(
+    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*" + _ENDING + r"|Exception)"
+    r"(?::\s+(?P<message>.*)|:?\s*$)"
 )
+_ALONE = re.compile(
+    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
+    r"|nccl[A-Z]\w+Error):\s+(?P<message>(?![-+]?\d|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
+)
+"""Metrics are numbers; an exception's documentation begins with `if` or `when`."""
 _NATIVE = re.compile(r"terminate called after throwing an instance of '(?P<name>[^']{1,80})'")
 _WHAT = re.compile(r"what\(\):\s+(?P<message>.*)")
 _ON_DEVICE = re.compile(r"Exception in device=\S+:\s+(?P<message>.+)")
@@ -36,15 +42,16 @@ _STATUS = re.compile(
     r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
     r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})"
 )
-_ERROR = re.compile(r"(?:\w+: )?(?:fatal )?(?:error|ERROR|Error): (?P<message>\S.{7,})")
+_ERROR = re.compile(r"(?:\w+: )?(?:fatal )?(?:error|ERROR|Error): (?P<message>[A-Za-z]+ .{5,})")
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
+_MOST_SOURCE = 5
 LIBRARY = re.compile(
     r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|[/\\]python\d[.\d]*[/\\]lib[/\\]"
-    r"|[/\\]Lib[/\\]|^<(?!ipython)|^lib[/\\]"
-    r"|(?:^|[/\\])(?:torch|torch_xla|torchvision|transformers|accelerate|numpy|pytorch_lightning"
+    r"|[/\\]Lib[/\\]|^<(?!ipython)|^lib[/\\]|[/\\]s?bin[/\\]"
+    r"|(?:^|^\.\.\.[/\\])(?:torch|torch_xla|torchvision|transformers|accelerate|numpy|pytorch_lightning"
     r"|lightning|wandb|jax|jaxlib|huggingface_hub|tokenizers|datasets|diffusers|peft|deepspeed"
     r"|multiprocessing|concurrent|asyncio|importlib|tensorflow|timm|requests|urllib3|mmcv|mmengine)"
     r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
@@ -108,6 +115,7 @@ class _Reader:
     frames: list[Frame] = field(default_factory=list)
     first_line: int = 0
     is_open: bool = False
+    has_header: bool = False
     awaits_code: bool = False
     last: Raised | None = None
     link: str = ""
@@ -139,11 +147,13 @@ class TracebackReader:
             reader.is_open = False
         if _START.search(text) and not (line.indented and '"' in text):
             reader.is_open, reader.frames, reader.first_line = True, [], line.number
-            reader.silent = 0
+            reader.silent, reader.has_header = 0, True
             if text.startswith("Original Traceback"):
                 reader.link = "original"
         elif _CHILD.match(text) and reader.last is not None:
             reader.last.is_report = True
+        elif _IGNORED.match(text):
+            reader.link = "ignored"
         elif _CAUSED.match(text):
             reader.link = "caused"
         elif _DURING.match(text):
@@ -162,6 +172,7 @@ class TracebackReader:
     def _add_frame(self, match: re.Match[str], line: Line, reader: _Reader) -> None:
         if not reader.is_open:
             reader.is_open, reader.frames, reader.first_line = True, [], line.number
+            reader.has_header = False
         reader.silent = 0
         groups = match.groupdict()
         path = next(v for k, v in groups.items() if k.startswith("path") and v)
@@ -183,27 +194,25 @@ class TracebackReader:
             raised.first_line = last.first_line
             self.raised.remove(last)
             raised.source, raised.while_handling = last.source, last.while_handling
-        reader.last = raised
-        self.raised.append(raised)
+        if link != "ignored":
+            reader.last = raised
+            self.raised.append(raised)
 
 
 def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None:
     """(class, message) where the line is the end of a traceback, or an exception alone."""
     if line.level in ("W", "I") and not reader.is_open:
         return None
-    strict = _STRICT.match(text)
-    found = strict
-    if reader.is_open and not strict and reader.frames and not line.indented:
-        found = _AFTER_FRAMES.match(text)
-    if found is not None:
-        if _WARNING.search(found["name"]) or (
-            not reader.is_open and (line.indented or not found["message"])
-        ):
-            return None
-        return found["name"], found["message"] or ""
+    found = None
     if reader.is_open:
-        return None
-    return _native(line, text)
+        found = _IN_TRACEBACK.match(text)
+        if found is None and reader.has_header and reader.frames and not line.indented:
+            found = _AFTER_FRAMES.match(text) if reader.silent <= _MOST_SOURCE else None
+    elif not line.indented:
+        found = _ALONE.match(text)
+    if found is not None:
+        return None if _WARNING.search(found["name"]) else (found["name"], found["message"] or "")
+    return None if reader.is_open else _native(line, text)
 
 
 def _native(line: Line, text: str) -> tuple[str, str] | None:

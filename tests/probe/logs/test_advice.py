@@ -1,0 +1,112 @@
+# ruff: noqa: E501 - a case is one line
+"""What an answer advises: versions that the tables know, no foreign options, the log's own values."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from explained_logs import explained
+
+from tpukit.commands.reports.explanation import _report_lines
+from tpukit.knowledge.error_table import known_errors
+from tpukit.knowledge.versions import last_torch_xla, pair_of, torch_xla_successor, version_table
+from tpukit.probe.logs.explain import ExplainedLog
+from tpukit.probe.logs.explanations import fill, shorten
+
+FOR_TPUKIT_ALONE = ("--num-workers", "--precision", "--accumulate", "--devices", "--hw ", "--memory-limit", "--global-batch-size", "--results-dir", "--block-size")  # fmt: skip
+
+
+def report(text: str) -> list[str]:
+    return _report_lines(ExplainedLog(explained(text), [], text.count("\n") + 1, []))
+
+
+def test_advice_names_no_option_of_another_program():
+    wrong = {e.id for e in known_errors() if any(option in e.fix for option in FOR_TPUKIT_ALONE)}
+    assert wrong <= {"xla-defaulting-to-cpu", "tpu-not-found"}
+
+
+def test_spawn_does_not_get_the_advice_of_torchrun():
+    failed = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGABRT"
+    assert "torchrun" not in " ".join(f"{e.cause} {e.fix}" for e in explained(failed))
+    by_torchrun = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    assert "torchrun" in explained(by_torchrun)[0].fix
+
+
+# -- versions ---------------------------------------------------------------------------------------
+def test_advised_torch_xla_is_its_last_release():
+    last = last_torch_xla()
+    for entry in known_errors():
+        advised = re.findall(r"torch_xla(?:\[[\w,]+\])?==([\d.]+)", entry.fix)
+        advised += re.findall(r"torch==(2\.\d+\.\d+)", entry.fix)
+        assert set(advised) <= {last}, entry.id
+
+
+def test_advised_libtpu_and_jax_belong_to_it():
+    pair = pair_of(last_torch_xla())
+    for entry in known_errors():
+        if "torch_xla" in entry.fix:
+            assert set(re.findall(r"\(libtpu (\d[\d.]*\d)", entry.fix)) <= {pair.libtpu}, entry.id
+            assert set(re.findall(r"\bjax (\d[\d.]*\d)", entry.fix)) <= {pair.jax}, entry.id
+
+
+def test_successor_and_what_it_takes():
+    successor = torch_xla_successor()
+    assert successor.name == "torch_tpu"
+    first, before = successor.torch
+    advising = [e for e in known_errors() if re.search(r"pip install[^`]*torch_tpu", e.fix)]
+    assert {"pip-no-torch-xla-wheel", "torch-tpu-extension"} <= {e.id for e in advising}
+    assert all(f"'torch>={first},<{before}' torch_tpu" in e.fix for e in advising)
+    found = explained("ERROR: No matching distribution found for torch_xla==2.10.0")[0]
+    assert "last release is 2.9.0" in found.cause
+
+
+def test_every_fact_about_versions_has_a_source():
+    table = version_table()
+    for row in (table["torch_xla"], table["torch_tpu"], *table["image"]):
+        assert row["source"]
+    for image in table["image"]:
+        wanted = pair_of(image["torch_xla"]).libtpu
+        assert image["libtpu"].startswith(wanted), image["name"]
+
+
+# -- the log's own values ---------------------------------------------------------------------------
+def test_places_in_texts_are_filled_from_the_log():
+    for entry in known_errors():
+        places = {
+            name for text in (entry.cause, entry.fix) for name in re.findall(r"\{(\w+)\}", text)
+        }
+        for expression in entry.message if entry.exception and not entry.regex else ():
+            assert places <= set(expression.groupindex), entry.id
+    assert (
+        "kill 4711"
+        in explained("Exception: The TPU is already in use by process with pid 4711.")[0].fix
+    )
+    assert fill("`{name}` and {other}", {"name": "x"}) == "`x` and OTHER"
+
+
+# -- how it is shown --------------------------------------------------------------------------------
+def test_words_are_not_cut():
+    assert shorten("one two three", 100) == "one two three"
+    assert shorten("one two threefold", 12) == "one two ..."
+    assert len(shorten("x" * 500, 100)) < 110
+
+
+@pytest.mark.parametrize(
+    ("log", "word"),
+    [("CUDA out of memory. Tried to allocate", "certain"), ("ValueError: odd", "possible"),
+     ("failed (exitcode: -9) local_rank: 1 (pid: 5161)", "probable")],
+)  # fmt: skip
+def test_an_answer_says_how_sure_it_is_and_names_the_line(log, word):
+    shown = report(f"start\n{log}")[0]
+    assert shown.startswith("First cause (line 2, ")
+    assert f", {word}): " in shown
+
+
+def test_an_answer_fits_on_a_screen():
+    texts = [text for entry in known_errors() for text in entry.match[:1] if "<" not in text]
+    shown = report("\n".join(f"RuntimeError: {text}" for text in texts))
+    assert len(texts) > 60
+    assert len(shown) <= 45
+    assert any("--json has all" in line for line in shown)
+    assert len(report("ValueError: odd")) <= 5

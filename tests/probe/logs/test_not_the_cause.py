@@ -1,0 +1,94 @@
+# ruff: noqa: E501 - a case is one line
+"""What is not called the cause: quotations, what a run survived, a progress bar's updates."""
+
+from __future__ import annotations
+
+import pytest
+from explained_logs import KEY_ERROR, OOM, STEPS, TORCHRUN, causes, explained
+
+from tpukit.probe.logs.log_text import drop_updates
+
+
+# -- quotations -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "text",
+    [
+        'The message "CUDA out of memory. Tried to allocate 2.00 GiB" names the process.',
+        "If you see RuntimeError: CUDA out of memory. Tried to allocate, halve the batch.",
+        "train.py:12:    raise RuntimeError('CUDA out of memory. Tried to allocate')",
+        "docs/faq.md:7:CUDA out of memory. Tried to allocate 2 GiB",
+        "commit 8f14e45\nAuthor: me\n\n    Fix CUDA out of memory. Tried to allocate",
+        "- RuntimeError: CUDA out of memory. Tried to allocate: halve the batch",
+        "## CUDA out of memory. Tried to allocate",
+        "docs/faq.md:9:RuntimeError: CUDA out of memory. Tried to allocate",
+        "8f14e45 Handle CUDA out of memory. Tried to allocate",
+        "commit c9f0f89 Retry on CUDA out of memory. Tried to allocate",
+        "+    raise RuntimeError('CUDA out of memory. Tried to allocate')",
+        "somebody saw `RuntimeError: CUDA out of memory. Tried to\nallocate 2 GiB` yesterday",
+    ],
+)
+def test_a_quotation_is_not_an_error(text):
+    assert causes(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OOM,
+        "RuntimeError: CUDA out of memory. Tried to allocate, if you see this halve the batch",
+        "!!! ERROR during execution: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "2026-11-20 10:00:00,123 - trainer - ERROR - when saving: CUDA out of memory. Tried to allocate",
+        '{"error": "CUDA out of memory. Tried to allocate 2.00 GiB"}',
+        "/work/train.py:12: RuntimeError: CUDA out of memory. Tried to allocate",
+        "12345678 CUDA out of memory. Tried to allocate",
+        "Exception in device=GPU:0: CUDA out of memory. Tried to allocate",
+    ],
+)
+def test_an_error_that_looks_like_a_quotation(text):
+    assert causes(text) == ["cuda-oom"]
+
+
+# -- what a run survived ----------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [OOM, KEY_ERROR])
+def test_a_run_that_went_on_has_no_cause(error):
+    assert causes(f"{error}\n{STEPS}") == []
+    assert causes(f"{STEPS}\n{error}") != []
+
+
+def test_a_run_that_went_on_and_failed_later():
+    log = f"{KEY_ERROR}\n{STEPS}\n{OOM}\n{TORCHRUN}"
+    assert causes(log) == ["cuda-oom"]
+
+
+def test_another_rank_that_prints_does_not_make_it_survive():
+    by_rank = "\n".join(f"[rank1]: {line}" for line in KEY_ERROR.splitlines())
+    others = "\n".join(f"[rank0]: {line}" for line in STEPS.splitlines())
+    first = explained(f"{by_rank}\n{others}")[0]
+    assert (first.role, first.stream) == ("cause", "1")
+    assert "rank 1" in first.cause
+
+
+def test_a_loss_that_stays_nan_is_not_survived():
+    assert causes("loss: nan\n" + STEPS) == ["loss-nan"]
+
+
+def test_retries_and_warnings():
+    retry = "Max retries exceeded with url: /gpt2/resolve/main/config.json on huggingface.co"
+    assert causes(f"WARNING: {retry}; retrying in 5 s\nloaded") == []
+    assert causes(f"HTTPError: {retry}; retrying in 5 s\nrequests.exceptions.ConnectionError: {retry}") == ["hub-unreachable"]  # fmt: skip
+    assert (
+        causes("The client socket has failed to connect to [localhost]:12355 (errno: 99 - x).")
+        == []
+    )
+    assert causes("The client socket has timed out after 900s while trying to connect to (a, 1)") == ["rendezvous-timeout"]  # fmt: skip
+
+
+# -- progress bars ----------------------------------------------------------------------------------
+def test_progress_of_a_thousand_updates_on_one_line():
+    bar = "\r".join(
+        f"{i / 10:5.1f}%|{'█' * (i // 50)}{' ' * (20 - i // 50)}| {i}/1000 [00:{i % 60:02}<00:10, 3.{i}it/s]"
+        for i in range(1001)
+    )
+    found = explained(f"start\n{bar}\r{OOM}\r{bar[-80:]}\nend")
+    assert [(e.id, e.line) for e in found] == [("cuda-oom", 2)]
+    assert len(drop_updates(bar)) <= 3
