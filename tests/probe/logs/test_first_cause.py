@@ -91,6 +91,7 @@ FrobError: odd"""
         ("terminate called after throwing an instance of 'c10::Error'\n  what():  frob is odd\n", FAILED_CHECK.id),
         ("F1120 10:00:00.123 4711 frob.cc:12] Check failed: frob == 3", FAILED_CHECK.id),
         ("error: the frobnicator is odd", REPORTED.id),
+        (">       assert f() == 3\nE       AssertionError: assert 2 == 3", "assertion-failed"),
     ],
 )  # fmt: skip
 def test_failures_without_a_traceback(log, id):

@@ -72,6 +72,12 @@ def test_a_loss_that_stays_nan_is_not_survived():
     assert causes("loss: nan\n" + STEPS) == ["loss-nan"]
 
 
+def test_a_launchers_warning_is_a_consequence_where_something_failed():
+    closing = "W1120 10:00:01.000 5150 torch/distributed/elastic/api.py:897] Sending process 5160 closing signal SIGTERM"
+    assert [e.role for e in explained(closing)] == ["warning"]
+    assert [e.role for e in explained(f"{OOM}\n{closing}")] == ["cause", "consequence"]
+
+
 def test_retries_and_warnings():
     retry = "Max retries exceeded with url: /gpt2/resolve/main/config.json on huggingface.co"
     assert causes(f"WARNING: {retry}; retrying in 5 s\nloaded") == []

@@ -79,7 +79,7 @@ def clean_lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Line]:
                 _strip_box(part, start),
                 rank.group(1) if rank else "",
                 _level(part[:start], rest),
-                rest.startswith(("  ", "\t", " \t")),
+                rest.startswith(("  ", "\t", " \t")) and part[:start] != "E",
             )
 
 

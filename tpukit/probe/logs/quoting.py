@@ -13,7 +13,8 @@ _SOURCE_FILE = re.compile(
 _DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
 _COMMIT = re.compile(
-    r"(?:[*|\\/ ]*(?:commit )?(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40}\b(?: \(|\s+\S)|diff --git |@@ )"
+    r"(?:[*|\\/ ]*(?:commit )?(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40}\b(?: \(|\s+\S)"
+    r"|diff --git |@@ )"
 )
 _CODE = re.compile(
     r"(?:[+>-]\s*)?(?:raise\s+\w|assert\s|return\s|if\s.*:|elif\s.*:|except\s|with\s.*:|def\s\w"

@@ -36,6 +36,9 @@ _AFTERMATH = {"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "E
 """What another process's end brings about: a cause only where there is no other."""
 _TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
 """Classes that code expects and handles: what was raised while handling them counts."""
+_NATIVE = ("terminate", "failed check")
+_WITHOUT_CLASS = (*_NATIVE, "error", "exception in a process")
+"""What `TracebackReader` calls failures that have no class."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _WIDTH = 160
@@ -74,7 +77,7 @@ def _is_explained(raised: Raised, known: Mapping[int, Explanation]) -> bool:
         if explanation is None or (number > raised.line.number and not _is_strong(explanation)):
             continue
         is_raised = any(link.line.number == number for link in raised.chain())
-        if is_raised and not explanation.shown:
+        if is_raised and explanation.role != "consequence" and not explanation.shown:
             explanation.shown = _place(raised)
         if explanation.role == "warning" and is_raised:
             explanation.role, explanation.mild = "cause", False
@@ -102,7 +105,7 @@ def _root(raised: Raised) -> Raised:
 
 
 def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
-    is_native = raised.name in ("terminate", "failed check")
+    is_native = raised.name in _NATIVE
     entry = {"error": REPORTED}.get(raised.name, FAILED_CHECK if is_native else UNKNOWN)
     captures: dict[str, str] = {}
     for rule in rules:
@@ -149,6 +152,8 @@ def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
 def _sentence(raised: Raised) -> str:
     """The exception, quoted, and the line of the user's code that led to it."""
     text = f"{raised.name}: {raised.message}" if raised.message else raised.name
+    if raised.name in _WITHOUT_CLASS:
+        text = raised.message
     place = _place(raised)
     return f"`{shorten(text, _WIDTH)}`" + (f". {place}" if place else ".")
 

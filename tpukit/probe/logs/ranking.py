@@ -40,8 +40,11 @@ class StepsSeen:
 def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list[Explanation]:
     """Causes first, then consequences, warnings and harmless messages; sets each one's role."""
     consequences = [e.line for e in found if e.role == "consequence"]
+    has_failed = any(e.role in ("cause", "consequence") and not e.mild for e in found)
     survived = []
     for explanation in found:
+        if explanation.role == "consequence" and has_failed:
+            continue
         if explanation.role in ("cause", "consequence") and explanation.mild:
             explanation.role, explanation.note = "warning", "(The log only warns of it.)"
         elif explanation.role == "cause" and _is_survived(explanation, consequences, steps):

@@ -31,7 +31,8 @@ _IN_TRACEBACK = re.compile(
 )
 _ALONE = re.compile(
     r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
-    r"|nccl[A-Z]\w+Error):\s+(?P<message>(?![-+]?\d|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
+    r"|nccl[A-Z]\w+Error):\s+"
+    r"(?P<message>(?![-+]?\d|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Metrics are numbers; an exception's documentation begins with `if` or `when`."""
 _NATIVE = re.compile(r"terminate called after throwing an instance of '(?P<name>[^']{1,80})'")
