@@ -276,6 +276,7 @@ LOGS = {
     + "torch/distributed/launch.py:207: FutureWarning: The module torch.distributed.launch is deprecated\nand will be removed in future. Use torchrun.",
     # -- processes and services ---------------------------------------------------------------------
     "input-without-a-terminal": TB + "EOFError: EOF when reading a line",
+    "local-rank-argument": "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --local-rank=0",
     "cannot-pickle": TB + "AttributeError: Can't pickle local object 'make_data.<locals>.<lambda>'",
     "spawned-process-ended-early": 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "/usr/lib/python3.12/multiprocessing/spawn.py", line 132, in _main\n    self = reduction.pickle.load(from_parent)\nEOFError: Ran out of input',
     "spawned-process-failed": TB

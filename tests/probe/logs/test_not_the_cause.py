@@ -21,6 +21,8 @@ from tpukit.probe.logs.log_text import drop_updates
         "- RuntimeError: CUDA out of memory. Tried to allocate: halve the batch",
         "## CUDA out of memory. Tried to allocate",
         "docs/faq.md:9:RuntimeError: CUDA out of memory. Tried to allocate",
+        "CUDA out of memory. Tried to allocate: this error is common with long texts",
+        "we saw it twice: first CUDA out of memory. Tried to allocate",
         "8f14e45 Handle CUDA out of memory. Tried to allocate",
         "commit c9f0f89 Retry on CUDA out of memory. Tried to allocate",
         "+    raise RuntimeError('CUDA out of memory. Tried to allocate')",
@@ -40,6 +42,8 @@ def test_a_quotation_is_not_an_error(text):
         "2026-11-20 10:00:00,123 - trainer - ERROR - when saving: CUDA out of memory. Tried to allocate",
         '{"error": "CUDA out of memory. Tried to allocate 2.00 GiB"}',
         "/work/train.py:12: RuntimeError: CUDA out of memory. Tried to allocate",
+        "train.py:12: CUDA out of memory. Tried to allocate",
+        "../kernels/loss.cu:12: CUDA out of memory. Tried to allocate",
         "12345678 CUDA out of memory. Tried to allocate",
         "Exception in device=GPU:0: CUDA out of memory. Tried to allocate",
     ],
@@ -53,6 +57,12 @@ def test_an_error_that_looks_like_a_quotation(text):
 def test_a_run_that_went_on_has_no_cause(error):
     assert causes(f"{error}\n{STEPS}") == []
     assert causes(f"{STEPS}\n{error}") != []
+
+
+def test_an_exception_that_the_program_says_it_does_without():
+    said = "A matching Triton is not available, some optimizations will not be enabled\n"
+    assert causes(said + KEY_ERROR) == []
+    assert causes("epoch 3 begins\n" + KEY_ERROR) == ["key-missing"]
 
 
 def test_a_run_that_went_on_and_failed_later():

@@ -7,9 +7,9 @@ import re
 from tpukit.probe.logs.log_text import Line
 
 _SOURCE_FILE = re.compile(
-    r"[\w./~+-]*\.(?:py|md|rst|txt|ipynb|toml|yaml|yml|json|sh|c|cc|cpp|cu|h|hpp|pyi)"
-    r"(?:(?::|-)\d+)?[:-](?!\d| line\b)"
+    r"[\w./~+-]*\.(?:pyi?|md|rst|txt|ipynb|toml|ya?ml|json|sh)(?:(?::|-)\d+)?[:-](?!\d| \S)"
 )
+"""As grep prints it; a log's format and a compiler put one space after the place."""
 _DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
 _COMMIT = re.compile(
@@ -26,8 +26,11 @@ _PROSE = re.compile(
     r"|some(?:body|one)|should|avoid(?:s|ing)?|fix(?:e[sd])?|closes|instead of|such as"
     r"|for example|e\.g\.|says?|the (?:message|error|text|log)|names|means|known as"
     r"|troubleshooting|faq|changelog|to-?do|workaround|used to|no longer|handles?|catch(?:es)?"
-    r"|tests?|notes?)\b",
+    r"|tests?|notes?|we|our|they|yesterday|last (?:week|night|month|year))\b",
     re.IGNORECASE,
+)
+_SENTENCE = re.compile(
+    r"\b(?:errors?|exceptions?) (?:is|are|can|happens?|occurs?|appears?)\b|\bis (?:a|the) message\b"
 )
 _ITEM = re.compile(
     r"[-*+•] (?!-)|\d{1,2}\. |(?:fix|avoid|handle|catch|retry|add|work around|prevent|explain|say"
@@ -56,7 +59,8 @@ def is_quoted(line: Line, start: int) -> bool:
     if in_code or (_is_open(before) and not _VALUE.search(before)):
         return True
     words = re.findall(r"\b[A-Za-z][a-z]+\b", before)
-    return not line.level and len(words) >= _WORDS_BEFORE and _PROSE.search(before) is not None
+    is_prose = len(words) >= _WORDS_BEFORE and _PROSE.search(before)
+    return not line.level and bool(is_prose or _SENTENCE.search(text))
 
 
 def _is_source(text: str, start: int) -> bool:

@@ -29,7 +29,7 @@ FAILED_CHECK = KnownError(
 _CASCADES = {
     "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException",
     "BrokenProcessPool", "CalledProcessError", "SystemExit", "_RemoteTraceback", "RemoteTraceback",
-    "RayTaskError", "DistStoreError", "DistNetworkError", "RendezvousGracefulExitError",
+    "RayTaskError", "RendezvousGracefulExitError",
 }  # fmt: skip
 """What launchers raise about a child's exception."""
 _AFTERMATH = {"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"}
@@ -116,7 +116,7 @@ def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
     confidence: Confidence = "probable" if raised.frames or is_native else "possible"
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
-        confidence, raised.line.stream, raised.line.number,
+        confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
         last_resort=raised.class_name in _AFTERMATH or entry is REPORTED, shown=_sentence(raised),
     )  # fmt: skip
 

@@ -13,6 +13,11 @@ _START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
 _CAUSED = re.compile(r"The above exception was the direct cause of the following exception")
 _DURING = re.compile(r"During handling of the above exception, another exception occurred")
 _IGNORED = re.compile(r"Exception ignored in")
+_SOFT = re.compile(
+    r"(?i)\bwill not be (?:enabled|used|available)|\bnot available,|\bdisabl|\bignor(?:ed|ing)\b"
+    r"|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b|\bcontinuing\b|\bretry"
+)
+"""What a program prints before the traceback of an exception that it handled."""
 _CHILD = re.compile(r"-- Process \d+ terminated with the following error")
 _FRAME = re.compile(
     r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?"
@@ -43,7 +48,9 @@ _STATUS = re.compile(
     r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
     r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})"
 )
-_ERROR = re.compile(r"(?:\w+: )?(?:fatal )?(?:error|ERROR|Error): (?P<message>[A-Za-z]+ .{5,})")
+_ERROR = re.compile(
+    r"(?:[\w./-]+: )?(?:fatal )?(?:error|ERROR|Error): (?P<message>[A-Za-z]+ .{5,})"
+)
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
 _MOST_FRAMES = 400
@@ -88,6 +95,8 @@ class Raised:
     while_handling: bool = False
     is_report: bool = False
     """A launcher's report of another process's exception, which follows."""
+    is_handled: bool = False
+    """The line above its traceback says that the program goes on without it."""
 
     @property
     def class_name(self) -> str:
@@ -117,6 +126,9 @@ class _Reader:
     first_line: int = 0
     is_open: bool = False
     has_header: bool = False
+    is_handled: bool = False
+    before: str = ""
+    """The line before this one."""
     awaits_code: bool = False
     last: Raised | None = None
     link: str = ""
@@ -134,7 +146,9 @@ class TracebackReader:
     def feed(self, lines: Iterable[Line]) -> None:
         for line in lines:
             if len(self.raised) < _MOST_RAISED and line.text:
-                self._read(line, self._readers.setdefault(line.stream, _Reader()))
+                reader = self._readers.setdefault(line.stream, _Reader())
+                self._read(line, reader)
+                reader.before = line.text[:300]
 
     def last_of_chains(self) -> list[Raised]:
         """Each exception from which no other one was raised."""
@@ -149,6 +163,7 @@ class TracebackReader:
         if _START.search(text) and not (line.indented and '"' in text):
             reader.is_open, reader.frames, reader.first_line = True, [], line.number
             reader.silent, reader.has_header = 0, True
+            reader.is_handled = _SOFT.search(reader.before) is not None
             if text.startswith("Original Traceback"):
                 reader.link = "original"
         elif _CHILD.match(text) and reader.last is not None:
@@ -173,7 +188,7 @@ class TracebackReader:
     def _add_frame(self, match: re.Match[str], line: Line, reader: _Reader) -> None:
         if not reader.is_open:
             reader.is_open, reader.frames, reader.first_line = True, [], line.number
-            reader.has_header = False
+            reader.has_header, reader.is_handled = False, False
         reader.silent = 0
         groups = match.groupdict()
         path = next(v for k, v in groups.items() if k.startswith("path") and v)
@@ -184,7 +199,9 @@ class TracebackReader:
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
         raised = Raised(name, message.strip(), line, reader.frames, reader.first_line)
-        if not reader.is_open:
+        if reader.is_open:
+            raised.is_handled = reader.is_handled
+        else:
             raised.frames, raised.first_line = [], line.number
         link, last = reader.link, reader.last
         reader.is_open, reader.awaits_code, reader.link, reader.frames = False, False, "", []
