@@ -298,6 +298,37 @@ def doctor_start() -> str:
     )
 
 
+def doctor_real_material() -> str:
+    sums = read("doctor_real_material")["summary"]
+    halves = {"learn": "learned from", "measure": "measured"}
+    texts = [
+        [words, n["texts"], n["right"], n["wrong"], n["unknown"], f"{n['right_share']:.1%}"]
+        for half, words in halves.items()
+        for n in [sums["texts"][half]]
+    ]
+    clean = "; ".join(
+        f"{words}: {sums['clean'][half]['false_alarms']} of {sums['clean'][half]['logs']}"
+        for half, words in halves.items()
+    )
+    parts = [
+        "Error texts of public threads, split by source into a half that the rules were learned "
+        "from and a half that no rule was tuned on; right means that the first answer names the "
+        "cause.\n\n" + table(["half", "texts", "right", "wrong", "no cause named", "right"], texts),
+        f"Logs without an error of which a cause was named ({clean}).",
+    ]
+    if "files" in sums:
+        files = [
+            [words, n["files"], n["right"], n["false"], n["missed"]]
+            for half, words in halves.items()
+            for n in [sums["files"][half]]
+        ]
+        parts.append(table(["half", "files", "findings", "false", "missed"], files))
+    return section(
+        "`tpukit doctor` on texts and code that nobody here wrote", "doctor_real_material.py",
+        ["doctor_real_material"], *parts,
+    )  # fmt: skip
+
+
 SECTIONS = {
     "eit_quality": eit_quality,
     "eit_speed_cpu": eit_speed,
@@ -311,6 +342,7 @@ SECTIONS = {
     "summarize_rows": summarize_rows,
     "eit_simulation": eit_simulation,
     "doctor_start": doctor_start,
+    "doctor_real_material": doctor_real_material,
 }
 """Each section's first file, and what writes it; a section whose file is absent is left out."""
 
