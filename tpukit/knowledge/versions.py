@@ -49,7 +49,7 @@ class OldPackage:
 
 
 @dataclass(frozen=True)
-class Successor:
+class SuccessorPackage:
     """The package that replaces torch_xla, and what it requires."""
 
     name: str
@@ -81,12 +81,12 @@ def last_torch_xla() -> str:
     return release
 
 
-def torch_xla_successor() -> Successor:
+def torch_xla_successor() -> SuccessorPackage:
     """What replaces torch_xla."""
     name: str = version_table()["torch_xla"]["successor"]
     row = version_table()[name]
     first, before = row["torch"]
-    return Successor(name, row["release"], (first, before), row["libtpu"], row["source"])
+    return SuccessorPackage(name, row["release"], (first, before), row["libtpu"], row["source"])
 
 
 def same_release(version: str, release: str) -> bool:
