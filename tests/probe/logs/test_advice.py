@@ -9,6 +9,7 @@ import pytest
 from explained_logs import explained
 
 from tpukit.commands.reports.explanation import _report_lines
+from tpukit.knowledge.calls import successor as of_calls
 from tpukit.knowledge.error_table import known_errors
 from tpukit.knowledge.versions import last_torch_xla, pair_of, torch_xla_successor, version_table
 from tpukit.probe.logs.explain import ExplainedLog
@@ -52,7 +53,8 @@ def test_advised_libtpu_and_jax_belong_to_it():
 
 def test_successor_and_what_it_takes():
     successor = torch_xla_successor()
-    assert successor.name == "torch_tpu"
+    assert (successor.name, last_torch_xla()) == ("torch_tpu", of_calls().last_release)
+    assert of_calls().package == successor.name
     first, before = successor.torch
     advising = [e for e in known_errors() if re.search(r"pip install[^`]*torch_tpu", e.fix)]
     assert {"pip-no-torch-xla-wheel", "torch-tpu-extension"} <= {e.id for e in advising}
