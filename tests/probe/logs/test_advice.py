@@ -53,8 +53,8 @@ def test_advised_libtpu_and_jax_belong_to_it():
 
 def test_successor_and_what_it_takes():
     successor = torch_xla_successor()
-    assert (successor.name, last_torch_xla()) == ("torch_tpu", of_calls().last_release)
-    assert of_calls().package == successor.name
+    assert successor.name == of_calls().package == "torch_tpu"
+    assert of_calls().last_release == f"torch_xla {pair_of(last_torch_xla()).torch_xla}"
     first, before = successor.torch
     advising = [e for e in known_errors() if re.search(r"pip install[^`]*torch_tpu", e.fix)]
     assert {"pip-no-torch-xla-wheel", "torch-tpu-extension"} <= {e.id for e in advising}
