@@ -391,7 +391,8 @@ def test_notebook_keeps_its_layout(tmp_path, indent):
 def test_a_notebook_in_an_odd_layout_changes_in_its_lines_only(tmp_path):
     """Sorted keys, odd spaces and escapes: only the rewritten line differs."""
     path = tmp_path / "a.ipynb"
-    lines = [json.dumps(line) for line in (XM + "xm.mark_step()\n# \u00fc \u2713").splitlines(True)]
+    lines = [json.dumps(x) for x in (XM + "xm.mark_step()\n# \u00fc\n").splitlines(True)]
+    lines.append(json.dumps("# \u2713", ensure_ascii=False))
     source = ",\n   ".join(lines)
     text = (
         '{"nbformat": 4, "metadata": {"x": 1.50, "e": 1E5},\n "cells" : [ {"source": "text",'
