@@ -104,6 +104,12 @@ REWRITES = {
         "if TPU:\n    import torch_xla.core.xla_model as xm\nd = xm.xla_device() if TPU else 'cpu'\n",
         "if TPU:\n    import torch_xla\nd = torch_xla.device() if TPU else 'cpu'\n",
     ),
+    "import that another function has too": (
+        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device()\n"
+        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
+        "def f():\n    import torch_xla\n    return torch_xla.device()\n"
+        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
+    ),
     "import that others use": (
         XM + "d = xm.xla_device()\nx = 'xm.y'\n", XM + "import torch_xla\nd = torch_xla.device()\nx = 'xm.y'\n",
     ),

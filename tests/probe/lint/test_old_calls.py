@@ -325,6 +325,7 @@ def test_every_row_says_what_happens():
     [
         ("xmp.spawn(f, nprocs=FLAGS.num_cores)", "--num_cores then limits nothing"),
         ("xmp.spawn(f, nprocs=args['cores'])", "--cores then limits nothing"),
+        ("xmp.spawn(f, nprocs=config['devices'])", "that value then limits nothing"),
         ("xmp.spawn(f, nprocs=count())", "that value then limits nothing"),
         ("xmp.spawn(f, nprocs=8)", ""),
         ("xmp.spawn(f, nprocs=8, join=False)", "join has no counterpart"),

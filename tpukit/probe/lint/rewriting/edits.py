@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -216,29 +217,37 @@ def unused_imports(
 
     Columns are those of the syntax tree.
     """
-    uses: dict[str, int] = {}
+    loads: dict[str, list[int]] = {}
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
-                uses[node.id] = uses.get(node.id, 0) + 1
+                loads.setdefault(node.id, []).append(node.lineno)
             else:
                 bound.add(node.id)
     quoted = _quoted_words(tree, lines)
     unused: set[tuple[int, int]] = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
-        for alias in node.names:
+    for known in _imports_in(tree, ()):
+        inside = _lines_of(known)
+        here = [place for place in rewritten if place.line in inside]
+        for alias in known.node.names:
             local = alias.asname or alias.name
-            count = uses.get(local, 0)
-            named = _uses_rewritten(node, alias, rewritten)
-            through = _uses_through(node, alias, rewritten, lines)
+            count = sum(line in inside for line in loads.get(local, ()))
+            named = _uses_rewritten(known.node, alias, here)
+            through = _uses_through(known.node, alias, here, lines)
             rewritten_here = named is not None and count <= named
             all_through_it = 0 < count == through and local not in bound
             if local not in quoted and (rewritten_here or all_through_it):
                 unused.add((alias.lineno, alias.col_offset))
     return unused
+
+
+def _lines_of(known: _Import) -> range:
+    """The lines that may see an import: its function's, or all of them."""
+    inner = known.around[-1] if known.around else None
+    if isinstance(inner, _FUNCTIONS):
+        return range(inner.lineno, (inner.end_lineno or inner.lineno) + 1)
+    return range(sys.maxsize)
 
 
 def _uses_rewritten(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from tpukit.knowledge.calls import Fix, OldCall
 from tpukit.probe.lint.names import Names, source_text
@@ -53,10 +54,12 @@ def taken_away(row: OldCall, call: ast.Call | None) -> str:
 
 def _option(value: ast.expr) -> str:
     """The name of a command line's option: `args.num_cores`, `FLAGS["num_cores"]`."""
-    if isinstance(value, ast.Attribute):
-        return value.attr
-    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
-        return str(value.slice.value)
+    holder = value.value if isinstance(value, ast.Attribute | ast.Subscript) else None
+    if holder is not None and re.search("arg|flag|opt", source_text(holder), re.IGNORECASE):
+        if isinstance(value, ast.Attribute):
+            return value.attr
+        key = value.slice if isinstance(value, ast.Subscript) else None
+        return str(key.value) if isinstance(key, ast.Constant) else ""
     return value.id if isinstance(value, ast.Name) and value.id == "num_cores" else ""
 
 
