@@ -55,6 +55,14 @@ def test_the_run_folder_holds_everything(whole):
     assert "Done: 40 steps" in (run / "log.txt").read_text()
 
 
+def test_without_a_compiler_training_goes_on_uncompiled(tmp_path):
+    arguments = (*BASE, "--compile", "--max-steps", "2", "--results-dir", tmp_path / "run")
+    done = tpukit(*arguments, "--json", env={"CXX": "no-such-compiler"})
+    assert result(done)["compilations"] == 0
+    warnings = [line for line in done.stderr.splitlines() if "C++ compiler" in line]
+    assert len(warnings) == 1 and "no-such-compiler" in warnings[0]
+
+
 def test_the_log_tells_what_a_user_watches(whole):
     rows = metrics(whole[0])
     train = [row for row in rows if row["kind"] == "train"]

@@ -19,6 +19,7 @@ from torch.utils.data import default_collate
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps, ParameterGroup
+from tpukit.train.storage.state_dict import load_weights
 
 if TYPE_CHECKING:
     from tpukit.train.requests import EvaluationRequest, PredictionRequest
@@ -244,8 +245,6 @@ class Task(ABC):
     # -- a trained run ----------------------------------------------------------------------------
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model on the CPU with a run's weights, as `evaluate` and `predict` use it."""
-        from tpukit.train.storage.restore import load_weights
-
         model = self.build_model(ops)
         load_weights(model, weights, "the checkpoint")
         return model

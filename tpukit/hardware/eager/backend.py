@@ -7,6 +7,8 @@ accumulation, clipping, scaling and the learning rate are the step's own.
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -280,8 +282,22 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         collectives,
         parallelism,
         _update(precision, eager.device),
-        compiles=eager.compiles if options.compile is None else options.compile,
+        compiles=_can_compile(eager.compiles if options.compile is None else options.compile),
     )
+
+
+def _can_compile(wanted: bool) -> bool:
+    """Whether torch.compile is used; it needs the compiler that `$CXX` names, else g++."""
+    compiler = os.environ.get("CXX", "g++")
+    if wanted and shutil.which(compiler) is None:
+        print(
+            f"Warning: training is not compiled: there is no C++ compiler {compiler!r};"
+            " install g++, or set CXX.",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    return wanted
 
 
 def _check_world(options: HardwareOptions, local_world: int) -> None:

@@ -57,7 +57,7 @@ from tpukit.tasks.summarize.model.weights import (
 )
 from tpukit.tasks.summarize.settings import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
-from tpukit.train.storage.restore import load_weights
+from tpukit.train.storage.state_dict import load_weights
 from tpukit.train.task import (
     BatchPlan,
     Datasets,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 
-from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import Learner, build_learner
 from tpukit.train.storage.checkpoint import Checkpoint
+from tpukit.train.storage.state_dict import load_weights
 from tpukit.train.task import Datasets, Task
 
 MASK_63 = 2**63 - 1
@@ -55,31 +54,3 @@ def load_learner(
     if len(checkpoint.state.random) == backend.world_size:
         backend.load_state({"random": checkpoint.state.random[backend.rank]})
     return learner
-
-
-def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Loads whole weights strictly. Raises CheckpointError naming what does not fit."""
-    own = {**dict(model.named_parameters()), **_persistent_buffers(model)}
-    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    wrong = [
-        f"{name} is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & weights.keys())
-        if weights[name].shape != own[name].shape
-    ]
-    problems = [f"lacks {name}" for name in missing[:1]]
-    problems += [f"has an unknown {name}" for name in extra[:1]]
-    problems += wrong[:1]
-    if problems:
-        count = len(missing) + len(extra) + len(wrong)
-        raise CheckpointError(
-            f"{source} does not fit this model: it {'; '.join(problems)} ({count} differences).",
-            "Use the task and the size it was trained with.",
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
-
-
-def _persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    kept = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
