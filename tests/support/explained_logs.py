@@ -10,9 +10,9 @@ from tpukit.probe.logs.log_text import clean_lines
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 KEY_ERROR = """Traceback (most recent call last):
-  File "/work/train.py", line 40, in <module>
+  File "/code/train.py", line 40, in <module>
     main()
-  File "/work/train.py", line 31, in main
+  File "/code/train.py", line 31, in main
     loss = step(batch["labels"])
            ~~~~~^^^^^^^^^^
   File "/usr/lib/python3.12/site-packages/datasets/row.py", line 9, in __getitem__

@@ -331,7 +331,7 @@ LOGS = {
     "launched-command-failed": TB
     + "subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' returned non-zero exit status 1.",
     "unpickled-name-missing": TB
-    + "AttributeError: Can't get attribute 'Net' on <module '__main__' from '/work/test.py'>",
+    + "AttributeError: Can't get attribute 'Net' on <module '__main__' from '/code/test.py'>",
     "network-failed": TB + "requests.exceptions.ReadTimeout: the server did not answer",
     "none-where-a-value-is-expected": TB
     + "AttributeError: 'NoneType' object has no attribute 'shape'",

@@ -15,7 +15,7 @@ def test_unknown_exception_beside_a_cascade_is_the_cause(text):
     first = explained(text)[0]
     assert (first.role, first.text) == ("cause", "KeyError: 'labels'")
     assert "`KeyError: 'labels'`" in first.cause
-    assert 'Raised at /work/train.py, line 31: `loss = step(batch["labels"])`' in first.cause
+    assert 'Raised at /code/train.py, line 31: `loss = step(batch["labels"])`' in first.cause
     assert causes(text) == ["key-missing"]
 
 
@@ -43,7 +43,7 @@ def test_an_exception_of_an_unknown_class():
 def test_a_text_of_the_table_beats_the_class_and_names_the_line():
     known = explained(KEY_ERROR.replace("KeyError: 'labels'", OOM))
     assert [e.id for e in known] == ["cuda-oom"]
-    assert "Raised at /work/train.py, line 31" in known[0].cause
+    assert "Raised at /code/train.py, line 31" in known[0].cause
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_failures_without_a_traceback(log, id):
      "/a/b.py:3: UserWarning: frob is odd\n  warn(x)", "Traceback (most recent call last):",
      "MeanSquaredError: 0.31", "error: 0.1234 accuracy 0.9", "optim.Adam: lr 3", "MaxIteration: 9",
      "Raises:\n    ValueError: If x is negative.\nKeyError: when it is missing",
-     '  File "/work/a.py", line 3, in f\n    x()\nEpoch: three'],
+     '  File "/code/a.py", line 3, in f\n    x()\nEpoch: three'],
 )  # fmt: skip
 def test_what_is_not_a_failure(log):
     assert causes(log) == []
@@ -182,7 +182,7 @@ def test_names_that_torch_xla_lacks(name, id):
 
 def test_end_of_input_is_a_damaged_file_or_a_failed_parent():
     spawn = 'Traceback (most recent call last):\n  File "/usr/lib/python3.12/multiprocessing/spawn.py", line 1, in _main\n    self = reduction.pickle.load(from_parent)\nEOFError: Ran out of input\n'
-    load = 'Traceback (most recent call last):\n  File "/work/a.py", line 1, in f\n    x = torch.load(path)\nEOFError: Ran out of input\n'
+    load = 'Traceback (most recent call last):\n  File "/code/a.py", line 1, in f\n    x = torch.load(path)\nEOFError: Ran out of input\n'
     assert causes(spawn) == []
     assert causes(load) == ["torch-file-damaged"]
     pickled = "AttributeError: Can't pickle local object 'f.<locals>.g'\n"

@@ -41,7 +41,7 @@ def test_a_quotation_is_not_an_error(text):
         "!!! ERROR during execution: CUDA out of memory. Tried to allocate 2.00 GiB",
         "2026-11-20 10:00:00,123 - trainer - ERROR - when saving: CUDA out of memory. Tried to allocate",
         '{"error": "CUDA out of memory. Tried to allocate 2.00 GiB"}',
-        "/work/train.py:12: RuntimeError: CUDA out of memory. Tried to allocate",
+        "/code/train.py:12: RuntimeError: CUDA out of memory. Tried to allocate",
         "train.py:12: CUDA out of memory. Tried to allocate",
         "../kernels/loss.cu:12: CUDA out of memory. Tried to allocate",
         "12345678 CUDA out of memory. Tried to allocate",
