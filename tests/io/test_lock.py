@@ -33,7 +33,8 @@ def holder(path):
     return process
 
 
-def test_a_second_process_is_refused_and_the_owner_named_until_it_is_killed(tmp_path):
+def test_a_second_process_is_refused_and_the_owner_named_until_it_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "DYING_SECONDS", 0.1)
     process = holder(tmp_path / ".lock")
     try:
         with pytest.raises(LockedError) as caught, exclusive(tmp_path / ".lock"):
@@ -65,8 +66,16 @@ def test_the_children_of_a_killed_owner_are_waited_for(orphaned):
         assert path.with_name(".lock.owner").read_text() == str(os.getpid())
 
 
+def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path):
+    """As a run whose terminal closes: for a moment it is alive and holds the lock."""
+    process = holder(tmp_path / ".lock")
+    threading.Timer(0.5, process.kill).start()
+    with exclusive(tmp_path / ".lock"):
+        assert process.wait()
+
+
 def test_children_that_do_not_end_are_not_waited_for_forever(orphaned, monkeypatch):
-    monkeypatch.setattr(lock, "ORPHANS_SECONDS", 0.3)
+    monkeypatch.setattr(lock, "DYING_SECONDS", 0.3)
     started = time.monotonic()
     with pytest.raises(LockedError), exclusive(orphaned[0]):
         pass

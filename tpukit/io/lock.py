@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ORPHANS_SECONDS = 10.0
-"""How long to wait for the children of an owner that was killed: they still hold its lock."""
+DYING_SECONDS = 5.0
+"""How long an owner that is about to end (its terminal closed, its children outlive it for a
+moment) is waited for."""
 POLL_SECONDS = 0.05
 
 
@@ -27,8 +28,8 @@ def exclusive(
 ) -> Iterator[None]:
     """Holds the lock file `path`.
 
-    wait: wait as long as another process holds it, after one call of `on_wait`. Without it, only
-    for the children of an owner that is dead.
+    wait: wait as long as another process holds it, after one call of `on_wait`. Without it, a few
+    seconds: an owner may be about to end.
 
     Raises:
         LockedError: another process holds it (without `wait`).
@@ -40,14 +41,13 @@ def exclusive(
     lock = FileLock(path)
     owner_file = path.with_name(f"{path.name}.owner")
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=0 if wait else DYING_SECONDS, poll_interval=POLL_SECONDS)
     except Timeout:
-        if wait:
-            if on_wait is not None:
-                on_wait()
-            lock.acquire(poll_interval=POLL_SECONDS)
-        else:
-            _wait_for_orphans(lock, owner_file)
+        if not wait:
+            raise LockedError(path, _owner(owner_file)) from None
+        if on_wait is not None:
+            on_wait()
+        lock.acquire(poll_interval=POLL_SECONDS)
     try:
         owner_file.write_text(str(os.getpid()))
         yield
@@ -56,32 +56,8 @@ def exclusive(
         lock.release()
 
 
-def _wait_for_orphans(lock: object, owner_file: Path) -> None:
-    from filelock import FileLock, Timeout
-
-    assert isinstance(lock, FileLock)
-    deadline = time.monotonic() + ORPHANS_SECONDS
-    while True:
-        owner = _owner(owner_file)
-        if owner is None or _is_alive(owner) or time.monotonic() > deadline:
-            raise LockedError(Path(lock.lock_file), owner)
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=POLL_SECONDS, poll_interval=POLL_SECONDS)
-            return
-
-
 def _owner(file: Path) -> int | None:
     try:
         return int(file.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

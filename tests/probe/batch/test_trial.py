@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import pytest
 
-from tpukit.hardware.launch.child import Death
+from tpukit.errors import JobError
+from tpukit.hardware.launch.child import Child, Death
 from tpukit.io.units import GIB
-from tpukit.probe.batch.evaluators import crash_place, last_message
-from tpukit.probe.batch.trial import Trial
+from tpukit.probe.batch.evaluators import CompilerEvaluator, crash_place, last_message
+from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest
 from tpukit.probe.compiler.hlo import requested_and_limit
+from tpukit.probe.compiler.targets import find_target
+from tpukit.train.config import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -90,3 +94,18 @@ def test_a_crash_names_the_models_line_and_the_last_message():
     assert (place.path, place.line) == ("/home/user/model.py", 7)
     assert last_message(CRASH) == "Aborting: bad shape"
     assert crash_place("no stack") is None
+
+
+@pytest.mark.plan
+def test_a_compiler_that_is_killed_is_no_batch_too_large():
+    """It runs on this machine: what the system kills says nothing about the TPU's memory."""
+    nothing = TaskSource("none:none", {})
+    with CompilerEvaluator(nothing, TrainConfig(), find_target("v5e-8"), None) as evaluator:
+        evaluator._children = {n: Child({}, ("-c", SLEEPING)) for n in (0, 1)}
+        threading.Timer(0.5, evaluator._children[1]._process.kill).start()
+        with pytest.raises(JobError, match="batch 8: .* ended by SIGKILL") as caught:
+            evaluator.evaluate_together([TrialRequest(4), TrialRequest(8)])
+    assert caught.value.id == "compiler-killed" and "dmesg" in caught.value.hint
+
+
+SLEEPING = "import time; time.sleep(300)"

@@ -145,6 +145,15 @@ class Child:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child itself has ended; its own children may still keep its pipe open."""
+        return self._process.poll() is not None
+
+    def fileno(self) -> int:
+        """The pipe of the answers, for `select`."""
+        return self._answers
+
     def _read_line(self, deadline: float) -> bytes | None:
         """The next line of the answers; None when the child has ended or its time is up."""
         while b"\n" not in self._buffer:
@@ -152,12 +161,12 @@ class Child:
             if left <= 0:
                 return None
             # A forked grandchild keeps the pipe open: its end is not enough.
-            has_ended = self._process.poll() is not None
+            has_ended = self.has_ended
             wait = 0.0 if has_ended else min(left, SECONDS_BETWEEN_LOOKS)
             if not select.select([self._answers], [], [], wait)[0]:
                 if has_ended:
                     return None
-                self._shorten_output()
+                self.shorten_output()
                 continue
             chunk = os.read(self._answers, 1 << 20)
             if not chunk:
@@ -166,7 +175,8 @@ class Child:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def _shorten_output(self) -> None:
+    def shorten_output(self) -> None:
+        """Empties the file of its output where that has grown beyond all measure."""
         if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
             self._output.truncate(0)
 
@@ -206,3 +216,15 @@ class Child:
             os.close(self._answers)
             self._answers = -1
         self._output.close()
+
+
+def first_ready(children: Sequence[Child], deadline: float) -> Child:
+    """The first child that answers or ends; any of them once the time is up."""
+    while time.monotonic() < deadline:
+        answered, _, _ = select.select(children, [], [], SECONDS_BETWEEN_LOOKS)
+        ready = answered or [child for child in children if child.has_ended]
+        if ready:
+            return ready[0]
+        for child in children:
+            child.shorten_output()
+    return children[0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
 from tpukit.errors import JobError
-from tpukit.hardware.launch.child import Child, ChildDiedError, Death
+from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB
@@ -93,7 +94,15 @@ class ChildEvaluator:
                 self._children[place] = Child(self.environment, ("-m", MODULE))
                 self._children[place].send(dataclasses.asdict(self.setup))
             self._children[place].send(dataclasses.asdict(request))
-        return [self._receive(place, request, started) for place, request in enumerate(requests)]
+        waiting = dict(enumerate(requests))
+        trials: dict[int, Trial] = {}
+        while waiting:
+            # In the order in which they answer: the death of one must not wait for the others.
+            children = [self._children[place] for place in waiting]
+            ready = children.index(first_ready(children, started + self.seconds))
+            place = list(waiting)[ready]
+            trials[place] = self._receive(place, waiting.pop(place), started)
+        return [trials[place] for place in range(len(requests))]
 
     def _receive(self, place: int, request: TrialRequest, started: float) -> Trial:
         try:
@@ -110,7 +119,7 @@ class ChildEvaluator:
         """A batch that does not fit, if the child died of that."""
         limit = self.setup.config.memory_limit
         hung_at_first = death.return_code is None and self.fitted == 0
-        if hung_at_first or not death.is_out_of_memory(limited=limit is not None):
+        if hung_at_first or not self._shows_size(death):
             raise self._failure(request, death)
         return Trial(
             batch=request.batch,
@@ -120,6 +129,10 @@ class ChildEvaluator:
             error=death.describe(),
             accumulate=request.accumulate,
         )
+
+    def _shows_size(self, death: Death) -> bool:
+        """Whether a child died because its batch does not fit."""
+        return death.is_out_of_memory(limited=self.setup.config.memory_limit is not None)
 
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
         place = crash_place(death.output)
@@ -184,6 +197,20 @@ class CompilerEvaluator(ChildEvaluator):
         super().__init__(setup, target.devices, seconds or COMPILED_SECONDS)
         self.target = target
         self.environment = {**COMPILER_ENVIRONMENT, "CPU_NUM_DEVICES": str(target.devices)}
+
+    def _shows_size(self, death: Death) -> bool:
+        # The compiler says what does not fit; a kill is about this machine's memory.
+        return death.return_code is None
+
+    def _failure(self, request: TrialRequest, death: Death) -> JobError:
+        if death.return_code not in (-signal.SIGKILL, -signal.SIGTERM):
+            return super()._failure(request, death)
+        return JobError(
+            f"batch {request.batch}: the TPU compiler's process was {death.describe()}.",
+            "This machine may have run out of memory (see `dmesg`): close other programs and run "
+            "the same command again; what was compiled is kept.",
+            id="compiler-killed",
+        )
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         if not can_compile_two():
