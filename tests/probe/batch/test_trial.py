@@ -103,7 +103,7 @@ def test_a_compiler_that_is_killed_is_no_batch_too_large():
     with CompilerEvaluator(nothing, TrainConfig(), find_target("v5e-8"), None) as evaluator:
         evaluator._children = {n: Child({}, ("-c", SLEEPING)) for n in (0, 1)}
         threading.Timer(0.5, evaluator._children[1]._process.kill).start()
-        with pytest.raises(JobError, match="batch 8: .* ended by SIGKILL") as caught:
+        with pytest.raises(JobError, match=r"batch 8: .* ended by SIGKILL") as caught:
             evaluator.evaluate_together([TrialRequest(4), TrialRequest(8)])
     assert caught.value.id == "compiler-killed" and "dmesg" in caught.value.hint
 

@@ -73,8 +73,25 @@ class Trap:
         lambda path: torch.save({"weights": {}}, path),
         lambda path: torch.save([1, 2], path),
         lambda path: torch.save({"model": {"a": 1}}, path),
+        lambda path: torch.save({"model": {1: torch.zeros(1)}}, path),
+        lambda path: path.write_bytes(bytes([128, 2, 101, 46])),
+        lambda path: path.write_bytes(b"0."),
+        lambda path: path.write_bytes(b"]e."),
     ],
-    ids=["missing", "text", "empty", "pickle", "trap", "no-model", "list", "no-tensors"],
+    ids=[
+        "missing",
+        "text",
+        "empty",
+        "pickle",
+        "trap",
+        "no-model",
+        "list",
+        "no-tensors",
+        "integer-keys",
+        "unknown-opcode",
+        "empty-stack",
+        "no-mark",
+    ],
 )
 def test_anything_else_is_refused(tmp_path, write, capsys):
     path = tmp_path / "file.pt"

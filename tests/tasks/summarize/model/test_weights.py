@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -64,6 +65,52 @@ def test_logits_equal_transformers_both_ways(tmp_path, ops, shape, tokenizer):  
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back").eval()
     with torch.no_grad():
         assert (expected - again(tokens).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scale_attn_weights": False},
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+        {"n_inner": 128, "reorder_and_upcast_attn": True},
+    ],
+    ids=",".join,
+)
+def test_fields_that_change_the_arithmetic_are_honoured(tmp_path, ops, changed):  # type: ignore[no-untyped-def]
+    config = transformers.GPT2Config(
+        n_layer=3, n_head=2, n_embd=32, vocab_size=50, n_positions=20, initializer_range=0.5,
+        **changed,
+    )  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 50, (2, 20))
+    with torch.no_grad():
+        ours = load(read_pretrained(str(tmp_path)), ops)(tokens)
+        assert (theirs(tokens).logits - ours).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_inner", 100),
+        ("add_cross_attention", True),
+        ("tie_word_embeddings", False),
+        ("model_type", "gpt_neo"),
+        ("activation_function", "relu"),
+        ("quantization_config", {"bits": 4}),
+        ("n_layer", "two"),
+        ("n_head", 5),
+        ("rotary_base", 10000),
+    ],
+)
+def test_other_fields_are_refused_by_name(tmp_path, name, value):  # type: ignore[no-untyped-def]
+    written_by_transformers(tmp_path, SHAPES[0])
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, name: value}))
+    ours = {"n_layer": "layers", "n_head": "heads"}.get(name, name)
+    with pytest.raises(DataError, match=ours):
+        read_pretrained(str(tmp_path))
 
 
 def test_gradients_equal_transformers(tmp_path, ops):  # type: ignore[no-untyped-def]
@@ -159,12 +206,30 @@ def test_vocabulary_must_fit(tmp_path, tokenizer: Tokenizer):  # type: ignore[no
 def test_what_is_no_model_is_said(tmp_path):  # type: ignore[no-untyped-def]
     (tmp_path / "x.pt").write_bytes(b"nothing")
     for source, text in [
-        (str(tmp_path / "x.pt"), "nanoGPT"),
+        (str(tmp_path / "x.pt"), "cannot be read as tensors"),
         (str(tmp_path), "config.json"),
         ("./nowhere", "nothing there"),
     ]:
         with pytest.raises(DataError, match=text):
             read_pretrained(source)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ([1, 2], "a list"),
+        ({}, "an empty dict"),
+        (torch.zeros(2, 3), r"a tensor \(2, 3\)"),
+        ({"model": {1: torch.zeros(1)}, "model_args": {}}, r"model \(dict\), model_args"),
+        ({"model": "text", "model_args": 3}, r"model \(str\), model_args \(int\)"),
+        ({"model": {"a": 1.5}}, r"model \(dict\)"),
+    ],
+    ids=["list", "empty", "tensor", "integer-keys", "text", "no-tensors"],
+)
+def test_what_a_foreign_checkpoint_holds_is_said(tmp_path, content, found):  # type: ignore[no-untyped-def]
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(DataError, match=f"not a nanoGPT checkpoint: it holds .*{found}"):
+        read_pretrained(str(tmp_path / "x.pt"))
 
 
 def test_the_hub_without_a_network_says_what_to_bring(monkeypatch):  # type: ignore[no-untyped-def]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
+from tpukit.train.storage.foreign import describe, read_foreign, state_dict_of
 
 SHOWN = 3
 """Names shown of each kind of difference."""
@@ -26,24 +25,12 @@ class PublishedCheckpoint:
 
 def read_published(path: str | Path) -> PublishedCheckpoint:
     """Reads such a file. Raises CheckpointError for any other; nothing in it is executed."""
-    path = Path(path)
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
+    content = read_foreign(Path(path))
+    weights = state_dict_of(content, "model")
+    if weights is None:
         raise CheckpointError(
-            f"Checkpoint {path} does not exist.", "Check --checkpoint."
-        ) from error
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
-        raise CheckpointError(
-            f"Checkpoint {path} cannot be read as tensors alone: {_first_line(error)}",
-            "Download it again; a file that holds more than tensors is not loaded.",
-        ) from error
-    weights = content.get("model") if isinstance(content, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
-        found = ", ".join(map(str, list(content)[:SHOWN])) if isinstance(content, dict) else "none"
-        raise CheckpointError(
-            f"Checkpoint {path} has no `model` with a state dict; its keys: {found}.",
-            "Expected a dict with `model` and `epoch`, as the published code saves it.",
+            f"Checkpoint {path} is not one of the published code: it holds {describe(content)}.",
+            "Expected a dict with `model` (tensors by name) and `epoch`.",
         )
     epoch = content.get("epoch")
     return PublishedCheckpoint(weights, epoch if isinstance(epoch, int) else None)
@@ -95,7 +82,3 @@ def _listed(what: str, names: list[str]) -> str:
         return ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"it {what} {', '.join(names[:SHOWN])}{more}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -13,9 +13,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tpukit.errors import ConfigError, DataError
+from tpukit.errors import CheckpointError, ConfigError, DataError
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+from tpukit.tasks.summarize.model.transformers_config import (
+    WHAT_INIT_TAKES,
+    checked_shape,
+    fold_score_scales,
+    read_shape,
+)
+from tpukit.train.storage.foreign import describe, read_foreign, state_dict_of
 
 SIZES = {
     "gpt2": GPT2Config(12, 12, 768),
@@ -41,10 +48,6 @@ TOP_NAMES = {
     "norm.weight": "ln_f.weight",
     "norm.bias": "ln_f.bias",
 }
-WHAT_INIT_TAKES = (
-    "--init takes a Hugging Face directory (config.json, model.safetensors), a name on the hub, or"
-    " a nanoGPT checkpoint (.pt)."
-)
 
 
 @dataclass(frozen=True)
@@ -130,40 +133,20 @@ def _download(name: str) -> Path:
 
 
 def _from_directory(path: Path) -> Pretrained:
-    shape = _read_json(path / "config.json")
-    tensors = _read_safetensors(path)
+    fields = _read_json(path / "config.json")
+    config = read_shape(fields, path)
     # Some files have `transformer.` before every name.
-    plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    config = _hugging_face_config(shape, path)
-    return Pretrained(config, _rename(plain, path, config.layers, transposed=True), str(path))
-
-
-def _hugging_face_config(shape: Mapping[str, Any], path: Path) -> GPT2Config:
-    activation = shape.get("activation_function", "gelu_new")
-    try:
-        exact = {"gelu": True, "gelu_new": False, "gelu_pytorch_tanh": False}[activation]
-        return GPT2Config(
-            layers=shape["n_layer"],
-            heads=shape["n_head"],
-            width=shape["n_embd"],
-            vocabulary_size=shape["vocab_size"],
-            block_size=shape.get("n_positions") or shape["n_ctx"],
-            exact_gelu=exact,
-            norm_eps=shape.get("layer_norm_epsilon", 1e-5),
-        )
-    except KeyError as error:
-        raise DataError(
-            f"{path / 'config.json'} is not GPT-2's: {error.args[0]!r}"
-            + (
-                " is not one of its activations." if error.args[0] == activation else " is missing."
-            ),
-            WHAT_INIT_TAKES,
-        ) from error
+    plain = {n.removeprefix("transformer."): t for n, t in _read_safetensors(path).items()}
+    tensors = _rename(plain, path, config.layers, transposed=True)
+    fold_score_scales(tensors, fields, config)
+    return Pretrained(config, tensors, str(path))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}, expected an object")
         return content
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {path}: {error}.", WHAT_INIT_TAKES) from error
@@ -188,25 +171,31 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _from_nanogpt(path: Path) -> Pretrained:
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        shape, model = checkpoint["model_args"], checkpoint["model"]
-        config = GPT2Config(
-            layers=shape["n_layer"],
-            heads=shape["n_head"],
-            width=shape["n_embd"],
-            vocabulary_size=shape["vocab_size"],
-            block_size=shape["block_size"],
-            exact_gelu=True,
-        )
-    except Exception as error:
+        content = read_foreign(path)
+    except CheckpointError as error:
+        raise DataError(f"--init: {error.message}", WHAT_INIT_TAKES) from error
+    model, shape = state_dict_of(content, "model"), _nanogpt_shape(content)
+    if model is None or shape is None:
         raise DataError(
-            f"{path} is not a nanoGPT checkpoint: {type(error).__name__}: {error}.", WHAT_INIT_TAKES
-        ) from error
+            f"--init {path} is not a nanoGPT checkpoint: it holds {describe(content)}.",
+            WHAT_INIT_TAKES,
+        )
+    config = checked_shape(shape, path)
     plain = {
         name.removeprefix("_orig_mod.").removeprefix("transformer."): tensor.float()
         for name, tensor in model.items()
     }
     return Pretrained(config, _rename(plain, path, config.layers, transposed=False), str(path))
+
+
+def _nanogpt_shape(content: Any) -> dict[str, Any] | None:
+    """The fields of `GPT2Config` in nanoGPT's `model_args`; None where one is missing."""
+    arguments = content.get("model_args") if isinstance(content, dict) else None
+    names = {"layers": "n_layer", "heads": "n_head", "width": "n_embd",
+             "vocabulary_size": "vocab_size", "block_size": "block_size"}  # fmt: skip
+    if not isinstance(arguments, dict) or not set(names.values()) <= arguments.keys():
+        return None
+    return {**{ours: arguments[theirs] for ours, theirs in names.items()}, "exact_gelu": True}
 
 
 def _rename(
