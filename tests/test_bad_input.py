@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,8 +33,19 @@ def finished(tmp_path_factory):
         (["--set", "lr=fast"], ["--lr 'fast' is not a number"]),
         (["--lr", "-1", "--log-every", "0"], ["--lr -1.0", "--log-every 0"]),
         (["--epochs", "3"], ["--epochs and --max-steps"]),
-        (["--max-time", "soon"], ["invalid duration 'soon'", "8h30m"]),
-        (["--memory-limit", "some"], ["invalid amount of memory 'some'", "4GB"]),
+        (["--max-time", "soon"], ["--max-time: invalid duration 'soon'", "8h30m"]),
+        (["--max-time", ""], ["--max-time: invalid duration ''"]),
+        (["--memory-limit", "some"], ["--memory-limit: invalid amount of memory 'some'", "4GB"]),
+        (["--num-workers", "9" * 20], ["--num-workers", "[0, 1024]"]),
+        (["--max-steps", "9" * 20], ["--max-steps", "[1, 1000000000000]"]),
+        (["--lr", "inf"], ["--lr inf", "[0, 1000]"]),
+        (["--lr", "nan"], ["--lr nan", "[0, 1000]"]),
+        (["--set", "beta1=1"], ["--beta1 1", "[0, 1)"]),
+        (["--global-batch-size", str(2**63)], ["--global-batch-size", "[1, 2147483647]"]),
+        (["--master-port", "70000"], ["--master-port 70000", "[1, 65535]"]),
+        (["--results-dir", "x" * 300], ["--results-dir", "File name too long", "xxx...xxx"]),
+        (["--config", "http://host/run.toml"], ["--config", "http:/host/run.toml"]),
+        (["--config", "/dev/full"], ["--config", "not a regular file"]),
         (["--global-batch-size", "65"], ["larger than the training data (64 samples)"]),
         (["--global-batch-size", "10", "--accumulate", "4"], ["does not divide", "8 or 12"]),
         (["--set", "samples=0"], ["There is no sample."]),
@@ -99,6 +111,30 @@ def test_a_runs_own_config_is_a_config_file(tmp_path, finished):
     arguments = ["train", "--task", TINY, "--config", finished / "config.toml", "--json"]
     summary = result(tpukit(*arguments, "--results-dir", tmp_path / "run"))
     assert summary["steps"] == 4
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["flipped", "cut"])
+def test_a_damaged_config_is_not_used(tmp_path, finished, cut):
+    shutil.copytree(finished, tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    text = config.read_text()
+    config.write_text(text[: len(text) // 2] if cut else text.replace("max_steps", "max_stepz"))
+    told = failure(tpukit("test", "--run", tmp_path / "run", "--hw", "cpu"))
+    assert "config.toml is not what the run wrote" in told and "delete its first line" in told
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl", "checkpoints/best"])
+def test_a_file_of_the_run_that_is_a_folder_or_a_loop(tmp_path, finished, name):
+    shutil.copytree(finished, tmp_path / "run")
+    file = tmp_path / "run" / name
+    file.unlink()
+    file.mkdir()
+    arguments = [*BASE, "--results-dir", tmp_path / "run", "--max-steps", "6"]
+    told = failure(tpukit(*arguments))
+    assert f"{file} is not a file" in told and "Rename or remove it" in told
+    file.rmdir()
+    file.symlink_to(file)
+    assert f"{file} is not a file" in failure(tpukit(*arguments))
 
 
 def test_changed_arithmetic_names_the_fields(finished):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import re
 import signal
 import sys
+from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tpukit import __version__
-from tpukit.errors import TpukitError
+from tpukit.errors import TpukitError, UsageError
 
 # Newer typers carry their own click: its classes are reached through typer's public names.
 ClickUsageError: Any = typer.BadParameter.__mro__[1]
@@ -19,6 +22,9 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 SIGNAL_BASE = 128
 """A shell's exit code for an end by a signal is this plus its number."""
+
+NAME_MAX = 255
+"""Bytes that a name may have on most file systems."""
 
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
@@ -108,12 +114,17 @@ def run(arguments: list[str]) -> int:
     except TpukitError as error:
         if "--debug" in arguments:
             _print_traceback()
-        return _report(error.message, error.hint, error.id, error.exit_code, arguments)
+        message = error.message
+        if isinstance(error, UsageError):
+            message = _named(message, error.hint or "", arguments)
+        return _report(message, error.hint, error.id, error.exit_code, arguments)
     except Exception as error:
         if "--debug" in arguments:
             _print_traceback()
         message, hint, error_id = _explain(error)
-        return _report(message, hint, error_id, 1, arguments)
+        named = _named(message, "", arguments) if isinstance(error, OSError) else message
+        # What concerns a file that was given is bad input.
+        return _report(named, hint, error_id, 1 if named == message else 2, arguments)
 
 
 def _report_usage(error: Any, arguments: list[str]) -> int:
@@ -137,10 +148,31 @@ def _report(
     return exit_code
 
 
+def _named(message: str, hint: str, arguments: list[str]) -> str:
+    """The message, beginning with the option whose file or folder it is about."""
+    pairs = [argument.split("=", 1) for argument in arguments if "=" in argument]
+    pairs += [list(pair) for pair in pairwise(arguments)]
+    for option, value in pairs:
+        is_path = "/" in value or bool(re.search(r"\.[a-z]\w*$", value)) or len(value) > NAME_MAX
+        if option.startswith("--") and is_path and not value.startswith("-"):
+            # A path is shown without double slashes: a URL loses one of its own.
+            shown = str(Path(value))
+            if shown in message:
+                message = message.replace(shown, _shortened(shown))
+                return message if option in f"{message} {hint}" else f"{option}: {message}"
+    return message
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= NAME_MAX else f"{path[:60]}...{path[-20:]}"
+
+
 def _explain(error: Exception) -> tuple[str, str | None, str]:
     """An unexpected exception in one line, with its cause and fix where the knowledge has them."""
     from tpukit.probe.logs.matching import explain_exception
 
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.strerror:
+        return f"{error.filename}: {error.strerror}.", "Name another path.", "file"
     text = " ".join(str(error).split()) or "no message"
     message = f"{type(error).__name__}: {text}"
     known = explain_exception(error)

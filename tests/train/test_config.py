@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args, get_type_hints
+
 import pytest
 
 from tpukit.errors import ConfigError
-from tpukit.train.config import preset_values, read_config_file, resolve
+from tpukit.train.config import RANGES, TrainConfig, preset_values, read_config_file, resolve
 
 
 def test_stronger_layers_win():
@@ -65,3 +67,11 @@ def test_config_files_that_cannot_be_used(tmp_path, content, expected):
         read_config_file(file)
     with pytest.raises(ConfigError, match="does not exist"):
         read_config_file(tmp_path / "other.toml")
+
+
+def test_every_number_has_a_range():
+    numbers = {
+        name for name, hint in get_type_hints(TrainConfig).items()
+        if {int, float} & {hint, *get_args(hint)}
+    }  # fmt: skip
+    assert numbers == RANGES.keys()

@@ -14,6 +14,7 @@ import typer
 from tpukit.commands.data_dialogues import dialogues
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import InterruptedRunError
+from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, LARGEST_SEED
 
 if TYPE_CHECKING:
     from tpukit.tasks.eit.simulation.generate_data import DatasetPlan
@@ -43,9 +44,16 @@ class Contrast(StrEnum):
 @app.command()
 def eit(
     out: Annotated[Path, typer.Option(help="Folder for train/, valid/, test/.")] = Path("data"),
-    n: Annotated[int, typer.Option(help="Samples: 80 % train, 10 % valid, 10 % test.")] = (10_000),
-    seed: Annotated[int, typer.Option(help="Seed; a sample depends on it and its index.")] = 0,
-    start: Annotated[int, typer.Option(help="Index of the first sample.")] = 0,
+    n: Annotated[
+        int, typer.Option(max=LARGEST_BATCH, help="Samples: 80 % train, 10 % valid, 10 % test.")
+    ] = (10_000),
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=LARGEST_SEED, help="Seed; a sample depends on it and its index."),
+    ] = 0,
+    start: Annotated[
+        int, typer.Option(min=0, max=LARGEST_COUNT, help="Index of the first sample.")
+    ] = 0,
     labels: Annotated[
         Labels, typer.Option(help="classes: -1 resistive, +1 conductive; difference: sigma - 1.")
     ] = Labels.classes,
@@ -62,7 +70,7 @@ def eit(
         bool, typer.Option("--recon", help="Add Tikhonov and Gauss-Newton images (TR, xs_gn).")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes (all cores).")
+        int | None, typer.Option(min=1, max=1024, help="Worker processes (all cores).")
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,

@@ -8,14 +8,19 @@ from typing import Annotated
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.io.ranges import LARGEST_BATCH, LARGEST_SEED
 
 
 def dialogues(
     out: Annotated[
         Path, typer.Option(help="Folder for train.csv, test.csv, test_references.csv.")
     ] = Path("data"),
-    n: Annotated[int, typer.Option(help="Rows; a tenth (at most 5000) for testing.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Seed; a row depends on it and its index.")] = 0,
+    n: Annotated[
+        int, typer.Option(max=LARGEST_BATCH, help="Rows; a tenth (at most 5000) for testing.")
+    ] = 20_000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed; a row depends on it and its index.")
+    ] = 0,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

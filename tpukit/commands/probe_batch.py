@@ -22,8 +22,8 @@ from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
+from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.train.config import flag
 
 if TYPE_CHECKING:
     from tpukit.probe.batch.evaluators import ChildEvaluator
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
+SEARCH_RANGES: Mapping[str, Range] = {
+    "start": BATCH,
+    "max": BATCH,
+    "multiple_of": BATCH,
+    "margin": DECAY,
+    "global_batch_size": BATCH,
+    "time_limit": Range(1, 30 * 86400, whole=False),
+}
 COMMAND_OPTIONS: Mapping[str, Any] = {"eit": NetworkOptions, "summarize": ModelOptions}
 """Settings of our tasks that have an option of their training command."""
 
@@ -112,11 +120,7 @@ def task_source(request: TrainingRequest) -> TaskSource:
 
 
 def _check_settings(settings: SearchSettings) -> None:
-    positive = {"--start": settings.start, "--max": settings.max,
-                "--multiple-of": settings.multiple_of}  # fmt: skip
-    problems = [f"{name} {n} must be at least 1." for name, n in positive.items() if n < 1]
-    if not 0 <= settings.margin < 1:
-        problems.append(f"--margin {settings.margin} must lie in [0, 1).")
+    problems = range_problems(vars(settings), SEARCH_RANGES)
     if settings.max < settings.multiple_of:
         problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
     if problems:

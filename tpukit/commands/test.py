@@ -16,6 +16,7 @@ from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.trained_run import TaskOptions, use_model
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
+from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, LARGEST_SEED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,15 +44,25 @@ class TestOptions:
     data_path: Annotated[
         Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
     ] = None
-    sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None
-    samples: Annotated[
-        int, typer.Option(min=1, help="EIT: images per measurement; their mean is evaluated.")
-    ] = 1
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N samples.")] = None
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Samples in a batch, over all devices.")
+    sampling_steps: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="EIT: DDIM steps (5).")
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0
+    samples: Annotated[
+        int,
+        typer.Option(
+            min=1, max=10**6, help="EIT: images per measurement; their mean is evaluated."
+        ),
+    ] = 1
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_COUNT, help="Only the first N samples.")
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", min=1, max=LARGEST_BATCH, help="Samples in a batch, over all devices."
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and pictures (in the run folder).")
     ] = None

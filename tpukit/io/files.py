@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,5 +74,15 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    with require_regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_regular(path: Path) -> Path:
+    """`path`. Raises OSError where it is missing, or a device, a pipe or a folder.
+
+    Reading a device may never end, and a pipe cannot be read twice.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path

@@ -14,6 +14,18 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.options import HardwareOptions
+from tpukit.io.files import require_regular
+from tpukit.io.ranges import (
+    BATCH,
+    COUNT,
+    DECAY,
+    FROM_ZERO,
+    LARGEST_COUNT,
+    SEED,
+    Range,
+    flag,
+    range_problems,
+)
 
 Schedule = Literal["constant", "linear", "cosine"]
 Config = TypeVar("Config", bound=HardwareOptions)
@@ -94,6 +106,31 @@ ARITHMETIC = (
 )
 """Fields that a resumed run must share with the run it goes on with."""
 
+RANGES: Mapping[str, Range] = {
+    "devices": Range(1, 4096),
+    "memory_limit": Range(1, 2**60),
+    "master_port": Range(1, 65535),
+    "global_batch_size": BATCH,
+    "epochs": COUNT,
+    "max_steps": COUNT,
+    "global_seed": SEED,
+    "log_every": COUNT,
+    "ckpt_every": COUNT,
+    "num_workers": Range(0, 1024),
+    "accumulate": BATCH,
+    "lr": FROM_ZERO,
+    "warmup_steps": Range(0, LARGEST_COUNT),
+    "final_lr_fraction": FROM_ZERO,
+    "clip_norm": Range(0, 1e9, whole=False),
+    "weight_decay": FROM_ZERO,
+    "beta1": DECAY,
+    "beta2": DECAY,
+    "ema_decay": DECAY,
+    "ema_every": COUNT,
+    "max_time": Range(1, 10 * 365 * 86400, whole=False),
+}
+"""What the numbers among the fields may be."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"log_every": 5},
     "safe": {"global_batch_size": 8, "num_workers": 2},
@@ -122,7 +159,7 @@ def read_config_file(path: str | Path) -> ConfigFile:
     """
     path = Path(path)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(require_regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"Config file {path} does not exist.", "Check --config.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -174,11 +211,6 @@ def build(config_class: type[Config], values: Mapping[str, Any]) -> Config:
 def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     """The config from its layers, the strongest first (options, file, preset, task defaults)."""
     return build(TrainConfig, merge(*layers))
-
-
-def flag(name: str) -> str:
-    """How a user writes the setting: `--global-batch-size`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _nearest_hint(
@@ -237,31 +269,8 @@ def _expected(hint: Any) -> str:
 
 
 def _value_problems(config: HardwareOptions) -> list[str]:
-    positive = ("global_batch_size", "log_every", "ckpt_every", "accumulate", "devices", "epochs",
-                "max_steps", "ema_every", "memory_limit", "max_time")  # fmt: skip
-    at_least_zero = (
-        "num_workers",
-        "warmup_steps",
-        "weight_decay",
-        "clip_norm",
-        "lr",
-        "global_seed",
-    )
-    problems = [
-        f"{flag(name)} {value} must be at least 1."
-        for name in positive
-        if (value := getattr(config, name, None)) is not None and value < 1
-    ]
-    problems += [
-        f"{flag(name)} {value} must not be negative."
-        for name in at_least_zero
-        if (value := getattr(config, name, None)) is not None and value < 0
-    ]
-    if not isinstance(config, TrainConfig):
-        return problems
-    if config.ema_decay is not None and not 0 <= config.ema_decay < 1:
-        problems.append(f"ema_decay = {config.ema_decay} must lie in [0, 1).")
-    if config.epochs is not None and config.max_steps is not None:
+    problems = range_problems(vars(config), RANGES)
+    if isinstance(config, TrainConfig) and None not in (config.epochs, config.max_steps):
         problems.append("--epochs and --max-steps were both given: give one.")
     return problems
 

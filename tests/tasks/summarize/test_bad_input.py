@@ -10,10 +10,12 @@ import pytest
 from runs import environment, failure, result, tpukit
 
 from tpukit import cli
-from tpukit.errors import UsageError
+from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.summarize.data.csv_file import read_rows
 from tpukit.tasks.summarize.evaluation.prediction import _open_journal
 from tpukit.tasks.summarize.evaluation.submission import require_writable
+from tpukit.tasks.summarize.generation.decoding import Decoding
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
          "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",
@@ -71,6 +73,8 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
         (["--init", "./nowhere"], "nothing there"),
         (["--lora-rank", "4", "--set", "lora_targets=wte"], "not a matrix"),
         (["--set", "bukets=3"], "Did you mean buckets?"),
+        (["--set", "block_size=long"], "block_size 'long' is not a whole number in [32, 1048576]"),
+        (["--set", "dropout=1"], "dropout 1 is not a number in [0, 1)"),
         (["--global-batch-size", "64"], "larger than the training data"),
     ],
 )
@@ -103,6 +107,27 @@ def test_predicting_with_a_run_that_is_missing_or_anothers(tmp_path: Path, capsy
     (tmp_path / "empty").mkdir()
     code, told = predict(tmp_path, "--run", tmp_path / "empty", capsys=capsys)
     assert code == 2 and "no config.toml" in told
+
+
+def test_a_device_is_no_file_to_read() -> None:
+    """Reading it would never end."""
+    with pytest.raises(DataError, match="/dev/full: not a regular file"):
+        next(read_rows(Path("/dev/full"), summaries=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("temperature", float("nan"), r"\(0, 1000\]"),
+        ("temperature", 0.0, r"\(0, 1000\]"),
+        ("top_p", float("inf"), r"\(0, 1\]"),
+        ("num_beams", 2**63, r"\[1, 1024\]"),
+        ("max_new_tokens", 10**20, r"\[1, 1048576\]"),
+    ],
+)
+def test_decoding_out_of_range(name, value, allowed) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} .* in {allowed}"):
+        Decoding(**{name: value}).check()
 
 
 def test_a_run_of_another_task(tmp_path: Path) -> None:

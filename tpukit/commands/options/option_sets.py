@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin,
 
 import typer
 
+from tpukit.errors import ConfigError
 from tpukit.io.units import parse_bytes, parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -84,6 +85,8 @@ def _parameter(name: str, hint: Any, text: str, default: Any, panel: str) -> ins
     if kind is bool and default is not False:
         names = [f"{flag}/--no-{flag[2:]}"]
     parser, metavar = PARSERS.get(name, (None, None))
+    if parser is not None:
+        parser = _naming(flag, parser)
     option = typer.Option(*names, rich_help_panel=panel, help=text, parser=parser, metavar=metavar)
     return inspect.Parameter(
         name,
@@ -91,6 +94,18 @@ def _parameter(name: str, hint: Any, text: str, default: Any, panel: str) -> ins
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _naming(flag: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The parser, its errors beginning with the option."""
+
+    def parse(text: str) -> Any:
+        try:
+            return parser(text)
+        except ConfigError as error:
+            raise ConfigError(f"{flag}: {error.message}", error.hint) from error
+
+    return parse
 
 
 def with_option_sets(command: Command) -> Command:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
+from tpukit.io.ranges import Range, range_problems
 from tpukit.tasks.eit.data.dataset import data_normalisation, existing_data_path, open_split
 from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.data.ridge_regression import fit_images
@@ -81,10 +82,9 @@ class EITConfig:
                 f"Unknown size {self.size!r}; there are {', '.join(TRAINING)}.",
                 f"Did you mean {close[0]}?" if close else None,
             )
-        if not 1 <= self.sampling_steps <= DiffusionConfig.steps:
-            raise ConfigError(
-                f"sampling_steps = {self.sampling_steps} must lie in 1..{DiffusionConfig.steps}."
-            )
+        steps = {"sampling_steps": Range(1, DiffusionConfig.steps)}
+        if problems := range_problems(vars(self), steps):
+            raise ConfigError(problems[0])
 
     @property
     def network(self) -> NetworkConfig:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import AdamSettings
+from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems
 from tpukit.tasks.summarize.model.lora import LoraConfig, parse_targets
 from tpukit.tasks.summarize.model.weights import SIZES
 from tpukit.train.task import Preset, TrainingDefaults
@@ -75,19 +76,11 @@ class SummarizeConfig:
 
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""
-        problems = []
+        problems = range_problems(vars(self), RANGES, str)
         if self.loss not in ("lean", "reference"):
-            problems.append(f"loss {self.loss!r} is neither lean nor reference")
-        if not 0 <= self.valid_fraction < 1:
-            problems.append(f"valid_fraction {self.valid_fraction} is not in [0, 1)")
-        if self.block_size < 32:
-            problems.append(f"block_size {self.block_size} is under 32")
-        if self.buckets < 1:
-            problems.append(f"buckets {self.buckets} is under 1")
-        if self.vocabulary_size < 300:
-            problems.append(f"vocabulary_size {self.vocabulary_size} is under 300")
+            problems.append(f"loss {self.loss!r} is neither lean nor reference.")
         if problems:
-            raise ConfigError(f"{'; '.join(problems)}.", "`summarize-train --help` lists values.")
+            raise ConfigError(" ".join(problems), "`summarize-train --help` lists values.")
 
     @property
     def from_scratch(self) -> bool:
@@ -99,6 +92,21 @@ class SummarizeConfig:
             return None
         return LoraConfig(self.lora_rank, self.lora_alpha, parse_targets(self.lora_targets))
 
+
+RANGES: Mapping[str, Range] = {
+    "valid_fraction": DECAY,
+    "split_seed": SEED,
+    "block_size": Range(32, 2**20),
+    "vocabulary_size": Range(300, 2**20),
+    "buckets": Range(1, 1024),
+    "dropout": DECAY,
+    "lora_rank": Range(0, 2**16),
+    "lora_alpha": Range(0, 1e6, whole=False, includes_low=False),
+    "score_samples": Range(0, LARGEST_COUNT),
+    "max_new_tokens": Range(1, 2**20),
+    "generation_slots": Range(1, 2**16),
+}
+"""What the numbers among the settings may be."""
 
 PRESETS: Mapping[str, Preset] = {
     "quick": Preset(

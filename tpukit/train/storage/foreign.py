@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tpukit.errors import CheckpointError
+from tpukit.io.files import require_regular
 
 SHOWN = 3
 """Entries shown of what a file holds."""
@@ -24,7 +25,7 @@ def read_foreign(path: Path) -> Any:
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # about the pickle's protocol
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(require_regular(path), map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"Checkpoint {path} does not exist.", "Check the path.") from error
     except Exception as error:  # a damaged pickle raises whatever its first bad byte leads to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -23,6 +24,7 @@ from tpukit.train.storage.checkpoint import (
     read_pointer,
 )
 
+SUM_LINE = "# SHA-256 of the lines below: "
 VERSIONED = ("tpukit", "torch", "torch_xla", "libtpu", "jax", "accelerate", "timm", "numpy")
 
 
@@ -61,6 +63,15 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise _unusable(self.path, error) from error
+        files = [self.config, self.metrics, self.log, self.lock, self.path / "loss.png"]
+        files += [self.checkpoints / name for name in ("latest", "best")]
+        for file in files:
+            if os.path.lexists(file) and not file.is_file():
+                raise UsageError(
+                    f"{file} is not a file, and the run writes one there.",
+                    "Rename or remove it, or choose another folder with --results-dir.",
+                    id="run-folder",
+                )
 
     def remove_if_unused(self) -> None:
         """Removes what `create` made, where no run began in it (bad data, say)."""
@@ -125,13 +136,18 @@ def versions() -> dict[str, str]:
 
 
 def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes `config.toml`: one table after the other, None left out."""
+    """Writes `config.toml`: one table after the other, None left out; its SHA-256 on top."""
     lines = ["# Everything that was decided; `--config` takes this file.", ""]
     for table, values in tables.items():
         lines.append(f"[{table}]")
         lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
         lines.append("")
-    write_file(folder.config, "\n".join(lines).encode())
+    text = "\n".join(lines)
+    write_file(folder.config, f"{SUM_LINE}{_sum_of_text(text)}\n{text}".encode())
+
+
+def _sum_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _toml(value: Any) -> str:
@@ -146,9 +162,23 @@ def _toml(value: Any) -> str:
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
-    """The tables of a run's `config.toml`."""
+    """The tables of a run's `config.toml`.
+
+    Raises CheckpointError where it is missing, damaged, or not what the run wrote.
+    """
     try:
-        return tomllib.loads(folder.config.read_text(encoding="utf-8"))
+        text = folder.config.read_text(encoding="utf-8")
+        first, _, content = text.partition("\n")
+        if first.startswith("# SHA") and first != f"{SUM_LINE}{_sum_of_text(content)}":
+            raise CheckpointError(
+                f"{folder.config} is not what the run wrote: its SHA-256 is another one.",
+                "Undo the change; to use the file as it is, delete its first line.",
+            )
+        tables = tomllib.loads(text)
+        missing = [f"[{name}]" for name in ("train", "task") if name not in tables]
+        if missing:
+            raise CheckpointError(f"{folder.config} is damaged: it has no {', '.join(missing)}.")
+        return tables
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder.path} is not a run folder: it has no config.toml.",

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tpukit.errors import ConfigError, DataError, JobError, TpukitError
 from tpukit.io.files import write_file
+from tpukit.io.ranges import Range, range_problems
 from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.conditioning import VOLTAGES
 from tpukit.tasks.eit.data.normalisation import Normalisation, save_normalisation
@@ -105,6 +106,10 @@ def make_dataset(
     return {"samples": plan.samples, **counts, "made": made, "seconds": seconds}
 
 
+NOISE = {"noise": Range(0, 200, whole=False)}
+"""In dB."""
+
+
 def check_plan(plan: DatasetPlan) -> None:
     """Raises `ConfigError` for numbers out of range."""
     low, high = plan.settings.noise_db
@@ -114,6 +119,8 @@ def check_plan(plan: DatasetPlan) -> None:
         )
     if plan.first < 0 or plan.settings.seed < 0 or plan.settings.seed >= 2**64:
         raise ConfigError("--start and --seed must be 0 or more (and below 2**64).")
+    if problems := range_problems({"noise": low}, NOISE) + range_problems({"noise": high}, NOISE):
+        raise ConfigError(problems[0])
     if not low <= high:
         raise ConfigError(f"--noise {low:g}-{high:g}: the first must not exceed the second.")
     if not 1.0 <= plan.settings.electrode_degrees <= 20.0:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpukit.errors import DataError
-from tpukit.io.files import replacing
+from tpukit.io.files import replacing, require_regular
 
 KNOWN_COLUMNS = ("id", "dialogue", "summary")
 LARGEST_FIELD_BYTES = 64 * 2**20
@@ -85,7 +85,9 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Each record with the line it starts on; blank lines are passed over."""
     csv.field_size_limit(LARGEST_FIELD_BYTES)
     try:
-        with path.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        with require_regular(path).open(
+            "r", encoding="utf-8-sig", errors="surrogateescape", newline=""
+        ) as file:
             reader = csv.reader(file, strict=True)
             start, number = 1, 0
             try:

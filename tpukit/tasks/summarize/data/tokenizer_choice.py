@@ -12,7 +12,7 @@ import tiktoken
 
 from tpukit.errors import DataError
 from tpukit.io.cache import cache_folder
-from tpukit.io.files import write_file
+from tpukit.io.files import require_regular, write_file
 from tpukit.io.lock import exclusive
 from tpukit.tasks.summarize.data.csv_file import read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
@@ -55,7 +55,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
     try:
-        content = path.read_bytes()
+        content = require_regular(path).read_bytes()
     except OSError as error:
         raise DataError(
             f"No tokenizer at {path}: {error.strerror}.",

@@ -6,13 +6,14 @@ random numbers are one of (seed, prompt): a chunk's tokens are the same whenever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from tpukit.errors import ConfigError
+from tpukit.io.ranges import SEED, Range, range_problems
 from tpukit.tasks.summarize.data.buckets import choose_lengths
 
 Array = np.ndarray[Any, Any]
@@ -48,23 +49,23 @@ class Decoding:
 
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""
-        problems = []
-        if self.max_new_tokens < 1:
-            problems.append(f"--max-new-tokens is {self.max_new_tokens}")
-        if self.temperature <= 0:
-            problems.append(f"--temperature is {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            problems.append(f"--top-p is {self.top_p}")
-        if self.top_k < 0 or self.num_beams < 1:
-            problems.append(f"--top-k is {self.top_k}, --num-beams {self.num_beams}")
+        problems = range_problems(vars(self), RANGES)
         if self.do_sample and self.num_beams > 1:
-            problems.append("--do-sample and --num-beams are both given")
+            problems.append("--do-sample and --num-beams are both given.")
         if problems:
-            raise ConfigError(
-                f"{'; '.join(problems)}.",
-                "Temperature and token counts are positive, top-p lies in (0, 1], and beams are"
-                " not drawn.",
-            )
+            raise ConfigError(" ".join(problems), "`tpukit predict --help` lists the options.")
+
+
+RANGES: Mapping[str, Range] = {
+    "max_new_tokens": Range(1, 2**20),
+    "temperature": Range(0, 1000, whole=False, includes_low=False),
+    "top_k": Range(0, 2**31 - 1),
+    "top_p": Range(0, 1, whole=False, includes_low=False),
+    "num_beams": Range(1, 1024),
+    "length_penalty": Range(-100, 100, whole=False),
+    "seed": SEED,
+}
+"""What the numbers among the fields may be."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def fold_score_scales(
 
 
 def checked_shape(shape: Mapping[str, Any], path: Path) -> GPT2Config:
-    """Raises `DataError` where a size is no positive whole number."""
+    """Raises `DataError` where a size is not a positive whole number."""
     sizes = {name: shape[name] for name in ("layers", "heads", "width", "vocabulary_size",
                                             "block_size")}  # fmt: skip
     bad = [n for n, v in sizes.items() if not isinstance(v, int) or isinstance(v, bool) or v < 1]

@@ -1,0 +1,63 @@
+"""Ranges that numbers given by users must lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LARGEST_COUNT = 10**12
+LARGEST_BATCH = 2**31 - 1
+LARGEST_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval of numbers; NaN lies in none."""
+
+    low: float
+    high: float
+    whole: bool = True
+    """Whole numbers only."""
+    includes_low: bool = True
+    includes_high: bool = True
+
+    def __contains__(self, value: object) -> bool:
+        kinds = (int,) if self.whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            return False
+        above = self.low < value or (self.includes_low and value == self.low)
+        below = value < self.high or (self.includes_high and value == self.high)
+        return above and below
+
+    def __str__(self) -> str:
+        ends = "[" if self.includes_low else "(", "]" if self.includes_high else ")"
+        return f"{ends[0]}{self.low}, {self.high}{ends[1]}"
+
+    def problem(self, name: str, value: Any) -> str:
+        """`--lr inf is not a number in [0, 1000].`"""
+        kind = "whole number" if self.whole else "number"
+        return f"{name} {value!r} is not a {kind} in {self}."
+
+
+COUNT = Range(1, LARGEST_COUNT)
+BATCH = Range(1, LARGEST_BATCH)
+SEED = Range(0, LARGEST_SEED)
+FROM_ZERO = Range(0, 1000, whole=False)
+DECAY = Range(0, 1, whole=False, includes_high=False)
+
+
+def flag(name: str) -> str:
+    """How a user writes the setting: `--global-batch-size`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def range_problems(
+    values: Mapping[str, Any], ranges: Mapping[str, Range], name: Callable[[str], str] = flag
+) -> list[str]:
+    """A sentence for each value outside its range; None was not given."""
+    return [
+        allowed.problem(name(field), values[field])
+        for field, allowed in ranges.items()
+        if values.get(field) is not None and values[field] not in allowed
+    ]
