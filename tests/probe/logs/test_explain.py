@@ -146,10 +146,11 @@ def test_unknown_error_is_named(tmp_path):
 
 def test_line_that_only_looks_like_an_error_is_suspected(tmp_path):
     path = tmp_path / "log"
-    path.write_text("fine\nthe frobnicator failed with code 3\n")
+    counts = "failed cases 0 of 500\nerror: 0\n[INFO] 3 files failed"
+    path.write_text(f"{counts}\nthe frobnicator failed with code 3\n")
     log = explain(path)
     assert log.explanations == []
-    assert [line.number for line in log.unknown] == [2]
+    assert [line.number for line in log.unknown] == [4]
 
 
 def test_notebook_and_kaggle_log(tmp_path):

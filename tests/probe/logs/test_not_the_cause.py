@@ -52,6 +52,14 @@ def test_an_error_that_looks_like_a_quotation(text):
     assert causes(text) == ["cuda-oom"]
 
 
+def test_information_of_nccl_names_no_cause():
+    missing = (
+        "Plugin load (libx.so): libx.so: cannot open shared object file: No such file or directory"
+    )
+    assert causes(f"host:81:90 [0] NCCL INFO NET/Plugin : {missing}") == []
+    assert causes(f"host:81:90 [0] NCCL WARN NET/Plugin : {missing}") == ["shared-library-missing"]
+
+
 # -- what a run survived ----------------------------------------------------------------------------
 @pytest.mark.parametrize("error", [OOM, KEY_ERROR])
 def test_a_run_that_went_on_has_no_cause(error):

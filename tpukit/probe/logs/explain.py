@@ -27,6 +27,7 @@ _JSON_TEXTS = ("data", "log", "message", "msg", "text", "textPayload", "MESSAGE"
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)\b(?::|$)"
     r"|(?i:\b(?:fatal|error|failed|failure|abort(?:ed)?|segmentation fault|core dumped)\b)"
+    r"(?!(?: \w+)?[:= ]+0\b)"
 )
 
 
@@ -89,7 +90,8 @@ class _Suspects:
 
     def look(self, lines: Sequence[Line]) -> None:
         if len(self.lines) < self.most:
-            hits = (line for line in lines if _ERROR_LINE.search(line.text[:500]))
+            loud = (line for line in lines if line.level != "I")
+            hits = (line for line in loud if _ERROR_LINE.search(line.text[:500]))
             self.lines += [line for _, line in zip(range(self.most), hits, strict=False)]
             del self.lines[self.most :]
 

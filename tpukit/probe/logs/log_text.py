@@ -25,7 +25,7 @@ _PREFIX = re.compile(
     r"|(?:\d+ )?[\w./-]+\.(?:cc|cpp|cu|py|h):\d+\]"
     r"|\[(?:rank|Rank|RANK|default|worker|node|local_rank|GPU|TPU)[ _:]?\d+\]:?"
     r"|\[\d{1,3}\](?:<std(?:err|out)>)?:|\[\d+,\d+\]<std(?:err|out)>:"
-    r"|\((?:pid=|\w+ pid=)\d+[^)]{0,60}\)"
+    r"|\((?:pid=|\w+ pid=)\d+[^)]{0,60}\)|[\w.-]+:\d+:\d+ \[-?\d+\] NCCL INFO(?=\s)"
     r"|(?:rank|Rank|worker|node)[-_ ]?\d+[|:](?=\s)|\d{1,3}:(?=\s)"
     r"|[\w.-]{1,40}[-_]\d+\s+\|(?=\s)"
     r"|\[?" + _LEVEL + r"\]?:(?:[\w.]+:)?(?=\s|\w)"
