@@ -18,6 +18,7 @@ from tpukit.probe.lint.source import Module
 from tpukit.probe.lint.variables import WRITERS, only_set, variable_row, variables_set
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
+_TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 
 
 def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFinding]:
@@ -72,14 +73,14 @@ class _Finder:
         del self.guarding[before:]
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
-        kind = type(node)
-        if isinstance(node, ast.Name | ast.Attribute):
+        if isinstance(node, ast.Name):
             if type(node.ctx) is ast.Load:
                 self._use(node, scope)
-            if kind is ast.Name:
-                return
-        elif kind is ast.Call:
-            assert isinstance(node, ast.Call)
+            return
+        if isinstance(node, ast.Attribute):
+            if type(node.ctx) is ast.Load:
+                self._use(node, scope)
+        elif isinstance(node, ast.Call):
             self._calls[id(node.func)] = node
             self._call(node, scope)
             self._getattr(node, scope)
@@ -91,7 +92,7 @@ class _Finder:
             self._environment_item(node, scope)
         if isinstance(node, ast.Try):
             self._try(node, scope)
-        elif isinstance(node, ast.If | ast.IfExp | ast.BoolOp):
+        elif isinstance(node, _TESTS):
             # Also `hasattr(xm, "x") and xm.x()`.
             test = node.values[0] if isinstance(node, ast.BoolOp) else node.test
             with self._guarded(Condition(self._guards, test, scope)):

@@ -15,6 +15,13 @@ from typing import TypeGuard
 _MOST_STEPS = 12
 """Limit for aliases of aliases, so that a cycle ends."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
+_PLAIN_TEXTS = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping)
+_DECLARATIONS = (ast.Global, ast.Nonlocal)
+_FOLLOWED = (ast.Name, ast.Attribute, ast.Call)
+_EXPRESSIONS = (ast.Attribute, ast.Call, ast.Expr, ast.Subscript, ast.keyword, ast.BinOp, ast.If)
+"""The most frequent nodes that bind nothing themselves."""
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -132,13 +139,17 @@ class Names:
             self._collect(child, scope)
 
     def _collect(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            self.followed.update(_bind_import(node, scope))
-        elif isinstance(node, ast.Name):
+        if isinstance(node, ast.Name):
             if not isinstance(node.ctx, ast.Load):
                 scope.bind(node.id, Binding())
+        elif isinstance(node, _EXPRESSIONS):
+            self._collect_body(node, scope)
+        elif isinstance(node, _ASSIGNMENTS):
+            self._collect_assignment(node, scope)
         elif isinstance(node, _FUNCTIONS):
             self._collect_function(node, scope)
+        elif isinstance(node, _IMPORTS):
+            self.followed.update(_bind_import(node, scope))
         elif isinstance(node, ast.ClassDef):
             scope.bind(node.name, Binding())
             self.scopes[node] = Scope(scope, is_class=True)
@@ -149,10 +160,8 @@ class Names:
         elif isinstance(node, _COMPREHENSIONS):
             self.scopes[node] = Scope(scope)
             self._collect_body(node, self.scopes[node])
-        elif isinstance(node, ast.Global | ast.Nonlocal):
+        elif isinstance(node, _DECLARATIONS):
             scope.outer.update(node.names)
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
-            self._collect_assignment(node, scope)
         else:
             self._bind_others(node, scope)
             self._collect_body(node, scope)
@@ -160,9 +169,7 @@ class Names:
     def _bind_others(self, node: ast.AST, scope: Scope) -> None:
         """Names that are plain texts in the tree: `except E as name`, patterns of `match`."""
         name = getattr(node, "name", None) or getattr(node, "rest", None)
-        if isinstance(name, str) and isinstance(
-            node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping
-        ):
+        if isinstance(name, str) and isinstance(node, _PLAIN_TEXTS):
             scope.bind(name, Binding())
 
     def _collect_assignment(
@@ -172,7 +179,7 @@ class Names:
         value = node.value
         if value is not None:
             self._collect(value, scope)
-        followed = value if isinstance(value, ast.Name | ast.Attribute | ast.Call) else None
+        followed = value if isinstance(value, _FOLLOWED) else None
         for target in targets:
             if isinstance(target, ast.Name):
                 scope.bind(target.id, Binding(value=followed))

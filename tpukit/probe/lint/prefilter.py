@@ -10,18 +10,29 @@ from functools import cache
 from tpukit.knowledge.calls import OldCall, call_table, old_calls
 
 _WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
+_BETWEEN_WORDS = bytes(
+    byte if byte > 127 or bytes([byte]) in _WORD else ord(" ") for byte in range(256)
+)
 
 
 def may_concern(data: bytes) -> bool:
     """Whether a file may contain a finding: most files need not be parsed."""
+    # Source inside a text (a notebook's, say) writes its newlines so.
+    data = data.replace(b"\\n", b"\n")
     if may_hold_habits(data):
         return True
     variables = _words_without_import()
+    words = _words(data)
     return any(
-        any(sign.is_in(data) for sign in signs)
-        for package, signs in _signs_by_package().items()
-        if package in data and (package.decode() in variables or imports(data, package))
+        any(sign.is_in(data, words) for sign in signs)
+        for package, (parts, signs) in _signs_by_package().items()
+        if parts <= words and (package.decode() in variables or imports(data, package))
     )
+
+
+def _words(data: bytes) -> frozenset[bytes]:
+    """Every word that occurs; many tests of one set take less time than searches in the file."""
+    return frozenset(data.translate(_BETWEEN_WORDS).split())
 
 
 @cache
@@ -57,28 +68,65 @@ def imports(data: bytes, package: bytes) -> bool:
 class Sign:
     """What a file contains if it uses some row; tested in this order, the fastest first."""
 
-    word: bytes
+    words: frozenset[bytes]
+    """All of these must occur: one, but for a name with dots."""
     beside: frozenset[bytes]
     """One of these must occur too (the functions of a keyword); empty: no condition."""
-    forms: re.Pattern[bytes]
+    anywhere: re.Pattern[bytes] | None
+    """Forms without the word: with a module under another name it may be called anything."""
+    whole: re.Pattern[bytes]
+    """The word alone: `eig`, not `weight`."""
+    around: re.Pattern[bytes] | None
     """The forms in which the word may occur."""
 
-    def is_in(self, data: bytes) -> bool:
-        if self.word not in data or (self.beside and not any(b in data for b in self.beside)):
+    def is_in(self, data: bytes, words: frozenset[bytes]) -> bool:
+        """Whether a file that consists of these words has one of the forms."""
+        if not self.words <= words or (self.beside and not self.beside & words):
             return False
-        return self.forms.search(data) is not None
+        if self.anywhere is not None and self.anywhere.search(data):
+            return True
+        around = self.around
+        return around is not None and any(
+            around.search(data, _statement_start(data, match.start()), match.end() + _AFTER)
+            for match in self.whole.finditer(data)
+        )
+
+
+_AFTER = 80
+"""Characters after a word that its forms may look at."""
+
+
+def _statement_start(data: bytes, at: int) -> int:
+    """Where the line begins, or that of the bracket that is open there (a list of imports)."""
+    bracket = data.rfind(b"(", 0, at)
+    if bracket > data.rfind(b")", 0, at):
+        at = bracket
+    return data.rfind(b"\n", 0, at) + 1
 
 
 @dataclass
 class _Forms:
     """A sign under construction."""
 
+    anywhere: set[str] = field(default_factory=set)
+    around: set[str] = field(default_factory=set)
     beside: set[str] = field(default_factory=set)
-    forms: set[str] = field(default_factory=set)
+
+    def add(self, other: _Forms) -> None:
+        self.anywhere |= other.anywhere
+        self.around |= other.around
+        self.beside |= other.beside
+
+    def sign(self, word: str) -> Sign:
+        # With the word itself in front, the search jumps from one to the next.
+        whole = re.compile(rf"{re.escape(word)}(?!\w)(?<!\w{re.escape(word)})".encode())
+        beside = frozenset(b.encode() for b in self.beside)
+        words = _words(word.encode())
+        return Sign(words, beside, _pattern(self.anywhere), whole, _pattern(self.around))
 
 
 @cache
-def _signs_by_package() -> Mapping[bytes, Sequence[Sign]]:
+def _signs_by_package() -> Mapping[bytes, tuple[frozenset[bytes], Sequence[Sign]]]:
     """Package (or variable) -> what else a file that imports it (or names it) must contain."""
     signs: dict[str, dict[str, _Forms]] = {}
     for row in old_calls():
@@ -86,14 +134,12 @@ def _signs_by_package() -> Mapping[bytes, Sequence[Sign]]:
             whole = row.kind == "shell"
             words = signs.setdefault(name if whole else name.partition(".")[0], {})
             for word, forms in _signs(row, name).items():
-                sign = words.setdefault(word, _Forms())
-                sign.forms |= forms
-                sign.beside |= {name.rpartition(".")[2]} if word in row.keywords else set()
+                words.setdefault(word, _Forms()).add(forms)
     return {
-        package.encode(): [
-            Sign(word.encode(), frozenset(b.encode() for b in sign.beside), _pattern(sign.forms))
-            for word, sign in words.items()
-        ]
+        package.encode(): (
+            _words(package.encode()),
+            [forms.sign(word) for word, forms in words.items()],
+        )
         for package, words in signs.items()
     }
 
@@ -103,41 +149,43 @@ _SPECIFIC = 9
 follow its module's name, or stand in an import from it."""
 
 
-def _signs(row: OldCall, name: str) -> dict[str, set[str]]:
+def _signs(row: OldCall, name: str) -> dict[str, _Forms]:
     """Word -> the forms in which it occurs in a file that uses this name."""
-    if row.kind == "shell" or row.signs:
-        word = name if row.kind == "shell" else name.rpartition(".")[2]
-        return {word: set(row.signs) or {re.escape(name)}}
-    if row.keywords:
-        spawn = {"spawn": {r"\bspawn\s*\("}} if row.position is not None else {}
-        return {**{keyword: {rf"\b{keyword}\s*="} for keyword in row.keywords}, **spawn}
     parent, _, last = name.rpartition(".")
-    if not parent or row.kind == "module":
-        return {last: {rf"\b{re.escape(last)}\b"}}
-    if len(last) >= _SPECIFIC or "_" in last[1:-1]:
+    if row.kind == "shell" or row.signs:
+        word = name if row.kind == "shell" else last
+        return {word: _Forms(anywhere=set(row.signs) or {re.escape(name)})}
+    if row.keywords:
+        found = {
+            keyword: _Forms(around={rf"\b{keyword}\s*="}, beside={last})
+            for keyword in row.keywords
+        }
+        return found | ({"spawn": _Forms(around={r"\bspawn\s*\("})} if row.position is not None else {})
+    if not parent:
+        return {last: _Forms(around={rf"\b{re.escape(last)}\b"})}
+    if row.kind != "module" and (len(last) >= _SPECIFIC or "_" in last[1:-1]):
         # Called, or bound to another name.
         called = {rf"\b{last}\s*(?:\(|as\b)", rf"=\s*[\w.]*\b{last}\b"}
         is_call = row.kind == "call" and len(last) >= _SPECIFIC
-        return {last: called if is_call else {rf"\b{last}\b"}}
+        return {last: _Forms(around=called if is_call else {rf"\b{last}\b"})}
     return {last: _short_forms(parent, last)}
 
 
-def _short_forms(parent: str, last: str) -> set[str]:
+def _short_forms(parent: str, last: str) -> _Forms:
     """`module.last` under the module's common short names, and `from module import last`."""
     module = parent.rpartition(".")[2].rstrip("()")
     is_class = module[:1].isupper()
     short = r"\w+" if is_class else r"np|th|xm|xr|nn|init"
-    # Under another name it may be called anything.
-    renamed = rf"\b{module}\s+as\b" if is_class else rf"\b{module}\s+as\s+(?!(?:{short})\b)"
     source = re.escape(parent)
-    return {
-        renamed,
+    around = {
         rf"\b(?:{module}|{short})(?:\(\))?\.{last}\b",
         rf"\bgetattr\([^)]*[\"']{last}\b",
         rf"\bfrom\s+{source}\s+import\b[^\n(]*\b{last}\b",
         rf"\bfrom\s+{source}\s+import\s*\((?:[^)]*\b)?{last}\b",
     }
+    renamed = rf"{module}\s+as\b" if is_class else rf"{module}\s+as\s+(?!(?:{short})\b)"
+    return _Forms({renamed}, around)
 
 
-def _pattern(words: set[str]) -> re.Pattern[bytes]:
-    return re.compile("|".join(sorted(words)).encode())
+def _pattern(words: set[str]) -> re.Pattern[bytes] | None:
+    return re.compile("|".join(sorted(words)).encode()) if words else None

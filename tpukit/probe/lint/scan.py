@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,14 +107,32 @@ def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]
         data = read_bytes(Path(path))
         if not whole and not may_concern(data):
             return [], []
-        text, _ = decode_source(data)
-        if path.endswith(".ipynb"):
-            modules = notebook_modules(path, read_notebook(path, text))
-        else:
-            main = python_module(path, text)
-            modules = [main, *embedded_modules(main)]
+        with _uncollected():
+            return _scan(path, data)
     except DataError as error:
         return [], [error.message]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which takes two thirds of the time that parsing takes: a syntax
+    tree is many objects, and none of them is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _scan(path: str, data: bytes) -> tuple[list[Finding], list[str]]:
+    text, _ = decode_source(data)
+    if path.endswith(".ipynb"):
+        modules = notebook_modules(path, read_notebook(path, text))
+    else:
+        main = python_module(path, text)
+        modules = [main, *embedded_modules(main)]
     found = [finding for module in modules for finding in module_findings(module)]
     return found, [note for module in modules for note in module.notes]
 

@@ -64,6 +64,17 @@ _EFFECTS = {
 """Habit -> what happens."""
 
 
+_LAUNCHES = {
+    "launch": "torch_xla.launch",
+    "spawn": "torch_xla.distributed.xla_multiprocessing.spawn",
+}
+_SYNCS = {"sync": "torch_xla.sync", "mark_step": "torch_xla.core.xla_model.mark_step"}
+_REDUCES = re.compile(
+    r"optimizer_step|reduce_gradients|all_reduce|DistributedDataParallel|FullyShardedDataParallel"
+    r"|DDP$|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator$"
+)
+
+
 def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
     """Habits of a parsed module."""
     assert module.tree is not None
@@ -166,10 +177,9 @@ class _Visitor:
     def _shapes(self, node: ast.Call, name: str) -> None:
         if name in _LOADERS:
             self._loader(node)
-        called = source_text(node.func)
         keyword = _keyword(node, "padding")
         padding = source_text(keyword) if keyword else ""
-        if padding in _PADS and re.search("token|pad", called, re.I):
+        if padding in _PADS and re.search("token|pad", called := source_text(node.func), re.I):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         if name == "torch.nn.utils.rnn.pad_sequence":
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
@@ -192,18 +202,12 @@ class _Visitor:
 def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
     """Several ranks, a plain `optimizer.step()` and a sync, but nothing that reduces gradients:
     `mark_step` does not."""
+    words = _words(tree)
+    if words.isdisjoint(_LAUNCHES) or words.isdisjoint(_SYNCS) or any(map(_REDUCES.search, words)):
+        return
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     meanings = {name for call in calls for name in _anywhere(call.func, names)}
-    launches = {
-        "torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn",
-    } & meanings  # fmt: skip
-    syncs = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"} & meanings
-    reduces = re.search(
-        r"optimizer_step|reduce_gradients|all_reduce|DistributedDataParallel|FullyShardedDataParallel"
-        r"|DDP\b|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator\b",
-        _words(tree),
-    )
-    if not launches or not syncs or reduces:
+    if meanings.isdisjoint(_LAUNCHES.values()) or meanings.isdisjoint(_SYNCS.values()):
         return
     for call in calls:
         if re.fullmatch(r".*opt\w*\.step", source_text(call.func), re.I) and not call.args:
@@ -215,11 +219,11 @@ def _count(tree: ast.AST, attribute: str) -> int:
     return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(tree))
 
 
-def _words(tree: ast.Module) -> str:
+def _words(tree: ast.Module) -> set[str]:
     """Every name that occurs in a module."""
     fields = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
     nodes = (node for node in ast.walk(tree) if type(node) in fields)
-    return " ".join({getattr(node, fields[type(node)]) for node in nodes})
+    return {part for node in nodes for part in getattr(node, fields[type(node)]).split(".")}
 
 
 def _anywhere(node: ast.expr, names: Names) -> list[str]:
