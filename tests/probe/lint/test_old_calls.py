@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import subprocess
 import sys
 
@@ -163,6 +164,20 @@ SPELLINGS = {
 }
 
 
+SHORT_NAMES = [
+    "import torch\ntorch.eig(a)",
+    "import torch as t\nt.eig(a)",
+    "from torch import eig\neig(a)",
+    "from torch import (\n    zeros,\n    eig,\n)\neig(a)",
+    "import torch\ngetattr(\n    torch, 'eig'\n)(a)",
+    "import torch\neigenvalues, _ = torch.eig(weight)",
+    "import timm.models\ntimm.models.layers.DropPath()",
+    "import timm.models as m\nm.layers.DropPath()",
+    "from timm.models import layers\nlayers.DropPath()",
+]
+"""Uses of names that are short, or parts of frequent words."""
+
+
 def ids(code: str) -> list[str]:
     module = python_module("x.py", code + "\n")
     assert module.tree is not None, module.notes
@@ -170,6 +185,17 @@ def ids(code: str) -> list[str]:
     # What is found must also get past the look that saves parsing most files.
     assert not found or may_concern(code.encode())
     return found
+
+
+@pytest.mark.parametrize("code", SHORT_NAMES)
+def test_a_short_name_is_found_in_every_spelling(code):
+    assert ids(code)
+    cell = {"cell_type": "code", "source": code}
+    assert may_concern(json.dumps({"cells": [cell]}).encode())
+
+
+def test_a_short_name_inside_words_is_not_worth_parsing():
+    assert not may_concern(b"import torch\nimport timm\nlayers = x.weight.eig_values(layers)")
 
 
 def test_every_row_has_its_case():

@@ -157,10 +157,11 @@ def _signs(row: OldCall, name: str) -> dict[str, _Forms]:
         return {word: _Forms(anywhere=set(row.signs) or {re.escape(name)})}
     if row.keywords:
         found = {
-            keyword: _Forms(around={rf"\b{keyword}\s*="}, beside={last})
-            for keyword in row.keywords
+            keyword: _Forms(around={rf"\b{keyword}\s*="}, beside={last}) for keyword in row.keywords
         }
-        return found | ({"spawn": _Forms(around={r"\bspawn\s*\("})} if row.position is not None else {})
+        if row.position is not None:
+            found["spawn"] = _Forms(around={r"\bspawn\s*\("})
+        return found
     if not parent:
         return {last: _Forms(around={rf"\b{re.escape(last)}\b"})}
     if row.kind != "module" and (len(last) >= _SPECIFIC or "_" in last[1:-1]):
