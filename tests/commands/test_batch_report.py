@@ -23,7 +23,7 @@ def recommendation() -> Recommendation:
     )  # fmt: skip
     over = Trial(21, False, 17 * GIB, 16 * GIB, effort="full", compiles=1, seconds=70.0)
     return Recommendation(
-        find_target("v5e-8"), {"libtpu": "0.0.21"}, 8, 20, 21, 20, 1, (fits, over), 150.0
+        find_target("v5e-8"), {"libtpu": "0.0.21"}, 8, 20, 21, True, 20, 1, (fits, over), 150.0
     )
 
 

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpukit.io.units import GIB
-from tpukit.probe.batch.search import Bracket, SearchSettings, search
+from tpukit.probe.batch.search import (
+    FILLED,
+    TOLERANCE,
+    Bracket,
+    SearchSettings,
+    search,
+    search_near,
+)
 from tpukit.probe.batch.trial import Trial
 
 
@@ -51,15 +58,16 @@ def assert_confirmed(curve: Curve, found: Bracket, sought: SearchSettings) -> No
     used=st.lists(st.integers(0, 40 * GIB), min_size=1, max_size=200),
     start=st.integers(1, 300),
     multiple=st.integers(1, 9),
-    stretch=st.sampled_from([1.0, 1.33]),
     reports=st.booleans(),
     fixed=st.integers(0, 20 * GIB),
 )
-def test_any_curve_ends_with_both_sides_tried(used, start, multiple, stretch, reports, fixed):
+def test_any_curve_ends_with_both_sides_tried(used, start, multiple, reports, fixed):
     used = used + [used[-1]] * max(0, multiple - len(used))
     sought = SearchSettings(start, len(used), multiple)
     curve = Curve(used, 16 * GIB, reports=reports, fixed=fixed)
-    assert_confirmed(curve, search(curve, sought, stretch=stretch), sought)
+    assert_confirmed(curve, search(curve, sought), sought)
+    curve.tried.clear()
+    assert_confirmed(curve, search_near(curve, sought, 0.0), sought)
 
 
 @settings(max_examples=300, deadline=None)
@@ -82,24 +90,53 @@ def test_curves_that_flatten_take_few_trials(fixed, slope, knee, flat, noise, st
     assert len(curve.tried) <= 24
 
 
-def test_gpt2_on_a_v5e_chip_takes_three_trials():
+def gpt2_on_a_v5e_chip() -> Curve:
     known = {4: 5.15, 8: 8.66, 12: 12.4, 16: 14.6, 18: 14.9, 20: 15.66, 21: 16.39, 22: 16.5}
     points = sorted(known)
     used = [int(known[min(points, key=lambda p: (abs(p - b), p))] * GIB) for b in range(1, 65)]
     used[20:] = [int((16.39 + 0.1 * ((b * 7) % 5)) * GIB) for b in range(21, 65)]
-    curve = Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB))
-    found = search(curve, SearchSettings(4, 64), stretch=1.33)
-    assert (found.low, found.high) == (20, 21)
-    assert curve.tried == [4, 20, 21]
+    return Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB))
 
 
-def test_settling_leaves_the_very_next_batch_to_a_better_trial():
-    curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
-    found = search(curve, SearchSettings(4, 200), stretch=1.33, settle=True)
-    assert found.low == 40
-    assert found.high is not None and found.high > 41
-    assert 41 not in curve.tried
-    assert len(curve.tried) == 3
+def test_gpt2_on_a_v5e_chip_takes_two_trials():
+    curve = gpt2_on_a_v5e_chip()
+    found = search_near(curve, SearchSettings(4, 64), TOLERANCE)
+    assert (found.low, found.high) == (20, None)
+    assert curve.tried == [4, 20]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    limit=st.floats(4, 1000),
+    fixed=st.floats(0.01, 0.5),
+    flattens=st.floats(0.75, 1.0),
+    farther=st.floats(1.0, 1.6),
+    excess=st.lists(st.floats(0.01, 0.1), min_size=5, max_size=5),
+)
+def test_a_compiler_that_recomputes_near_the_limit_takes_few_trials(
+    limit, fixed, flattens, farther, excess
+):
+    """Linear up to a share of the memory, then flat up to `farther` times the linear limit; what
+    does not fit requests a little more than there is, the same at any batch."""
+    knee = (flattens - fixed) / (1 - fixed) * limit
+    most = max(limit * farther, knee + 1e-6)
+
+    def share(batch: int) -> float:
+        if batch <= knee:
+            return fixed + (1 - fixed) * batch / limit
+        if batch <= most:
+            return flattens + (1 - flattens) * (batch - knee) / (most - knee)
+        return 1 + excess[batch % 5]
+
+    curve = Curve([int(16 * GIB * share(b)) for b in range(1, 2049)], 16 * GIB,
+                  fixed=int(16 * GIB * fixed))  # fmt: skip
+    found = search_near(curve, SearchSettings(4, 2048), TOLERANCE)
+    assert len(curve.tried) <= 6
+    assert curve.fits(found.low)
+    if found.trials[found.low].memory_share < FILLED:
+        assert found.high is not None
+        assert not curve.fits(found.high)
+        assert found.high - found.low <= max(1, TOLERANCE * found.low)
 
 
 def test_a_linear_model_is_found_at_once():

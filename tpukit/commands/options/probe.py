@@ -11,7 +11,8 @@ from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig
 
 TASK, SEARCH, HARDWARE = "Task", "Search", "Hardware"
-SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit")
+SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit",
+                 "exact")  # fmt: skip
 HARDWARE_FIELDS = ("hw", "devices", "precision", "shard", "memory_limit")
 
 SearchOptions = Annotated[Given, options_of(SearchSettings, {SEARCH: SEARCH_FIELDS})]

@@ -29,6 +29,8 @@ def as_fields(found: Recommendation, task: str, command: str) -> dict[str, Any]:
         "parameters": found.parameters,
         "largest_batch_per_device": found.largest,
         "largest_global_batch": found.largest * found.devices,
+        "smallest_failed_batch_per_device": found.smallest_failed,
+        "exact": found.exact,
         "recommended_batch_per_device": found.recommended,
         "recommended_global_batch": found.recommended_global_batch,
         "accumulate": found.accumulate,
@@ -121,18 +123,27 @@ def chart(found: Recommendation) -> Iterator[str]:
 
 def _summary(found: Recommendation) -> Iterator[str]:
     total = found.largest * found.devices
-    if found.next_failed is None:
-        yield f"Largest tried: {found.largest} a device ({total} in all); all that were tried fit."
+    largest = f"{found.largest} a device ({total} in all)"
+    if found.smallest_failed is None:
+        yield f"Largest tried: {largest}; all that were tried fit{_filled(found)}."
+    elif found.exact:
+        yield f"Largest: {largest}: it fits, and {found.smallest_failed} does not; both were tried."
     else:
         yield (
-            f"Largest: {found.largest} a device ({total} in all): it fits, and "
-            f"{found.next_failed} does not; both were tried."
+            f"Largest tried that fits: {largest}{_filled(found)}; {found.smallest_failed} does not "
+            "fit. --exact finds the last sample."
         )
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
         f"Recommended: {found.recommended} a device{steps} "
         f"(global batch size {found.recommended_global_batch})"
     )
+
+
+def _filled(found: Recommendation) -> str:
+    trial = found.trial_of(found.largest)
+    share = trial.memory_share if trial else 0.0
+    return f", with {share:.0%} of the memory" if share else ""
 
 
 def _details(found: Recommendation, chosen: Trial) -> Iterator[str]:

@@ -50,9 +50,6 @@ class Evaluator(Protocol):
     """Runs trials."""
 
     devices: int
-    stretch: float
-    """How far beyond the linear guess the search first jumps; above 1 where memory grows more
-    slowly near the limit."""
     target: Target | None
     versions: Mapping[str, str]
 
@@ -68,7 +65,6 @@ class Evaluator(Protocol):
 class ChildEvaluator:
     """Runs each trial in a child process, and classifies the death of a child."""
 
-    stretch = 1.0
     target: Target | None = None
     versions: Mapping[str, str]
     environment: Mapping[str, str]
@@ -185,8 +181,6 @@ class MeasuredEvaluator(ChildEvaluator):
 class CompilerEvaluator(ChildEvaluator):
     """Compiles the training step for a TPU; one process runs all trials until it dies."""
 
-    stretch = 1.33
-    """The compiler recomputes near the limit; GPT-2 fitted a third more than a line predicted."""
     crash_hint = TRACE_CRASH_HINT
 
     def __init__(

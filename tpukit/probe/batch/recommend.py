@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tpukit.errors import OutOfMemoryError
 from tpukit.probe.batch.evaluators import Evaluator
-from tpukit.probe.batch.search import Bracket, SearchSettings, search
+from tpukit.probe.batch.search import TOLERANCE, Bracket, SearchSettings, search, search_near
 from tpukit.probe.batch.trial import Trial, TrialRequest
 from tpukit.probe.compiler.roofline import estimate_step
 from tpukit.probe.compiler.targets import Target
@@ -20,6 +20,8 @@ WORTH_A_TRIAL = 0.75
 """If nothing tried within the margin is this large a part of the largest, one more is tried."""
 FAR_WITHIN = 0.5
 """Where a line does not lead to a batch within the margin: this part of the largest."""
+FAST_SETTING_BIAS = 0.02
+"""Part of the memory that the compiler's fast setting reports too little, mostly."""
 MOST_ACCUMULATIONS = 3
 """Numbers of gradient accumulation steps that are tried for a global batch size."""
 
@@ -32,8 +34,10 @@ class Recommendation:
     versions: Mapping[str, str]
     devices: int
     largest: int
-    next_failed: int | None
-    """None: every batch up to the maximum fits."""
+    smallest_failed: int | None
+    """The smallest batch that was tried and does not fit; None where all that were tried fit."""
+    exact: bool
+    """Whether `smallest_failed` is the batch after `largest`."""
     recommended: int
     accumulate: int
     """Steps that reach the global batch size with `recommended` samples a device."""
@@ -103,7 +107,8 @@ class Recommender:
             versions=self.evaluator.versions,
             devices=self.evaluator.devices,
             largest=found.low,
-            next_failed=found.high,
+            smallest_failed=found.high,
+            exact=found.high == found.low + self.settings.multiple_of,
             recommended=recommended,
             accumulate=accumulate,
             trials=tuple(self.trials),
@@ -113,25 +118,58 @@ class Recommender:
 
     # -- the largest ---------------------------------------------------------------------------
     def _search(self) -> Bracket:
-        settings = self.settings
+        settings, top = self.settings, self.settings.top
         if self.evaluator.target is None:
             return search(self._try, settings)
-        draft = self._draft()
+        if settings.start >= top and self._confirm(top, "the only batch, at full effort").fits:
+            return Bracket(low=top)
+        if settings.exact:
+            return self._search_exactly()
+        draft = search_near(self._try, settings, TOLERANCE)
+        if draft.low == 0:
+            return draft
+        batches = self._worth_confirming(draft)
+        trials = self._confirm_together(batches, "the largest, and one within the margin")
+        if not any(trial.fits for trial in trials):
+            start = int((1 - TOLERANCE) * min(batches)) or 1
+            search_near(self._confirm, replace(settings, start=start), TOLERANCE)
+        return self._bracket()
+
+    def _search_exactly(self) -> Bracket:
+        """The last batch that fits at full effort, and the next one, which does not."""
+        settings = self.settings
+        draft = search_near(self._try, settings, 0.0).low
         if draft == 0:
             return Bracket(high=settings.multiple_of)
         both = [b for b in (draft, draft + settings.multiple_of) if b <= settings.max]
-        self.run(
-            [TrialRequest(batch, effort="full") for batch in both],
-            "the largest and the next one, at the compiler's full effort",
-        )
+        self._confirm_together(both, "the largest and the next one")
         return search(self._confirm, replace(settings, start=draft))
 
-    def _draft(self) -> int:
-        """The largest batch by the compiler's fast setting; 0 if none fits."""
-        settings, top = self.settings, self.settings.top
-        if settings.start >= top and self._confirm(top, "the only batch, at full effort").fits:
-            return top
-        return search(self._try, settings, stretch=self.evaluator.stretch, settle=True).low
+    def _worth_confirming(self, draft: Bracket) -> list[int]:
+        """Batches for full effort by the fast setting's trials: the largest, with the fast
+        setting's bias left free, and one that leaves the margin too; the largest comes first."""
+        most, unit = draft.trials[draft.low], self.settings.multiple_of
+        fits = sorted((b, trial.used_bytes or 0) for b, trial in draft.trials.items() if trial.fits)
+        points = [(0, most.fixed_bytes or 0), *fits]
+        room = (most.limit_bytes or 0) * (1 - FAST_SETTING_BIAS)
+        largest = min(int(_batch_at(room, points)) // unit * unit or unit, draft.low)
+        # Memory grows more slowly near the limit: the line before it leads to less than there is.
+        before = [point for point in points if point[1] <= room * (1 - self.settings.margin)]
+        within = before if 1 < len(before) < len(points) else points
+        margin = self._rounded(_batch_at(room * (1 - self.settings.margin), within))
+        return sorted({largest, min(margin, largest)}, reverse=True)
+
+    def _bracket(self) -> Bracket:
+        """The largest batch that fits at full effort, and the smallest that failed above it."""
+        alone = [trial for trial in self.trials if trial.accumulate == 1]
+        low = max((t.batch for t in alone if t.fits and t.effort == "full"), default=0)
+        failed = [t.batch for t in alone if not t.fits and t.batch > low]
+        return Bracket(low=low, high=min(failed, default=None))
+
+    def _confirm_together(self, batches: Sequence[int], what: str) -> list[Trial]:
+        # Evaluation keeps nothing for a backward pass: beside training's memory one look is enough.
+        requests = [TrialRequest(b, effort="full", evaluate=b == min(batches)) for b in batches]
+        return self.run(requests, f"{what}, at the compiler's full effort")
 
     def _try(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch)], why)[0]
@@ -170,11 +208,20 @@ class Recommender:
             most = max(candidates, default=0)
             batch = guess(largest)
             if most < WORTH_A_TRIAL * largest and batch is not None and batch > most:
-                self._try(batch, f"leaves {margin} of the memory free")
+                self._thorough(batch, f"leaves {margin} of the memory free")
                 candidates = self._within_margin(largest)
-            if candidates:
-                return self._fastest(candidates), None
+            while candidates:
+                best = self._fastest(candidates)
+                if self._thorough(best, "the fastest within the margin").leaves_margin(
+                    self.settings.margin
+                ):
+                    return best, None
+                candidates = self._within_margin(largest)
         return largest, f"No batch that was tried leaves {margin} of the memory free."
+
+    def _thorough(self, batch: int, why: str) -> Trial:
+        """A trial as what is recommended deserves it: at the compiler's full effort."""
+        return self._try(batch, why) if self.evaluator.target is None else self._confirm(batch, why)
 
     def _fastest(self, candidates: Sequence[int]) -> int:
         speeds = {batch: self._speed(batch) for batch in candidates}
@@ -208,11 +255,15 @@ class Recommender:
         )
         if not used < room < most:
             return None
-        unit = self.settings.multiple_of
-        while unit * 16 <= largest and unit < 8:
-            unit *= 2
-        guess = int(low + (room - used) / (most - used) * (largest - low)) // unit * unit
+        guess = self._rounded(low + (room - used) / (most - used) * (largest - low))
         return guess if 0 < guess < largest and guess not in tried else None
+
+    def _rounded(self, batch: float) -> int:
+        """Down to a round number of the size of the batch, a multiple of what is wanted."""
+        unit = self.settings.multiple_of
+        while unit * 16 <= batch and unit < 8:
+            unit *= 2
+        return int(batch) // unit * unit or self.settings.multiple_of
 
     def _speed(self, batch: int) -> float:
         """Samples a second: measured, or estimated; 0 where neither is known."""
@@ -253,3 +304,14 @@ class Recommender:
             "device with more memory.",
             id="nothing-fits",
         )
+
+
+def _batch_at(room: float, points: Sequence[tuple[int, int]]) -> float:
+    """The batch that needs `room` bytes by a line through the two points nearest to it.
+
+    points: batches with their memory, ascending. Beyond them where all are within `room`; the last
+    batch where memory does not grow.
+    """
+    above = next((i for i, (_, used) in enumerate(points) if used > room), len(points) - 1)
+    (low, least), (high, most) = points[max(0, above - 1)], points[max(1, above)]
+    return low + (room - least) / (most - least) * (high - low) if most > least else high

@@ -20,6 +20,15 @@ SHARE_AFTER_A_WRONG_LINE = 0.8
 """Of the way to a guess that failed: a line to 228 through 65 was seen to be a tenth too far."""
 CLOSE = 8
 """Multiples: a bracket so narrow is halved."""
+COMPILER_STRETCH = 1.33
+"""The first jump of a search by the compiler, times the linear guess: it recomputes near the limit,
+and GPT-2 fitted a third more than a line predicted."""
+LEAST_GROWTH = 1.2
+"""Times the batch that fits: the next jumps of that search."""
+FILLED = 0.96
+"""Of the memory: a larger batch would be slower, if it fits at all."""
+TOLERANCE = 0.1
+"""Of the largest batch: how close a search by the compiler comes to it unless it is exact."""
 
 Reason = str
 TryBatch = Callable[[int, Reason], Trial]
@@ -45,6 +54,8 @@ class SearchSettings:
     """Find the gradient accumulation steps that reach this global batch size (default: none)."""
     time_limit: float | None = None
     """Longest time for a trial (default: 10m; 30m with --target)."""
+    exact: bool = False
+    """With --target, find the largest batch to the last sample (default: within 10 %)."""
 
     @property
     def top(self) -> int:
@@ -80,23 +91,15 @@ class Bracket:
         return self.high - self.low <= step
 
 
-def search(
-    try_batch: TryBatch, settings: SearchSettings, *, stretch: float = 1.0, settle: bool = False
-) -> Bracket:
+def search(try_batch: TryBatch, settings: SearchSettings) -> Bracket:
     """Tries batches until one fits and the next one (a multiple further on) does not.
 
     The result's `low` is the largest batch (0: none fits); its `high` the next one, None where
     `max` was reached.
-
-    stretch: how far beyond the linear guess the first jump goes.
-    settle: stop where the very next batch is due, for a search that goes on from there with more
-    thorough trials and tries that one anyway.
     """
     step, top = settings.multiple_of, settings.top
-    if top < step:
-        raise ValueError(f"max {settings.max} is below one multiple of {step}")
     bracket = Bracket()
-    batch, reason = min(max(settings.start // step * step, step), top), "the start"
+    batch, reason = _first(settings), "the start"
     jumps = 0
     while True:
         bracket.record(try_batch(batch, reason), step)
@@ -104,19 +107,65 @@ def search(
             return bracket
         jumps += 1
         if bracket.high is None:
-            batch, reason = _above(bracket, step, stretch if jumps == 1 else 1.0, jumps)
+            batch, reason = _above(bracket, step, jumps)
             batch = min(batch, top)
         else:
             batch, reason = _inside(bracket, step)
-        if settle and bracket.low and batch == bracket.low + step:
+
+
+def search_near(try_batch: TryBatch, settings: SearchSettings, tolerance: float) -> Bracket:
+    """Tries batches until the largest that fits is known to within a part `tolerance` of it.
+
+    For trials by the compiler: memory grows along a line at first, and more slowly near the limit.
+    Ends early where the memory is nearly full; `high` is None then, and where `max` was reached.
+    """
+    step, top = settings.multiple_of, settings.top
+    bracket = Bracket()
+    batch, reason = _first(settings), "the start"
+    while True:
+        bracket.record(try_batch(batch, reason), step)
+        low, high = bracket.low, bracket.high
+        filled = tolerance and low and bracket.trials[low].memory_share >= FILLED
+        if filled or low >= top:
             return bracket
+        if high is not None and high - low <= max(step, tolerance * low):
+            return bracket
+        guess, reason = _near(bracket, tolerance)
+        most = top if high is None else high - step
+        batch = min(max(_rounded(guess, step), low + step), most)
 
 
-def _above(bracket: Bracket, step: int, stretch: float, jumps: int) -> tuple[int, Reason]:
+def _first(settings: SearchSettings) -> int:
+    step, top = settings.multiple_of, settings.top
+    if top < step:
+        raise ValueError(f"max {settings.max} is below one multiple of {step}")
+    return min(max(settings.start // step * step, step), top)
+
+
+def _near(bracket: Bracket, tolerance: float) -> tuple[float, Reason]:
+    """The next batch of `search_near`."""
+    low, high = bracket.low, bracket.high
+    line = _linear_limit(bracket)
+    if high is None:
+        if line is None:
+            return 2 * low, "memory usage unknown: twice as much"
+        stretch = COMPILER_STRETCH if len(bracket.trials) == 1 else 1.0
+        guess = stretch * line
+        return max(guess, LEAST_GROWTH * low), "where memory reaches the limit by what was tried"
+    if low == 0:
+        crossing = _crossing(bracket, high)
+        return crossing or high / 2, f"{high} does not fit: scaled by what it requested"
+    between = f"between {low}, which fits, and {high}, which does not"
+    if _previous_fit(bracket) is None and line is not None and line * (1 + tolerance) < high:
+        return line, f"where a line reaches the limit, {between}"
+    return _middle(low, high), f"half way {between}"
+
+
+def _above(bracket: Bracket, step: int, jumps: int) -> tuple[int, Reason]:
     """The next batch where everything so far fits: as far as memory says, at least galloping."""
     low = bracket.low
     gallop = low + step * 2 ** max(jumps - 2, 0)
-    guess = _linear_limit(bracket, stretch)
+    guess = _linear_limit(bracket)
     if guess is None:
         return _rounded(max(2 * low, gallop), step), "memory usage unknown: twice as much"
     batch = _rounded(min(guess, FARTHEST_JUMP * low), step)
@@ -125,7 +174,7 @@ def _above(bracket: Bracket, step: int, stretch: float, jumps: int) -> tuple[int
     return batch, "where memory reaches the limit by what was tried"
 
 
-def _linear_limit(bracket: Bracket, stretch: float = 1.0) -> float | None:
+def _linear_limit(bracket: Bracket) -> float | None:
     """The batch at which a line through those that fit reaches the memory limit."""
     low = bracket.low
     trial = bracket.trials.get(low)
@@ -140,7 +189,7 @@ def _linear_limit(bracket: Bracket, stretch: float = 1.0) -> float | None:
         slope = line if line > slope / 2 else slope
     if slope <= 0:
         return None
-    return stretch * (low + (trial.limit_bytes - trial.used_bytes) / slope)
+    return low + (trial.limit_bytes - trial.used_bytes) / slope
 
 
 def _previous_fit(bracket: Bracket) -> int | None:

@@ -50,6 +50,8 @@ class TrialRequest:
     """Gradient accumulation steps."""
     effort: Effort = "fast"
     """How hard the TPU compiler optimizes; measured trials ignore it."""
+    evaluate: bool = True
+    """Compile the evaluation program too, at full effort."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,14 @@ class Trial:
             return "over"
         if self.used_bytes is None or not self.limit_bytes:
             return "fine"
-        share = self.used_bytes / self.limit_bytes
-        if share < 0.25:
+        if self.memory_share < 0.25:
             return "grow"
-        return "fine" if share <= 0.5 else "near"
+        return "fine" if self.memory_share <= 0.5 else "near"
+
+    @property
+    def memory_share(self) -> float:
+        """Memory usage as a part of the limit; 0 where one of them is unknown."""
+        return (self.used_bytes or 0) / self.limit_bytes if self.limit_bytes else 0.0
 
     def leaves_margin(self, margin: float) -> bool:
         """Whether this part of the limit stays free; unknown memory usage counts as so."""

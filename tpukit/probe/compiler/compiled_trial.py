@@ -106,7 +106,7 @@ class CompiledTrials:
         backend = open_tracing(precision, shard=self.config.shard, fused=fused)
         step = trace_step(self.task, self.config, backend, request.batch, request.accumulate)
         before = self.compiler.compiles
-        training, evaluation = self._compile(step, request.effort)
+        training, evaluation = self._compile(step, request)
         compiles = self.compiler.compiles - before
         trial = Trial(
             batch=request.batch,
@@ -123,14 +123,16 @@ class CompiledTrials:
             return self._refused(trial, step, refused)
         return self._compiled(trial, step, training, evaluation)
 
-    def _compile(self, step: TracedStep, effort: Effort) -> tuple[list[Compiled], list[Compiled]]:
+    def _compile(
+        self, step: TracedStep, request: TrialRequest
+    ) -> tuple[list[Compiled], list[Compiled]]:
         """The training programs; at full effort the evaluation program. Up to the first refusal."""
         training: list[Compiled] = []
         for program in step.training:
-            training.append(self.compiler.compile(program, effort))
+            training.append(self.compiler.compile(program, request.effort))
             if training[-1].report.refusal:
                 return training, []
-        if effort == "fast":
+        if request.effort == "fast" or not request.evaluate:
             return training, []
         evaluation = self.compiler.compile(step.evaluation, "fast")
         most = max(compiled.held for compiled in training)
