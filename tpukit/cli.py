@@ -111,17 +111,14 @@ def run(arguments: list[str]) -> int:
         return _report_usage(error, arguments)
     except (KeyboardInterrupt, typer.Abort):
         return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + signal.SIGINT, arguments)
-    except TpukitError as error:
-        if "--debug" in arguments:
-            _print_traceback()
-        message = error.message
-        if isinstance(error, UsageError):
-            message = _named(message, error.hint or "", arguments)
-        return _report(message, error.hint, error.id, error.exit_code, arguments)
     except Exception as error:
         if "--debug" in arguments:
             _print_traceback()
         message, hint, error_id = _explain(error)
+        if isinstance(error, UsageError):
+            message = _named(message, hint or "", arguments)
+        if isinstance(error, TpukitError):
+            return _report(message, hint, error_id, error.exit_code, arguments)
         named = _named(message, "", arguments) if isinstance(error, OSError) else message
         # What concerns a file that was given is bad input.
         return _report(named, hint, error_id, 1 if named == message else 2, arguments)
@@ -168,17 +165,29 @@ def _shortened(path: str) -> str:
 
 
 def _explain(error: Exception) -> tuple[str, str | None, str]:
-    """An unexpected exception in one line, with its cause and fix where the knowledge has them."""
-    from tpukit.probe.logs.matching import explain_exception
+    """Message, hint and id: tpukit's own error, or an unexpected one as the knowledge explains it.
 
-    if isinstance(error, OSError) and isinstance(error.filename, str) and error.strerror:
+    Of a user's own code the method and the line are named.
+    """
+    from tpukit.probe.logs.matching import explain_exception
+    from tpukit.train.mistakes.raised import cause_line, task_failure
+
+    failure = task_failure(error)
+    if failure is None and isinstance(error, TpukitError):
+        return error.message, error.hint, error.id
+    message, hint, error_id, file = cause_line(error), None, "unexpected", None
+    if failure is not None:
+        message, hint, error_id = failure.message, failure.hint, failure.id
+        file = failure.traceback_file
+    elif isinstance(error, OSError) and isinstance(error.filename, str) and error.strerror:
         return f"{error.filename}: {error.strerror}.", "Name another path.", "file"
-    text = " ".join(str(error).split()) or "no message"
-    message = f"{type(error).__name__}: {text}"
-    known = explain_exception(error)
-    if known is None:
-        return message, "Add --debug for the traceback.", "unexpected"
-    return message, f"{known.cause} {known.fix}", known.id
+    known = explain_exception(error) if hint is None else None
+    if known is not None:
+        hint, error_id = f"{known.cause} {known.fix}", known.id
+    if file is not None or hint is None:
+        place = f"The traceback is in {file}." if file else "Add --debug for the traceback."
+        hint = f"{hint} {place}" if hint else place
+    return message, hint, error_id
 
 
 def _print_traceback() -> None:

@@ -7,6 +7,7 @@ TpukitError                 message, hint, id; exit code 1
 │   ├── CheckpointError     a run folder or a checkpoint that cannot be used
 │   └── HardwareError       hardware that is missing or lacks what was requested
 ├── JobError                the job itself failed
+│   ├── TaskFailedError     a task's own code raised an exception
 │   ├── NonFiniteLossError  the loss became NaN or infinite
 │   └── OutOfMemoryError    the memory of the device, or the limit on it, is too small
 ├── CheckFailedError        a check of `doctor` failed
@@ -16,6 +17,8 @@ Library code raises; `tpukit.cli` alone prints and exits.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 class TpukitError(Exception):
@@ -69,6 +72,16 @@ class JobError(TpukitError):
     """The job itself failed."""
 
     default_id = "job"
+
+
+class TaskFailedError(JobError):
+    """A task's own code raised an exception; a note holds its traceback.
+
+    `traceback_file` is the run's log that has it too.
+    """
+
+    default_id = "task-failed"
+    traceback_file: Path | None = None
 
 
 class NonFiniteLossError(JobError):

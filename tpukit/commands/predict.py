@@ -99,6 +99,7 @@ def predict(
     The same command again goes on where a killed one stopped.
     """
     from tpukit.tasks.trained import open_trained
+    from tpukit.train.mistakes.returned import expect
     from tpukit.train.requests import PredictionRequest
 
     output = Output(as_json=as_json)
@@ -112,6 +113,7 @@ def predict(
     trained.task.check_prediction(request)
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        return trained.task.predict(model, backend, request, log)
+        method = trained.task.predict
+        return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
 
     use_model(trained, predicted, chosen, kind, output)

@@ -85,6 +85,7 @@ def test(
     debug: DebugOption = False,
 ) -> None:
     """Evaluate a trained run: metrics, baselines and pictures."""
+    from tpukit.train.mistakes.returned import expect
     from tpukit.train.requests import EvaluationRequest
 
     if run is not None and checkpoint is not None:
@@ -96,7 +97,8 @@ def test(
     request = EvaluationRequest(trained.run, checkpoint, **dataclasses.asdict(options))
 
     def evaluate(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        return trained.task.evaluate(model, backend, request, log)
+        method = trained.task.evaluate
+        return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
 
     use_model(trained, evaluate, chosen, kind, output)
 

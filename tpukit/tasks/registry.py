@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import ConfigError
+from tpukit.train.mistakes.raised import cause_line, place_of, task_failure
 from tpukit.train.task import Task
 
 BUILT_IN = {
     "eit": ("tpukit.tasks.eit.task", "EITTask"),
     "summarize": ("tpukit.tasks.summarize.task", "SummarizeTask"),
 }
+
+
+SIGNATURES = {
+    "build_model": "def build_model(self, ops): return MyModel()",
+    "datasets": "def datasets(self): return Datasets(train, valid)",
+    "loss": 'def loss(self, model, batch): return {"loss": ...}',
+}
+"""What every task must define, as an example."""
 
 
 def find_task(spec: str) -> type[Task]:
@@ -58,8 +67,10 @@ def _class_in_file(path: Path, name: str) -> type[Task]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        failure = task_failure(error)
         raise ConfigError(
-            f"--task: {path} cannot be imported: {type(error).__name__}: {error}.",
+            f"--task: {path} cannot be imported:"
+            f" {failure.message if failure else cause_line(error)}",
             f"`python {path}` shows the whole traceback.",
         ) from error
     found = getattr(module, name, None)
@@ -91,10 +102,28 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
         )
     if accepted is None or "data_path" in accepted:
         settings = {"data_path": data_path, **settings}
+    _require_methods(cls)
     try:
         return cls(**settings)
     except TypeError as error:
-        raise ConfigError(f"Task {cls.name!r} cannot be made: {error}.") from error
+        if (failure := task_failure(error)) is not None:
+            raise failure from error
+        raise ConfigError(
+            f"{place_of(cls)} cannot be made: {error}.",
+            "Each parameter of its `__init__` is a setting (`--set NAME=VALUE`): give it a default"
+            " value.",
+        ) from error
+
+
+def _require_methods(cls: type[Task]) -> None:
+    """Raises ConfigError where a class lacks methods that every task must define."""
+    missing = [name for name in SIGNATURES if name in getattr(cls, "__abstractmethods__", ())]
+    if missing:
+        raise ConfigError(
+            f"{place_of(cls)} does not define {', '.join(f'`{name}`' for name in missing)}.",
+            f"Add {'; '.join(f'`{SIGNATURES[name]}`' for name in missing)}.",
+            id="task-methods",
+        )
 
 
 def accepted_settings(cls: type[Task]) -> set[str] | None:

@@ -12,6 +12,7 @@ from torch import nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.registry import BUILT_IN, find_task, make_task
+from tpukit.train.mistakes.returned import expect
 from tpukit.train.storage.run_folder import TrainedRun, open_run
 from tpukit.train.task import Task
 
@@ -56,7 +57,9 @@ def open_trained(
         )
     data_path = str(run.train_config.get("data_path", "./data"))
     task = make_task(cls, {**run.task_config, **(settings or {})}, data_path)
-    return TrainedTask(task.restore(run.checkpoint.artifacts()), run)
+    restored = task.restore(run.checkpoint.artifacts())
+    expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
+    return TrainedTask(restored, run)
 
 
 def _recorded_spec(run: TrainedRun) -> str:

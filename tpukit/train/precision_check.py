@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Batch, Precision
+from tpukit.train.mistakes.returned import check_loss
 from tpukit.train.step import Learner, weighted_sums
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _loss_and_gradient(
         n: p for n, p in learner.backend.parameters(learner.model).items() if p.requires_grad
     }
     with learner.backend.autocast(precision):
-        outputs = learner.task.loss(learner.model, batch)
+        returned = learner.task.loss(learner.model, batch)
+    outputs = check_loss(returned, learner.task.loss, len(batch["mask"]))
     sums = weighted_sums(outputs, ["loss"], batch["mask"])
     loss = sums[1] / sums[0]
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

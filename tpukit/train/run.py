@@ -18,6 +18,8 @@ from tpukit.train.batch_size import split_batch
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.loader import LoaderSettings
+from tpukit.train.mistakes.host_reads import host_reads
+from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.step import Learner
@@ -25,8 +27,14 @@ from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
 from tpukit.train.storage.restore import load_learner
 from tpukit.train.storage.resume import claim_folder, find_checkpoint, require_same_arithmetic
 from tpukit.train.storage.run_folder import versions, write_config
-from tpukit.train.storage.run_log import RunLog, cut_metrics, draw_loss_curve, read_metrics
-from tpukit.train.task import PlanSettings, Task
+from tpukit.train.storage.run_log import (
+    RunLog,
+    cut_metrics,
+    draw_loss_curve,
+    read_metrics,
+    task_failures_kept,
+)
+from tpukit.train.task import Datasets, PlanSettings, Task
 
 
 def train_run(
@@ -41,11 +49,14 @@ def train_run(
     )
     log = log if backend.is_main else _log_nothing
     with ExitStack() as stack:
+        stack.enter_context(task_failures_kept(request.folder, backend.rank))
         stack.enter_context(listening(stop))
         claim_folder(request, backend, stack, log)
         checkpoint = find_checkpoint(request, backend, log)
         if checkpoint is not None:
-            request = replace(request, task=request.task.restore(checkpoint.artifacts()))
+            restored = request.task.restore(checkpoint.artifacts())
+            expect(restored, Task, request.task.restore, "a task (`self`)")  # type: ignore[type-abstract]
+            request = replace(request, task=restored)
         plan = plan_run(request, backend)
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
@@ -87,10 +98,14 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     task, config = request.task, request.config
     if not backend.is_main:
         backend.barrier()  # rank 0 builds caches, the others find them
-    datasets = task.datasets()
+    datasets = expect(
+        task.datasets(), Datasets, task.datasets, "Datasets(train, valid); valid may be None"
+    )
     if backend.is_main:
         backend.barrier()
-    samples = len(datasets.train)
+    samples = sample_count(datasets.train, "training", task.datasets)
+    if datasets.valid is not None:
+        sample_count(datasets.valid, "validation", task.datasets)
     if config.global_batch_size > samples:
         raise DataError(
             f"--global-batch-size {config.global_batch_size} is larger than the training data"
@@ -103,7 +118,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed
     )
-    batches = task.plan(datasets.train, settings)
+    batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
     return RunPlan(
         task=task,
@@ -207,6 +222,8 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     device = ", ".join(f"{name} {value}" for name, value in backend.describe().items())
     valid = len(plan.datasets.valid) if plan.datasets.valid else 0
     log.text(f"Running on: {device}")
+    for place in host_reads(plan.task.loss):
+        log.text(f"Warning: the loss reads a value at {place}: on a TPU each step waits for it.")
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     log.text(f"Data: {len(plan.datasets.train)} training, {valid} validation samples")
     log.text(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, Backend, Batch
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
+from tpukit.train.mistakes.raised import place_of
+from tpukit.train.mistakes.returned import check_loss
 from tpukit.train.task import Task
 
 MOST_SUMS = 16
@@ -97,8 +99,9 @@ class Learner:
     def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
         """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
         with self.backend.autocast():
-            outputs = self.task.loss(self.model, batch)
-        names = metric_names(outputs, known)
+            returned = self.task.loss(self.model, batch)
+        outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
+        names = metric_names(outputs, known, self.task.loss)
         return names, weighted_sums(outputs, names, batch["mask"])
 
     @torch.no_grad()
@@ -182,7 +185,9 @@ class Learner:
         }
 
 
-def metric_names(outputs: Mapping[str, Tensor], known: list[str]) -> list[str]:
+def metric_names(
+    outputs: Mapping[str, Tensor], known: list[str], method: Callable[..., object]
+) -> list[str]:
     """`loss` and the task's other entries, in the order of `known` where it is not empty.
 
     Raises UsageError where these are other entries than those of the micro-batch before: the sums
@@ -191,8 +196,8 @@ def metric_names(outputs: Mapping[str, Tensor], known: list[str]) -> list[str]:
     names = ["loss", *(name for name in outputs if name not in ("loss", "weight"))]
     if known and set(names) != set(known):
         raise UsageError(
-            f"the task's loss gave {', '.join(known)} for one micro-batch and {', '.join(names)}"
-            " for another.",
+            f"{place_of(method)} returned {', '.join(known)} for one micro-batch and"
+            f" {', '.join(names)} for another.",
             "Return the same keys from `loss` for every batch.",
             id="metric-names",
         )

@@ -19,6 +19,7 @@ from torch.utils.data import default_collate
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps, ParameterGroup
+from tpukit.train.mistakes.returned import why_not_stacked
 from tpukit.train.storage.state_dict import load_weights
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ class Preset:
     """The task's own options."""
 
 
+PROBED_STEPS = 100
+"""Steps of a plan that are searched for shapes of batches where a task gives no examples."""
+
 REMOVED_MEMBERS = {
     "artifacts": "return Datasets(train, valid, artifacts) from `datasets`",
     "restore_artifacts": "define `restore(artifacts)`, which returns a task that uses them",
@@ -224,11 +228,20 @@ class Task(ABC):
             )
 
     def example_batches(self, rows: int) -> list[Batch]:
-        """Synthetic host batches of each shape that training uses, the costliest first."""
-        raise UsageError(
-            f"task {self.name!r} has no `example_batches`.",
-            "Add `def example_batches(self, rows)` to the task class; docs/own_task.py has one.",
-        )
+        """Host batches of each shape that training uses, the costliest first.
+
+        By default one sample of the training data repeated, for each shape in the first steps of
+        the plan; override it to probe where the data is not at hand.
+        """
+        from tpukit.train.loader import MicroBatchData
+
+        data = self.datasets().train
+        plan = self.plan(data, PlanSettings(rows, rows, 1, seed=0))
+        steps = range(min(plan.steps_per_epoch(), PROBED_STEPS))
+        shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
+        made = MicroBatchData(self, data, seed=0)
+        batches = [made.filled(micro) for micro in shapes.values()]
+        return sorted(batches, key=lambda batch: -sum(t.numel() for t in batch.values()))
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""
@@ -295,10 +308,16 @@ class Task(ABC):
 
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
-    """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`."""
+    """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`.
+
+    Raises ValueError naming the entry in which two samples differ.
+    """
     filled = [dict(sample) for sample in (*samples, *([samples[-1]] * (rows - len(samples))))]
-    # In a DataLoader worker it stacks straight into shared memory.
-    batch: Batch = default_collate(filled)
+    try:
+        # In a DataLoader worker it stacks straight into shared memory.
+        batch: Batch = default_collate(filled)
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(why_not_stacked(samples)) from error
     mask = torch.zeros(rows)
     mask[: len(samples)] = 1.0
     return {**batch, "mask": mask}

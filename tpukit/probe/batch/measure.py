@@ -15,6 +15,7 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.train.config import TrainConfig
+from tpukit.train.mistakes.returned import check_examples
 from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.storage.restore import load_learner
@@ -97,7 +98,8 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     """This rank's part of a batch in each shape, the costliest first."""
     devices = backend.devices // backend.world_size
     rows = request.batch * devices
-    return task.probe_batches(PlanSettings(rows * request.accumulate, rows, devices, 0))
+    settings = PlanSettings(rows * request.accumulate, rows, devices, 0)
+    return check_examples(task.probe_batches(settings), task.example_batches)
 
 
 def _next(source: Iterator[Batch], count: int) -> list[Batch]:

@@ -29,6 +29,7 @@ from tpukit.io.process import die_with_parent
 from tpukit.probe.batch.trial import Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.compiler.source_map import model_frame
+from tpukit.train.mistakes.raised import task_failure
 
 if TYPE_CHECKING:
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
@@ -120,16 +121,23 @@ class TrialRunner:
 def _error_fields(error: Exception, request: TrialRequest) -> dict[str, Any]:
     """An error as JSON; one that is not tpukit's own is the task's."""
     if not isinstance(error, TpukitError):
-        frame = model_frame(error)
-        where = f" ({frame.filename}:{frame.lineno})" if frame else ""
-        cause = f"{type(error).__name__}: {summary_line(str(error))}{where}"
+        failure = task_failure(error)
+        cause = failure.message if failure else _cause(error)
         error = JobError(
             f"the task failed at batch {request.batch}, not for lack of memory: {cause}",
-            "Fix the task; --debug shows more of a training command's error.",
+            (failure and failure.hint)
+            or "Fix the task; --debug shows more of a training command's error.",
             id="task-failed",
         )
     return {"message": error.message, "hint": error.hint, "id": error.id,
             "exit_code": error.exit_code}  # fmt: skip
+
+
+def _cause(error: Exception) -> str:
+    """An exception outside of the user's code, with the model's line where it has one."""
+    frame = model_frame(error)
+    where = f" ({frame.filename}:{frame.lineno})" if frame else ""
+    return f"{type(error).__name__}: {summary_line(str(error))}{where}"
 
 
 def read_result(result: Mapping[str, Any]) -> Trial:

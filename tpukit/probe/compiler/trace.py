@@ -34,6 +34,7 @@ from tpukit.probe.compiler.placeholders import (
 )
 from tpukit.probe.compiler.source_map import model_frame
 from tpukit.train.config import TrainConfig
+from tpukit.train.mistakes.returned import MODEL, check_examples, expect
 from tpukit.train.step import Learner, build_learner
 from tpukit.train.task import PlanSettings, Task
 
@@ -154,12 +155,12 @@ def trace_step(
     """
     torch.manual_seed(0)
     with without_storage():
-        model = task.build_model(backend)
+        model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
     learner = _learner(task, config, backend, model)
     with backend.placeholders.of_kind("batch"):
         micro_rows = rows * backend.devices
         settings = PlanSettings(micro_rows * accumulate, micro_rows, backend.devices, seed=0)
-        host = task.probe_batches(settings)[0]
+        host = check_examples(task.probe_batches(settings), task.example_batches)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     with no_execution():
         learner.train_step(batches, lr=config.lr)

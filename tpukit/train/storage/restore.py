@@ -6,9 +6,11 @@ import random
 
 import numpy as np
 import torch
+from torch import nn
 
 from tpukit.hardware.backend import Backend
 from tpukit.train.config import TrainConfig
+from tpukit.train.mistakes.returned import MODEL, expect
 from tpukit.train.step import Learner, build_learner
 from tpukit.train.storage.checkpoint import Checkpoint
 from tpukit.train.storage.state_dict import load_weights
@@ -36,7 +38,7 @@ def load_learner(
     data: None where only shapes matter (a memory trial).
     """
     seed_everything(config.global_seed)
-    model = task.build_model(backend)
+    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
     if checkpoint is not None:
         load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
     elif data is not None:

@@ -6,12 +6,15 @@ import faulthandler
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
+from tpukit.train.mistakes.raised import task_failure
 from tpukit.train.storage.run_folder import RunFolder
 
 
@@ -105,6 +108,25 @@ def draw_loss_curve(folder: RunFolder) -> Path | None:
     path = folder.path / "loss.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+@contextmanager
+def task_failures_kept(folder: RunFolder, rank: int) -> Iterator[None]:
+    """Turns what a user's code raises into a TaskFailedError, its traceback in this rank's log.
+
+    Running out of memory stays what it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = None if is_out_of_memory(error, limited=True) else task_failure(error)
+        if failure is None:
+            raise
+        if folder.config.exists():
+            failure.traceback_file = folder.log if rank == 0 else folder.rank_log(rank)
+            with failure.traceback_file.open("a", encoding="utf-8") as file:
+                file.write("\n".join([failure.message, *failure.__notes__]))
+        raise failure from error
 
 
 def keep_crashes(folder: RunFolder, rank: int) -> None:

@@ -1,0 +1,182 @@
+"""Mistakes in a task: two lines with its method, the user's own file and line, and the way on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import mistaken_tasks
+import pytest
+from runs import VIRTUAL_TPU, failure, result, tpukit
+
+from tpukit import cli
+from tpukit.errors import UsageError
+
+FILE = mistaken_tasks.__file__
+SOURCE = Path(FILE).read_text().splitlines()
+RETURNED = {
+    "BareTensor": ("BareTensor.loss", "a tensor of shape ()", 'Return {"loss": loss}'),
+    "Number": ("Number.loss", "a float", 'Return {"loss": loss}'),
+    "WithoutKey": ("WithoutKey.loss", "without 'loss' (it has 'error')", 'Return {"loss": loss}'),
+    "MatrixLoss": ("MatrixLoss.loss", "shape (8, 2) for a batch of 8 rows", "shape (8,)"),
+    "FewRows": ("FewRows.loss", "shape (1,) for a batch of 8 rows", "shape (8,)"),
+    "Detached": ("Detached.loss", "without a gradient", "without `.item()`"),
+    "NumberBesideIt": ("NumberBesideIt.loss", "'worst' as a float", "without `.item()`"),
+    "OtherWeight": ("OtherWeight.loss", "'weight' of shape () for", "same shape"),
+    "WithoutMask": ("WithoutMask.collate", "without 'mask' (it has 'x', 'y')", 'batch["mask"]'),
+    "ShortBatch": ("ShortBatch.collate", "'mask' of shape (3,)", "Return 8 rows"),
+    "Pair": ("Pair.datasets", "a tuple", "Return Datasets(train, valid)"),
+    "Empty": ("Empty.datasets", "training data without samples", "--data-path"),
+    "EmptyValidation": ("EmptyValidation.datasets", "validation data without", "(train, None)"),
+    "WithoutReturn": ("WithoutReturn.build_model", "returned None", "Return the model"),
+    "ListPlan": ("ListPlan.plan", "a list", "`steps_per_epoch()`"),
+    "WithoutMethods": ("WithoutMethods", "`build_model`, `datasets`", "def datasets(self)"),
+    "Tuples": ("Rows.__getitem__", "as a tuple, not a dict", "names that `loss` finds"),
+    "LibraryTuples": ("LibraryTuples.datasets", "as a tuple, not a dict", "names that `loss`"),
+    "Strings": ("Rows.__getitem__", "'name' as a str", "tokenize"),
+    "Ragged": ("Rows.__getitem__", "differ in 'x': shapes", "Pad them"),
+}  # fmt: skip
+"""Task -> the code that is named with its place, what it did, what to do."""
+RAISED = {
+    "MissingLabel": ("Rows.__getitem__", "KeyError: 'label'", "MissingLabel.make", "traceback"),
+    "RaggedOwn": ("RaggedOwn.collate", "ValueError: samples", None, "traceback"),
+    "Doubles": ("Sound.loss", "Double and Float", None, "`array.astype(np.float32)`"),
+    "WithoutGradients": ("WithoutGradients.loss", "does not require grad", None, "enable_grad"),
+    "TupleForTensor": ("TupleForTensor.loss", "'tuple' object", None, "traceback"),
+    "OtherWidth": ("Sound.loss", "cannot be multiplied", "Wide.forward", "traceback"),
+    "FailingConstructor": ("FailingConstructor.__init__", "KeyError: 'width'", None, "--debug"),
+}  # fmt: skip
+"""Task -> the method that raised, the cause, the function of the innermost line, what to do."""
+
+
+def told_by(capsys, code, *arguments):
+    """The two lines of a command that fails in this process."""
+    assert cli.run([str(argument) for argument in arguments]) == code
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    message, hint = told[told.index("Error: ") :].strip().splitlines()
+    return message, hint
+
+
+def train(name, folder):
+    return ["train", "--task", f"{FILE}:{name}", "--hw", "cpu", "--results-dir", folder / "run"]
+
+
+def defining_line(name):
+    """The line of a class' or a function's definition, as `Rows.__getitem__`."""
+    words = name.split(".")
+    line = 0
+    for word in words:
+        pattern = re.compile(rf"\s*(class|def) {word}\b")
+        line = next(n for n in range(line, len(SOURCE)) if pattern.match(SOURCE[n]))
+    return line + 1
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_wrong_value_names_the_method_that_gave_it(name, tmp_path, capsys):
+    code, what, way = RETURNED[name]
+    message, hint = told_by(capsys, 2, *train(name, tmp_path))
+    assert f"{code} ({FILE}:{defining_line(code)})" in message
+    assert what in message and way in hint
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_an_exception_names_the_method_and_the_users_innermost_line(name, tmp_path, capsys):
+    method, cause, inner, way = RAISED[name]
+    message, hint = told_by(capsys, 1, *train(name, tmp_path))
+    assert f"{method} raised " in message and cause in message and way in hint
+    [(line, shown)] = re.findall(rf"at {re.escape(FILE)}:(\d+)(?: in [\w.]+)?: `(.*)`", message)
+    assert SOURCE[int(line) - 1].strip() == shown
+    assert (f" in {inner}: `" in message) == (inner is not None)
+
+
+def test_the_run_keeps_the_traceback(tmp_path, capsys):
+    _, hint = told_by(capsys, 1, *train("OtherWidth", tmp_path))
+    log = tmp_path / "run" / "log.txt"
+    assert str(log) in hint
+    kept = log.read_text()
+    assert "Traceback (most recent call last)" in kept and "in forward" in kept
+
+
+def test_a_worker_names_the_users_line(tmp_path):
+    done = tpukit(*train("MissingLabel", tmp_path), "--num-workers", "1")
+    told = failure(done, code=1)
+    line = defining_line("MissingLabel.make") + 1
+    assert f"KeyError: 'label', at {FILE}:{line} in MissingLabel.make" in told
+    assert 'sample(index)["label"]' in (tmp_path / "run" / "log.txt").read_text()
+    told = failure(tpukit(*train("Strings", tmp_path), "--num-workers", "1"))
+    assert "Rows.__getitem__" in told and "'name' as a str" in told
+
+
+@pytest.mark.slow
+def test_two_ranks_say_it_once(tmp_path):
+    told = failure(tpukit(*train("BareTensor", tmp_path), "--devices", "2"))
+    assert told.count("BareTensor.loss") == 1 and "a tensor of shape ()" in told
+
+
+@pytest.mark.xla
+def test_xla_says_the_same(tmp_path):
+    arguments = [*train("MatrixLoss", tmp_path), "--hw", "tpu"]
+    told = failure(tpukit(*arguments, env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}))
+    assert "MatrixLoss.loss" in told and "shape (8, 2) for a batch of 8 rows" in told
+
+
+def test_as_json(tmp_path):
+    done = tpukit(*train("OtherWidth", tmp_path), "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["id"]) == (1, "task-failed")
+    assert "Wide.forward" in error["message"]
+
+
+def test_test_and_predict_name_the_method(tmp_path, capsys):
+    assert cli.run([str(a) for a in train("ResultOfNothing", tmp_path)]) == 0
+    capsys.readouterr()
+    run = ["--run", tmp_path / "run", "--hw", "cpu"]
+    message, _ = told_by(capsys, 2, "test", *run)
+    assert "ResultOfNothing.evaluate" in message and "returned None" in message
+    message, _ = told_by(capsys, 1, "predict", *run)
+    assert "ResultOfNothing.predict raised AttributeError" in message and FILE in message
+
+
+def test_a_value_that_the_loss_reads_is_warned_of(tmp_path):
+    done = tpukit(*train("Reads", tmp_path))
+    place = f"{FILE}:{defining_line('Reads.loss') + 2} (.item())"
+    assert done.returncode == 0 and f"reads a value at {place}" in done.stdout
+
+
+def test_a_file_that_cannot_be_imported_names_its_line(tmp_path, capsys):
+    file = tmp_path / "broken.py"
+    file.write_text("import math\n\nwidth = math.sqr(4)\n")
+    message, _ = told_by(capsys, 2, "train", "--task", f"{file}:Any", "--hw", "cpu")
+    assert "has no attribute 'sqr'" in message and f"{file}:3" in message
+
+
+def probe(name):
+    limits = ["--start", "4", "--max", "4", "--hw", "cpu", "--json"]
+    return tpukit("probe-batch", "--task", f"{FILE}:{name}", *limits)
+
+
+def test_a_probe_takes_its_batch_from_the_data():
+    assert result(probe("Sound"))["largest_batch_per_device"] == 4
+
+
+@pytest.mark.slow
+def test_a_probe_names_the_users_line():
+    told = failure(probe("OtherWidth"), code=1)
+    assert "Sound.loss raised RuntimeError" in told and "in Wide.forward" in told
+
+
+def test_example_batches_are_of_each_shape_and_checked():
+    task = mistaken_tasks.Sound()
+    [batch] = task.example_batches(6)
+    assert {name: tuple(t.shape) for name, t in batch.items()} == {
+        "x": (6, 4),
+        "y": (6, 2),
+        "mask": (6,),
+    }
+    assert batch["mask"].sum() == 6
+    lengths = [tuple(b["x"].shape) for b in mistaken_tasks.TwoLengths().example_batches(6)]
+    assert lengths == [(6, 8), (6, 4)]
+    with pytest.raises(UsageError, match=r"WithoutMask\.collate"):
+        mistaken_tasks.WithoutMask().example_batches(6)

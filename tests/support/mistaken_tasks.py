@@ -1,0 +1,239 @@
+"""Tasks with one mistake each, as a newcomer makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+
+
+class Rows:
+    """`count` samples of a function of the index."""
+
+    def __init__(self, make, count=16):
+        self.make, self.count = make, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+def sample(index, kind=np.float32):
+    return {"x": np.full(4, index, kind), "y": np.zeros(2, kind)}
+
+
+class Sound(Task):
+    """Without a mistake; it says nothing of `example_batches`."""
+
+    defaults = TrainingDefaults(global_batch_size=8, max_steps=2, epochs=None)
+    make = staticmethod(sample)
+
+    def __init__(self, data_path=""):
+        pass
+
+    def build_model(self, ops):
+        return nn.Linear(4, 2)
+
+    def datasets(self):
+        return Datasets(Rows(self.make), None)
+
+    def loss(self, model, batch):
+        return {"loss": (model(batch["x"]) - batch["y"]).square().mean(1)}
+
+
+# -- what methods return -----------------------------------------------------------------------
+class BareTensor(Sound):
+    def loss(self, model, batch):
+        return super().loss(model, batch)["loss"].mean()
+
+
+class Number(Sound):
+    def loss(self, model, batch):
+        return super().loss(model, batch)["loss"].mean().item()
+
+
+class WithoutKey(Sound):
+    def loss(self, model, batch):
+        return {"error": super().loss(model, batch)["loss"]}
+
+
+class MatrixLoss(Sound):
+    def loss(self, model, batch):
+        return {"loss": (model(batch["x"]) - batch["y"]).square()}
+
+
+class FewRows(Sound):
+    def loss(self, model, batch):
+        return {"loss": super().loss(model, batch)["loss"][:1]}
+
+
+class Detached(Sound):
+    def loss(self, model, batch):
+        return {"loss": torch.tensor(super().loss(model, batch)["loss"].mean().item())}
+
+
+class NumberBesideIt(Sound):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)["loss"]
+        return {"loss": loss, "worst": loss.max().item()}
+
+
+class OtherWeight(Sound):
+    def loss(self, model, batch):
+        return {**super().loss(model, batch), "weight": batch["mask"].sum()}
+
+
+class WithoutMask(Sound):
+    def collate(self, samples, micro):
+        batch = stack_samples(samples, micro.rows)
+        return {"x": batch["x"], "y": batch["y"]}
+
+
+class ShortBatch(Sound):
+    def collate(self, samples, micro):
+        return stack_samples(samples[:3], 3)
+
+
+class Pair(Sound):
+    def datasets(self):
+        return Rows(sample), Rows(sample)
+
+
+class Empty(Sound):
+    def datasets(self):
+        return Datasets(Rows(sample, 0), None)
+
+
+class EmptyValidation(Sound):
+    def datasets(self):
+        return Datasets(Rows(sample), Rows(sample, 0))
+
+
+class WithoutReturn(Sound):
+    def build_model(self, ops):
+        nn.Linear(4, 2)
+
+
+class TwoLengths(Sound):
+    """Without a mistake: every other step's batches are twice as long."""
+
+    def plan(self, data, settings):
+        shuffled = super().plan(data, settings)
+        step = shuffled.step
+        shuffled.step = lambda n: [replace(micro, shape=4 + 4 * (n % 2)) for micro in step(n)]
+        return shuffled
+
+    def collate(self, samples, micro):
+        return stack_samples([{"x": np.resize(s["x"], micro.shape)} for s in samples], micro.rows)
+
+
+class ListPlan(Sound):
+    def plan(self, data, settings):
+        return [0, 1, 2]
+
+
+class WithoutMethods(Task):
+    def loss(self, model, batch):
+        return {"loss": model(batch["x"])}
+
+
+class ResultOfNothing(Sound):
+    def evaluate(self, model, backend, request, log):
+        log("evaluated")
+
+    def predict(self, model, backend, request, log):
+        return request.nothing
+
+
+# -- samples -------------------------------------------------------------------------------------
+class Tuples(Sound):
+    def make(self, index):
+        return np.zeros(4, np.float32), 1
+
+
+class LibraryTuples(Sound):
+    def datasets(self):
+        return Datasets(TensorDataset(torch.zeros(16, 4), torch.zeros(16, 2)), None)
+
+
+class Strings(Sound):
+    def make(self, index):
+        return {**sample(index), "name": "some text"}
+
+
+class Ragged(Sound):
+    def make(self, index):
+        return {"x": np.zeros(4 + index, np.float32)}
+
+
+class RaggedOwn(Ragged):
+    def collate(self, samples, micro):
+        return stack_samples(samples, micro.rows)
+
+
+# -- exceptions ----------------------------------------------------------------------------------
+class MissingLabel(Sound):
+    def make(self, index):
+        return {"x": sample(index)["label"]}
+
+
+class Doubles(Sound):
+    def make(self, index):
+        return sample(index, np.float64)
+
+
+class WithoutGradients(Sound):
+    """A derivative with respect to an input, which validation computes too."""
+
+    def datasets(self):
+        return Datasets(Rows(self.make), Rows(self.make))
+
+    def loss(self, model, batch):
+        x = batch["x"].requires_grad_()
+        [slope] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return {"loss": slope.square().mean(1)}
+
+
+class TwoOutputs(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), None
+
+
+class TupleForTensor(Sound):
+    def build_model(self, ops):
+        return TwoOutputs(4, 2)
+
+    def loss(self, model, batch):
+        scores = model(batch["x"])
+        return {"loss": F.mse_loss(scores, batch["y"], reduction="none").mean(1)}
+
+
+class Wide(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+
+class OtherWidth(Sound):
+    def build_model(self, ops):
+        return Wide(nn.Linear(9, 2))
+
+
+class FailingConstructor(Sound):
+    def __init__(self, data_path=""):
+        self.width = {}["width"]
+
+
+class Reads(Sound):
+    def loss(self, model, batch):
+        losses = super().loss(model, batch)
+        if losses["loss"].max().item() > 1e9:
+            print("a large loss")
+        return losses
