@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tpukit import __version__
 from tpukit.errors import TpukitError, UsageError
+from tpukit.io.temporary import own_temporary_folder
 
 # Newer typers carry their own click: its classes are reached through typer's public names.
 ClickUsageError: Any = typer.BadParameter.__mro__[1]
@@ -97,7 +98,9 @@ def root(
 
 def main() -> NoReturn:
     """Runs the command line; every error ends here, in one or two lines."""
-    sys.exit(run(sys.argv[1:]))
+    with own_temporary_folder():
+        code = run(sys.argv[1:])
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

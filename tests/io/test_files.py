@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 
 import pytest
 
@@ -56,3 +58,19 @@ def test_an_error_removes_the_partial_folder(tmp_path):
 def test_sums_are_sha256(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     assert sha256_of(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    path = tmp_path / "train[1].csv"
+    script = f"""
+import os, pathlib, signal
+from tpukit.io.files import replacing
+with replacing(pathlib.Path({str(path)!r})) as partial:
+    partial.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    assert [file.suffix for file in tmp_path.iterdir()] == [".partial"]
+    with replacing(path) as partial:
+        partial.write_bytes(b"whole")
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
+import platform
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from tpukit.io.process import is_alive
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """A path beside `path` to write a file to; renamed to `path` when the block succeeds.
 
-    With `sync` the file survives a power cut too. On any error `path` stays as it was.
+    With `sync` the file survives a power cut too, and what killed writers of `path` left is
+    removed. On any error `path` stays as it was.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if sync:
+        _remove_leftovers(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}@{platform.node()}.partial")
     try:
         yield partial
         if sync:
@@ -30,6 +37,14 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes what killed processes of this host were writing in place of `path`."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*@{platform.node()}.partial"):
+        process = leftover.name.rpartition("@")[0].rpartition(".")[2]
+        if process.isdecimal() and not is_alive(int(process)):
+            leftover.unlink(missing_ok=True)
 
 
 def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:

@@ -70,6 +70,17 @@ def wait_for_end(process: int) -> None:
             time.sleep(1.0)
 
 
+def is_alive(process: int) -> bool:
+    """Whether a process of this id exists."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def allowed_cores() -> int:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):

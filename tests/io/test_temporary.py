@@ -1,0 +1,92 @@
+"""Temporary files go with their command, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from runs import environment
+
+from tpukit.io.temporary import LOCK, own_temporary_folder, remove_abandoned
+
+USING = """
+import tempfile, time
+from tpukit.io.temporary import own_temporary_folder
+with own_temporary_folder():
+    tempfile.mkdtemp()
+    print(tempfile.gettempdir(), flush=True)
+    time.sleep(60)
+"""
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def using(base):
+    """A process that uses a temporary folder below `base`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", USING], stdout=subprocess.PIPE, text=True,
+        env=environment({"TMPDIR": str(base)}),
+    )  # fmt: skip
+
+
+def test_what_a_killed_command_left_is_removed_and_a_live_ones_is_not(tmp_path_factory):
+    base = tmp_path_factory.getbasetemp().parent / "t"
+    base.mkdir(exist_ok=True)
+    killed, alive = using(base), using(base)
+    try:
+        left, used = (Path(p.stdout.readline().strip()) for p in (killed, alive))
+        assert len(names(left)) == 2 and left.stat().st_mode & 0o777 == 0o700
+        killed.kill()
+        killed.wait()
+        remove_abandoned(base)
+        assert not left.exists() and used.exists()
+    finally:
+        for process in (killed, alive):
+            process.kill()
+            process.wait()
+        remove_abandoned(base)
+    assert not names(base)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "tpukit-notes").mkdir()
+    (tmp_path / "tpukit-file").touch()
+    (tmp_path / "tpukit-link").mkdir()
+    (tmp_path / "tpukit-link" / LOCK).symlink_to(tmp_path / "tpukit-file")
+    remove_abandoned(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
+    """torchrun's logs, torch's modules and multiprocessing's sockets lie in it too."""
+    from runs import TINY
+
+    base = tmp_path_factory.getbasetemp().parent / "l"
+    base.mkdir(exist_ok=True)
+    run = tmp_path_factory.mktemp("launch") / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", "train", "--task", TINY, "--hw", "cpu", "--devices", "2",
+         "--max-steps", "1000000", "--num-workers", "2", "--ckpt-every", "2",
+         "--results-dir", str(run)],
+        env=environment({"TMPDIR": str(base)}), stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    assert [name.startswith("tpukit-") for name in names(base)] == [True]
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    assert names(base) == []
+
+
+def test_without_a_place_for_it_the_command_works(monkeypatch):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: (_ for _ in ()).throw(OSError("full")))
+    before = dict(os.environ)
+    with own_temporary_folder():
+        assert dict(os.environ) == before
