@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -26,6 +29,9 @@ SIGNAL_BASE = 128
 
 NAME_MAX = 255
 """Bytes that a name may have on most file systems."""
+
+NARROW = 70
+"""Columns below which help is plain text."""
 
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
@@ -68,7 +74,32 @@ def load_command(name: str) -> Any:
     module.app._add_completion = False
     command = typer.main.get_command(module.app)
     command.name = name
+    _fit_help(command)
     return command
+
+
+def _fit_help(command: Any) -> None:
+    """No default where there is none (older typers write `None`), no boxes in a narrow terminal."""
+    for parameter in command.params:
+        if parameter.default is None:
+            parameter.show_default = False
+    if _narrow_width():
+        command.rich_markup_mode = None
+        command.format_help = partial(_format_narrow, command.format_help)
+    for below in getattr(command, "commands", {}).values():
+        _fit_help(below)
+
+
+def _format_narrow(format_help: Callable[..., None], ctx: Any, formatter: Any) -> None:
+    """Help with each description below its option, not beside it."""
+    formatter.write_dl = partial(formatter.write_dl, col_max=2)
+    format_help(ctx, formatter)
+
+
+def _narrow_width() -> int | None:
+    """The columns of a terminal in which boxes would cut the names of options; else None."""
+    columns = shutil.get_terminal_size().columns
+    return columns if columns < NARROW else None
 
 
 app = typer.Typer(
@@ -106,7 +137,12 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """The exit code of one command line."""
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="tpukit")
+        code = app(
+            args=arguments,
+            standalone_mode=False,
+            prog_name="tpukit",
+            terminal_width=_narrow_width(),
+        )
         return code if isinstance(code, int) else 0
     except typer.Exit as error:
         return error.exit_code

@@ -136,6 +136,12 @@ def test_diff_changes_nothing_and_fix_does(tmp_path):
     shown = tpukit("doctor", path, "--diff")
     assert {"-xm.mark_step()", "+torch_xla.sync()"} <= set(shown.stdout.splitlines())
     assert path.read_text() == XM + "xm.mark_step()\n"
+    planned = answer(path, "--diff")
+    assert planned["changed"] == []
+    assert planned["diffs"] == [
+        {"path": str(path), "diff": shown.stdout.partition(f"\n{path}:")[0]}
+    ]
+    assert answer(path)["diffs"] == []
     found = answer(path, "--fix")
     assert found["changed"] == [str(path)]
     assert found["findings"] == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tpukit.io.cache import is_writable
 from tpukit.io.process import allowed_cores
 
 _MOST_BYTES = 1 << 20
@@ -64,6 +66,14 @@ class Host(Protocol):
 
     def disk(self, path: str) -> Disk | None:
         """The file system that holds a path (or will: the nearest folder that exists)."""
+        ...
+
+    def is_writable(self, folder: str) -> bool:
+        """Whether this process can make files in a folder, or make that folder."""
+        ...
+
+    def finds(self, program: str) -> bool:
+        """Whether a program is on the search path."""
         ...
 
     def packages(self) -> Mapping[str, str]:
@@ -138,6 +148,12 @@ class RealHost:
         except OSError:
             return None
         return Disk(stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail)
+
+    def is_writable(self, folder: str) -> bool:
+        return is_writable(Path(folder))
+
+    def finds(self, program: str) -> bool:
+        return shutil.which(program) is not None
 
     def packages(self) -> Mapping[str, str]:
         found: dict[str, str] = {}

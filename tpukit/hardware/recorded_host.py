@@ -26,6 +26,8 @@ _TABLES = {
     "machine",
     "busy_ports",
     "reachable",
+    "read_only",
+    "missing_programs",
 }
 
 
@@ -81,6 +83,12 @@ class RecordedHost:
     def disk(self, path: str) -> Disk | None:
         sizes = self._table("disks").get(path)
         return Disk(int(sizes[0] * 2**30), int(sizes[1] * 2**30)) if sizes else None
+
+    def is_writable(self, folder: str) -> bool:
+        return not any(folder.startswith(path) for path in self._table("read_only"))
+
+    def finds(self, program: str) -> bool:
+        return program not in self._table("missing_programs")
 
     def packages(self) -> Mapping[str, str]:
         return self._table("packages")

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 VARIABLE = "TPUKIT_CACHE_DIR"
 
 
 def cache_folder() -> Path:
-    """`$TPUKIT_CACHE_DIR`, else `tpukit` in the user's cache folder (`$XDG_CACHE_HOME`)."""
+    """`$TPUKIT_CACHE_DIR`, else `tpukit` in the user's cache folder (`$XDG_CACHE_HOME`).
+
+    Where the home folder cannot be written, a temporary folder of this user.
+    """
     if given := os.environ.get(VARIABLE):
         return Path(given)
     from platformdirs import user_cache_path
 
-    return user_cache_path("tpukit", appauthor=False)
+    folder = user_cache_path("tpukit", appauthor=False)
+    return folder if is_writable(folder) else _temporary_folder()
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which may have to be made first."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _temporary_folder() -> Path:
+    """The same one in every process of this user, so that ranks share it."""
+    folder = Path(tempfile.gettempdir(), f"tpukit-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        # Somebody else's folder of that name must not be read from.
+        return Path(tempfile.mkdtemp(prefix="tpukit-"))
+    return folder

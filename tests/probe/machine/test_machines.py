@@ -19,7 +19,8 @@ EXPECTED = {
         "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
         "verdicts": {
             "device": "pass", "tpu-free": "pass", "torch-and-torch-xla": "pass", "libtpu": "pass",
-            "variables": "warn", "tensorflow": "skip", "number-formats": "pass",
+            "variables": "warn", "tensorflow": "pass", "number-formats": "pass", "jax": "warn",
+            "cache": "pass", "cxx-compiler": "skip",
         },
     },
     "colab-tpu": {
@@ -213,6 +214,52 @@ def test_empty_machine_has_answers():
     assert facts.kind == "cpu"
     assert results["torch-and-torch-xla"].verdict.status == "fail"
     assert all("itself failed" not in r.verdict.message for r in results.values())
+
+
+def test_advice_about_jax_leaves_what_others_need():
+    _, kaggle = check_all(machine("kaggle-tpu-v5e-8"))
+    assert "environment of its own" in kaggle["jax"].verdict.fix
+    host = machine("laptop")
+    host._tables["packages"] |= {"torch-xla": "2.9.0", "jax": "0.7.2", "jaxlib": "0.7.2"}
+    assert check_all(host)[1]["jax"].verdict.fix == "pip install 'jax==0.7.1' 'jaxlib==0.7.1'"
+    host._tables["packages"]["flax"] = "0.11.0"
+    verdict = check_all(host)[1]["jax"].verdict
+    assert "flax may need" in verdict.message and "own/bin/pip" in verdict.fix
+
+
+@pytest.mark.parametrize(("given", "count"), [("8", 8), ("1", 1), ("", 1), ("many", 1)])
+def test_virtual_devices_are_counted(given, count):
+    host = machine("laptop")
+    host.environment = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": given}
+    facts, results = check_all(host)
+    hardware = as_json(facts, results.values(), ok=True)["hardware"]
+    assert len(hardware["devices"]) == count
+    assert ("8 virtual devices" in results["device"].verdict.message) == (count == 8)
+    host.environment = {"CPU_NUM_DEVICES": "8"}
+    facts, results = check_all(host)
+    assert len(as_json(facts, results.values(), ok=True)["hardware"]["devices"]) == 1
+
+
+def test_a_cache_that_cannot_be_written():
+    host = machine("laptop")
+    host._tables["read_only"] = {"/home": ""}
+    host.environment = {"HOME": "/home/ada"}
+    assert check_all(host)[1]["cache"].verdict.status == "warn"
+    host.environment = {"HOME": "/home/ada", "XDG_CACHE_HOME": "/var/cache"}
+    assert check_all(host)[1]["cache"].verdict.status == "pass"
+    host.environment = {"TPUKIT_CACHE_DIR": "/home/ada/cache"}
+    assert check_all(host)[1]["cache"].verdict.status == "fail"
+
+
+def test_a_missing_compiler_matters_where_torch_compiles():
+    for name, status in (("h200", "warn"), ("laptop", "warn"), ("colab-tpu", "skip")):
+        host = machine(name)
+        host._tables["missing_programs"] = {"g++": ""}
+        assert check_all(host)[1]["cxx-compiler"].verdict.status == status
+    host = machine("laptop")
+    host._tables["missing_programs"] = {"g++": ""}
+    host.environment = {"CXX": "clang++"}
+    assert check_all(host)[1]["cxx-compiler"].verdict.status == "pass"
 
 
 def test_recording_must_name_its_sources(tmp_path):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tpukit.commands.output import Output
 from tpukit.commands.reports.plural import counted
 from tpukit.knowledge.calls import successor
 from tpukit.probe.lint import Finding, ScanReport, scan_paths
+
+if TYPE_CHECKING:
+    from tpukit.probe.lint.fix import FileFix
 
 _LINES_NAMED = 5
 """Further places of one reason that are named; beyond, they are counted."""
@@ -18,7 +22,7 @@ def scan_code(
     paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool, verbose: bool
 ) -> int:
     """Scans, shows or applies the requested changes; returns the exit code."""
-    changed, remarks = _rewrite(paths, output, write=fix) if show else ([], [])
+    fixes = _rewrite(paths, output, write=fix) if show else []
     report = scan_paths(paths)
     if not output.as_json:
         for line in report_lines(report, verbose=verbose):
@@ -31,34 +35,34 @@ def scan_code(
         "checks": [],
         "findings": [finding.as_json() for finding in report.findings],
         "explanations": [],
-        "changed": changed,
+        "changed": [str(planned.path) for planned in fixes if fix],
+        "diffs": [{"path": str(planned.path), "diff": planned.diff} for planned in fixes],
         "files": report.files,
-        "notes": [*report.notes, *remarks],
+        "notes": [*report.notes, *(note for planned in fixes for note in _remarks(planned))],
     })  # fmt: skip
     return 1 if failing else 0
 
 
-def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> tuple[list[str], list[str]]:
-    """Prints the diffs, with `write` applies them; the changed files' paths, and remarks."""
+def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[FileFix]:
+    """Prints the diffs, with `write` applies them; what was planned for each file."""
     from tpukit.probe.lint.fix import apply_fix, plan_fixes
 
-    changed: list[str] = []
-    remarks: list[str] = []
-    for fix in plan_fixes(paths):
-        here = [f"{fix.path}: {remark}" for remark in fix.remarks]
-        remarks += here
+    fixes = plan_fixes(paths)
+    for fix in fixes:
         backup = apply_fix(fix) if write else None
-        if write:
-            changed.append(str(fix.path))
         if output.as_json:
             continue
         output.text(fix.diff)
-        for remark in here:
+        for remark in _remarks(fix):
             output.text(f"note: {remark}")
         if write:
             kept = f"; backup: {backup}" if backup else ""
             output.text(f"{fix.path}: {counted(fix.rewritten, 'place')} rewritten{kept}")
-    return changed, remarks
+    return fixes
+
+
+def _remarks(fix: FileFix) -> list[str]:
+    return [f"{fix.path}: {remark}" for remark in fix.remarks]
 
 
 def report_lines(report: ScanReport, *, verbose: bool) -> list[str]:

@@ -55,6 +55,8 @@ class Facts:
     """Those that CUDA_VISIBLE_DEVICES hides."""
     emulated: bool
     """Whether PJRT_DEVICE=CPU makes `--hw tpu` emulation on CPU (virtual devices)."""
+    virtual_devices: int
+    """Those that the emulation makes of the CPU: CPU_NUM_DEVICES."""
     driver: str | None
     """NVIDIA's."""
     cpu: CpuFacts
@@ -97,6 +99,7 @@ def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
         gpus=gpus,
         hidden_gpus=hardware.hidden_gpus,
         emulated=hardware.emulated,
+        virtual_devices=_virtual_devices(host) if hardware.emulated else 1,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), None) or driver_version(host),
         cpu=_cpu(host),
         memory_bytes=memory,
@@ -110,6 +113,11 @@ def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
         system=host.system,
         host=host,
     )
+
+
+def _virtual_devices(host: Host) -> int:
+    text = host.environment.get("CPU_NUM_DEVICES", "")
+    return max(int(text), 1) if text.isdecimal() else 1
 
 
 def _cpu(host: Host) -> CpuFacts:

@@ -29,6 +29,8 @@ QUICK: tuple[Check, ...] = (
     surroundings.memory,
     surroundings.shared_memory,
     surroundings.free_disk,
+    surroundings.cache,
+    surroundings.cxx_compiler,
     surroundings.port,
 )
 """Checks that import nothing heavy and ask nobody outside."""

@@ -99,8 +99,10 @@ def device_list(facts: Facts) -> list[dict[str, Any]]:
         return [_device(facts.tpu.name, memory, "native", "none")] * facts.tpu.devices
     if facts.kind == "gpu":
         return [_gpu(gpu, built_for(facts)) for gpu in facts.gpus]
-    flags = facts.cpu.flags
-    return [_device(facts.cpu.name, facts.memory_bytes, cpu_bf16(flags), cpu_fp16(flags))]
+    flags, count = facts.cpu.flags, facts.virtual_devices
+    # Virtual devices share the host's memory.
+    memory = facts.memory_bytes and facts.memory_bytes // count
+    return [_device(facts.cpu.name, memory, cpu_bf16(flags), cpu_fp16(flags))] * count
 
 
 def _gpu(gpu: Gpu, architectures: list[float] | None) -> dict[str, Any]:

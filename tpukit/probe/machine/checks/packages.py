@@ -22,6 +22,9 @@ from tpukit.probe.machine.checks.verdict import (
     worst,
 )
 
+_JAX_USERS = ("flax", "optax", "orbax-checkpoint", "chex", "equinox", "dm-haiku", "numpyro")
+"""Packages that another jax would break."""
+
 
 def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
     """torch and torch_xla are of the same release."""
@@ -51,8 +54,12 @@ def _without_torch_xla(facts: Facts, asked: Asked) -> Verdict:
 
 
 def _install(torch_xla: str) -> str:
-    release = ".".join(map(str, (*parse_version(torch_xla), 0, 0)[:3]))
+    release = _release(torch_xla)
     return f"pip install 'torch=={release}' 'torch_xla[tpu]=={release}'"
+
+
+def _release(version: str) -> str:
+    return ".".join(map(str, (*parse_version(version), 0, 0)[:3]))
 
 
 def _python(facts: Facts) -> Verdict | None:
@@ -110,14 +117,23 @@ def jax(facts: Facts, asked: Asked) -> Verdict:
     """jax is the one that torch_xla's kernels and the compiler need."""
     torch_xla, here = facts.version("torch-xla"), facts.version("jax")
     pair = pair_of(torch_xla) if torch_xla else None
-    if pair is None or here is None:
+    if torch_xla is None or pair is None or here is None:
         return skipped("no jax beside torch_xla")
     jaxlib = facts.version("jaxlib")
     if same_release(here, pair.jax) and jaxlib and same_release(jaxlib, pair.jax):
         return passed(f"jax {here}")
+    wanted = f"'jax=={pair.jax}' 'jaxlib=={pair.jax}'"
+    message = (
+        f"jax {here} with jaxlib {jaxlib}: torch_xla {torch_xla} needs {pair.jax} for its kernels"
+    )
+    users = [name for name in _JAX_USERS if facts.version(name)]
+    if not users and facts.place.name not in ("Kaggle", "Colab"):
+        return warned(message, f"pip install {wanted}")
+    others = ", ".join(users) or f"{facts.place.name}'s image"
     return warned(
-        f"jax {here} with jaxlib {jaxlib}: torch_xla {torch_xla} needs {pair.jax} for its kernels",
-        f"pip install 'jax=={pair.jax}' 'jaxlib=={pair.jax}'",
+        f"{message}; {others} may need the one that is here",
+        "python -m venv own && own/bin/pip install tpukit "
+        f"'torch_xla[tpu]=={_release(torch_xla)}' {wanted}    # an environment of its own",
     )
 
 
@@ -169,9 +185,11 @@ def torchvision(facts: Facts, asked: Asked) -> Verdict:
 
 def tensorflow(facts: Facts, asked: Asked) -> Verdict:
     """tensorflow does not take the TPU from torch_xla."""
-    here = facts.version("tensorflow")
-    if here is None or facts.version("torch-xla") is None:
+    here, without_gpu = facts.version("tensorflow"), facts.version("tensorflow-cpu")
+    if facts.version("torch-xla") is None or (here is None and without_gpu is None):
         return skipped("no tensorflow beside torch_xla")
+    if here is None:
+        return passed(f"tensorflow-cpu {without_gpu}: it leaves the TPU alone")
     message = f"tensorflow {here} beside torch_xla: both try to use the TPU"
     return warned(message, "pip uninstall -y tensorflow && pip install tensorflow-cpu")
 

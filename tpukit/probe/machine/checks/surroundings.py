@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpukit.io.cache import VARIABLE
 from tpukit.knowledge.environment import problematic
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
@@ -81,6 +82,34 @@ def free_disk(facts: Facts, asked: Asked) -> Verdict:
     return passed(said)
 
 
+def cache(facts: Facts, asked: Asked) -> Verdict:
+    """The cache folder can be written."""
+    environment = facts.host.environment
+    given = environment.get(VARIABLE)
+    folder = given or f"{_user_cache(facts)}/tpukit"
+    if facts.host.is_writable(folder):
+        return passed(folder)
+    if given:
+        return failed(f"{VARIABLE}={folder} cannot be written", f"unset {VARIABLE}")
+    return warned(
+        f"{folder} cannot be written: a temporary folder takes its place, and is lost with it",
+        f"export {VARIABLE}=DIR    # a folder that is kept",
+    )
+
+
+def cxx_compiler(facts: Facts, asked: Asked) -> Verdict:
+    """A C++ compiler is here where torch.compile needs one."""
+    if facts.kind == "tpu" or facts.emulated:
+        return skipped("XLA needs none")
+    compiler = facts.host.environment.get("CXX") or "g++"
+    if facts.host.finds(compiler):
+        return passed(compiler)
+    return warned(
+        f"no C++ compiler `{compiler}`: training is not compiled, and slower",
+        "apt-get install -y g++    # or name another one: export CXX=clang++",
+    )
+
+
 def port(facts: Facts, asked: Asked) -> Verdict:
     """The rendezvous port is free."""
     if facts.host.port_is_free(asked.port):
@@ -120,9 +149,7 @@ def weights_reachable(facts: Facts, asked: Asked) -> Verdict:
 def _cached(facts: Facts) -> dict[str, bool]:
     """Whether GPT-2's tokenizer and weights lie in the caches of tiktoken and huggingface_hub."""
     environment = facts.host.environment
-    home = environment.get("HOME", "/root")
-    cache = environment.get("XDG_CACHE_HOME", f"{home}/.cache")
-    hugging_face = environment.get("HF_HOME", f"{cache}/huggingface")
+    hugging_face = environment.get("HF_HOME", f"{_user_cache(facts)}/huggingface")
     hub = environment.get("HF_HUB_CACHE", f"{hugging_face}/hub")
     models = ("models--gpt2", "models--openai-community--gpt2")
     has_weights = any(facts.host.names(f"{hub}/{model}/snapshots") for model in models)
@@ -131,6 +158,11 @@ def _cached(facts: Facts) -> dict[str, bool]:
         "weights": has_weights,
         "tokenizer": has_weights or bool(tiktoken and facts.host.names(tiktoken)),
     }
+
+
+def _user_cache(facts: Facts) -> str:
+    environment = facts.host.environment
+    return environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/root')}/.cache"
 
 
 def _gib(size: int) -> str:

@@ -34,7 +34,8 @@ def describe_devices(facts: Facts) -> str:
     if facts.kind == "gpu":
         names = [gpu.name for gpu in facts.gpus]
         return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return f"CPU: {facts.cpu.name}, {facts.cpu.cores:g} cores"
+    virtual = f", as {facts.virtual_devices} virtual devices" if facts.virtual_devices > 1 else ""
+    return f"CPU: {facts.cpu.name}, {facts.cpu.cores:g} cores{virtual}"
 
 
 def _way_on(hw: str, facts: Facts) -> str:

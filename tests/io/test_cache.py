@@ -1,0 +1,37 @@
+"""The cache folder: the one that is named, the user's, or a temporary one."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from tpukit.io.cache import VARIABLE, cache_folder, is_writable
+
+
+@pytest.fixture(autouse=True)
+def _not_named(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def test_the_named_folder_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert cache_folder() == tmp_path / "user" / "tpukit"
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "named"))
+    assert cache_folder() == tmp_path / "named"
+
+
+def test_a_home_that_cannot_be_written_is_replaced(tmp_path, monkeypatch):
+    """Every process of the user takes the same folder, which nobody else can read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = cache_folder()
+    assert folder == cache_folder() == tmp_path / f"tpukit-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_to_be_made_is_as_writable_as_the_one_it_goes_into(tmp_path):
+    assert is_writable(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("")
+    assert not is_writable(tmp_path / "file" / "b")
