@@ -10,7 +10,7 @@ import argparse
 import torch
 from torch import nn
 
-from tpukit.hardware.backend import AdamSettings, ParameterGroup
+from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
@@ -52,7 +52,7 @@ def train(backend, accumulate=1, clip_norm=0.5):
     torch.manual_seed(0)
     model = backend.prepare(Net())
     trained = list(backend.parameters(model).values())
-    optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], AdamSettings())
+    optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], OptimizerSettings())
     source, seen, compiled = backend.batches(batches(backend, accumulate)), {}, []
     for _ in range(STEPS):
         parts = []

@@ -110,12 +110,12 @@ def extremes():
     """Compilations over steps whose rate is 0, then 1, then between."""
     from hardware_run import Net
 
-    from tpukit.hardware.backend import AdamSettings, ParameterGroup
+    from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 
     backend = opened(devices=1)
     model = backend.prepare(Net())
     group = ParameterGroup(list(model.parameters()))
-    optimizer = backend.optimizer([group], AdamSettings())
+    optimizer = backend.optimizer([group], OptimizerSettings())
     counts = []
     for lr in (0.0, 0.0, 1.0, 0.5, 1e-3):
         batch = backend.mesh.send_batch({"x": torch.randn(16, 8)})

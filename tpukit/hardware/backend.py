@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.hardware.memory import Memory, ReadMemory
-from tpukit.hardware.options import HardwareOptions, Kind, Precision
+from tpukit.hardware.options import HardwareOptions, Kind, OptimizerName, Precision
 
 __all__ = [
     "AdamSettings",
@@ -28,6 +28,7 @@ __all__ = [
     "Kind",
     "Memory",
     "ModelOps",
+    "OptimizerSettings",
     "ParameterGroup",
     "Precision",
     "ReadMemory",
@@ -59,6 +60,13 @@ class ParameterGroup:
 
     parameters: Sequence[nn.Parameter]
     weight_decay: float = 0.0
+    lr_scale: float = 1.0
+    """The group's learning rate is the step's times this."""
+
+    def options(self) -> dict[str, Any]:
+        """The group as the constructors of torch's optimizers take it."""
+        own = {"weight_decay": self.weight_decay, "lr_scale": self.lr_scale}
+        return {"params": list(self.parameters), **own}
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,17 @@ class AdamSettings:
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class OptimizerSettings(AdamSettings):
+    """What the training settings say of the optimizer; each uses those that it has."""
+
+    name: OptimizerName = "adamw"
+    lr: float = 1e-3
+    """Peak learning rate."""
+    momentum: float = 0.9
+    """Of SGD and RMSprop."""
 
 
 class ModelOps(Protocol):
@@ -133,10 +152,16 @@ class Backend(ModelOps, Protocol):
         ...
 
     def optimizer(
-        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+        self,
+        groups: Sequence[ParameterGroup],
+        settings: OptimizerSettings,
+        own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
-        """AdamW over prepared parameters; its state (`step`, `exp_avg`, `exp_avg_sq`) exists from
-        the start, so that `load` can fill it and every step is the same graph."""
+        """The optimizer that `settings` names over prepared parameters, or the task's own.
+
+        Its state exists from the start, so that `load` can fill it and every step is the same
+        graph. Raises UsageError naming the class where an engine's step cannot be made of it.
+        """
         ...
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
@@ -186,6 +211,8 @@ class Backend(ModelOps, Protocol):
         after: Callable[[Tensor], None],
     ) -> None:
         """Reduce, divide by `weight`, clip, step, call `after`, sync, in this order.
+
+        lr: the step's rate; a group's own is `lr` times its `lr_scale`.
 
         `weight`: the step's total weight over all ranks (0-d, on the device), so that the gradient
         is that of the weighted mean over the whole step. `after` takes the norm of that gradient

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import AdamSettings, Batch, ParameterGroup
+from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
@@ -44,10 +44,13 @@ class FakeBackend(EagerBackend):
         return super().prepare(model, train=train)
 
     def optimizer(
-        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+        self,
+        groups: Sequence[ParameterGroup],
+        settings: OptimizerSettings,
+        own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
         self.calls.append("optimizer")
-        return super().optimizer(groups, settings)
+        return super().optimizer(groups, settings, own)
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         for batch in super().batches(loader):

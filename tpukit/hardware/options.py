@@ -9,6 +9,7 @@ from tpukit.errors import HardwareError
 
 Kind = Literal["tpu", "gpu", "cpu"]
 Precision = Literal["bf16", "fp16", "fp32"]
+OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adafactor", "lion"]
 
 
 @dataclass(frozen=True)

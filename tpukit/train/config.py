@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
-from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.options import HardwareOptions, OptimizerName
 from tpukit.io.files import require_regular
 from tpukit.io.ranges import (
     BATCH,
@@ -26,6 +26,7 @@ from tpukit.io.ranges import (
     flag,
     range_problems,
 )
+from tpukit.train.monitor.best import parse_best_metric
 
 Schedule = Literal["constant", "linear", "cosine"]
 Config = TypeVar("Config", bound=HardwareOptions)
@@ -56,6 +57,10 @@ class TrainConfig(HardwareOptions):
     """Optimizer steps between two checkpoints, each after a validation."""
     num_workers: int | None = None
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
+    best_metric: str | None = None
+    """Metric of the best checkpoint: NAME, min:NAME or max:NAME (default: valid_loss)."""
+    early_stopping: int | None = None
+    """Validations without a better best_metric after which training stops (default: never)."""
     accumulate: int | None = None
     """Gradient accumulation steps (default: the fewest that fit)."""
     lr: float = 1e-3
@@ -68,12 +73,16 @@ class TrainConfig(HardwareOptions):
     """The last step's learning rate as a fraction of the peak (linear and cosine schedules)."""
     clip_norm: float | None = 1.0
     """Largest gradient norm over all parameters; 0 switches clipping off."""
+    optimizer: OptimizerName = "adamw"
+    """Optimizer, where the task builds none: adamw, adam, sgd, rmsprop, adafactor or lion."""
     weight_decay: float = 0.0
-    """Decoupled weight decay, on matrices only."""
+    """Weight decay, on matrices only; decoupled in AdamW, Adafactor and Lion."""
     beta1: float = 0.9
-    """Adam's first moment decay."""
+    """First moment decay of Adam and Lion."""
     beta2: float = 0.999
-    """Adam's second moment decay."""
+    """Second moment decay of Adam; of Lion's one moment."""
+    momentum: float = 0.9
+    """Momentum of SGD and RMSprop."""
     ema_decay: float | None = None
     """Decay of the EMA weights that are validated and tested (default: the task's, or no EMA)."""
     ema_every: int = 1
@@ -98,9 +107,11 @@ ARITHMETIC = (
     "warmup_steps",
     "final_lr_fraction",
     "clip_norm",
+    "optimizer",
     "weight_decay",
     "beta1",
     "beta2",
+    "momentum",
     "ema_decay",
     "ema_every",
 )
@@ -125,6 +136,8 @@ RANGES: Mapping[str, Range] = {
     "weight_decay": FROM_ZERO,
     "beta1": DECAY,
     "beta2": DECAY,
+    "momentum": DECAY,
+    "early_stopping": Range(0, LARGEST_COUNT),
     "ema_decay": DECAY,
     "ema_every": COUNT,
     "max_time": Range(1, 10 * 365 * 86400, whole=False),
@@ -270,7 +283,11 @@ def _expected(hint: Any) -> str:
 
 def _value_problems(config: HardwareOptions) -> list[str]:
     problems = range_problems(vars(config), RANGES)
-    if isinstance(config, TrainConfig) and None not in (config.epochs, config.max_steps):
+    if not isinstance(config, TrainConfig):
+        return problems
+    if config.best_metric is not None and parse_best_metric(config.best_metric) is None:
+        problems.append(f"best_metric {config.best_metric!r} is not [min:|max:]valid_NAME.")
+    if None not in (config.epochs, config.max_steps):
         problems.append("--epochs and --max-steps were both given: give one.")
     return problems
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Generator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
-from tpukit.errors import NonFiniteLossError
-from tpukit.hardware.backend import Backend, Batch
+from tpukit.errors import NonFiniteLossError, UsageError
+from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import BatchSplit
 from tpukit.train.config import TrainConfig
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
+from tpukit.train.monitor.best import BestMetric, stops_early
+from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
+from tpukit.train.monitor.profiled_steps import ProfiledSteps
+from tpukit.train.monitor.validation import validation_scores
 from tpukit.train.requests import TrainingResult
-from tpukit.train.schedule import is_due, learning_rate
+from tpukit.train.schedule import is_due
 from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.storage.run_folder import RunFolder
@@ -42,6 +45,7 @@ class RunPlan:
     settings: PlanSettings
     config: TrainConfig
     total_steps: int
+    best: BestMetric
     identity: dict[str, Any]
     loading: LoaderSettings
     folder: RunFolder
@@ -59,63 +63,12 @@ class RunState:
     """The step of the checkpoint that the run started from."""
     stopped_by: int | None = None
     """The signal that stopped the run, if one did."""
-
-
-class CompilationWatch:
-    """Counts compilations after the warm-up, which should not happen.
-
-    An activity (training on one set of shapes, evaluating, reading) may compile the first time
-    it is seen; whatever it compiles later is counted as after the warm-up.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.seen: set[Any] = set()
-        self.counted = backend.compilations()
-        self.graphs: dict[str, int] = {"start": self.counted}
-        """Compilations by kind of activity."""
-        self.after_warmup = 0
-
-    def done(self, kind: str, shapes: Any = None) -> int:
-        """Counts the compilations since the last call; returns how many were unexpected."""
-        now = self.backend.compilations()
-        fresh, self.counted = now - self.counted, now
-        if fresh:
-            self.graphs[kind] = self.graphs.get(kind, 0) + fresh
-        if (kind, shapes) not in self.seen:
-            self.seen.add((kind, shapes))
-            return 0
-        self.after_warmup += fresh
-        return fresh
-
-
-def shapes_of(batches: Iterable[Batch]) -> tuple[Any, ...]:
-    """What a compiled graph depends on."""
-    return tuple(tuple(tensor.shape) for batch in batches for tensor in batch.values())
-
-
-class ProfiledSteps:
-    """A trace of a few steps after the first ones, which compile and warm caches."""
-
-    SKIPPED, COUNT = 3, 3
-
-    def __init__(self, backend: Backend, folder: Path | None, first_step: int) -> None:
-        self.backend = backend
-        self.folder = folder
-        self.first = first_step + self.SKIPPED
-        self._trace = ExitStack()
-
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """Around step `step` (from 0)."""
-        if self.folder is None:
-            yield
-            return
-        if step == self.first:
-            self._trace.enter_context(self.backend.profile(self.folder))
-        yield
-        if step == self.first + self.COUNT - 1:
-            self._trace.close()
+    since_best: int = 0
+    """Validations since the best one."""
+    stopped_early: bool = False
+    """Whether `early_stopping` ended the run."""
+    stream: bytes | None = None
+    """Where a training stream stands after this step, as a checkpoint keeps it."""
 
 
 class Engine:
@@ -144,6 +97,7 @@ class Engine:
         self._rate = 0.0
         self._trained_seconds = 0.0
         self._trained_steps = 0
+        self._hook_failed = False
 
     # -- the loop --------------------------------------------------------------------------------
     def run(self) -> TrainingResult:
@@ -170,6 +124,10 @@ class Engine:
                 if is_due(done, self.config.ckpt_every, total):
                     self.validate()
                     self.save(is_best=self._is_best())
+                    self._require_best_metric()
+                    if stops_early(self.config.early_stopping, self.state.since_best):
+                        self.state.stopped_early = True
+                        break
 
                 # a signal or the clock, the same decision in every rank
                 if self.backend.any_rank(self.stop.is_set):
@@ -180,24 +138,34 @@ class Engine:
 
     def train_step(self, batches: list[Batch]) -> None:
         """One optimizer step at the rate its number has."""
-        rate = learning_rate(self.state.step, self.plan.total_steps, self.config)
-        self.learner.train_step(batches, rate)
+        self.learner.train_step(batches, self.rate(self.state.step))
         self.state.step += 1
         self._window_steps += 1
         unexpected = self.watch.done("train", shapes_of(batches))
         if unexpected and self.log:
             self.log.note(f"step {self.state.step}: {unexpected} unexpected compilation(s)")
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, as the task has it."""
+        rate = float(self.plan.task.learning_rate(step, self.plan.total_steps, self.config))
+        if not 0 <= rate < math.inf:
+            raise UsageError(
+                f"{type(self.plan.task).__name__}.learning_rate gave {rate} for step {step}.",
+                "Return a finite number that is not negative.",
+            )
+        return rate
+
     def training_batches(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
         """The device batches of each step from `start` on, grouped by step."""
-        counts = (len(self.plan.batches.step(step)) for step in range(start, stop))
         sampler = PlannedMicroBatches(
             self.plan.batches, start, stop, self.backend.rank, self.backend.world_size
         )
         loader = make_loader(self.plan.task, self.plan.datasets.train, sampler, self.plan.loading)
         batches = self.backend.batches(loader)
-        for count in counts:
-            yield list(itertools.islice(batches, count))
+        for batch in batches:
+            step = sampler.read.popleft()
+            self.state.stream = step.stream
+            yield [batch, *itertools.islice(batches, step.micro_batches - 1)]
 
     # -- once in a while ---------------------------------------------------------------------------
     def report(self, progress: Progress) -> None:
@@ -206,12 +174,11 @@ class Engine:
         self._stop_clock()
         self.watch.done("read")
         self.state.last_loss = metrics.means["loss"]
-        rate = learning_rate(self.state.step - 1, self.plan.total_steps, self.config)
         row = {
             "kind": "train",
             "step": self.state.step,
             **metrics.means,
-            "lr": rate,
+            "lr": self.rate(self.state.step - 1),
             "gradient_norm": metrics.gradient_norm,
             "largest_gradient_norm": metrics.largest_gradient_norm,
             "skipped_steps": metrics.skipped,
@@ -220,7 +187,7 @@ class Engine:
             **self._memory_row(),
         }
         if self.log:
-            self.log.metric_line(row)
+            self._log_row(row)
             self.log.note(f"step {self.state.step}: {self.facts()}")
             self._warn_about_gradients(
                 metrics.largest_gradient_norm, metrics.smallest_gradient_norm
@@ -230,47 +197,18 @@ class Engine:
         self._restart_clock()
 
     def validate(self) -> None:
-        """The loss on every validation sample, with the EMA weights where they are kept."""
-        data = self.plan.datasets.valid
-        if data is None:
+        """Metrics on every validation sample, with the EMA weights where they are kept."""
+        if not self.plan.datasets.validation_sets():
             return
         self._require_finite(self.learner.first_bad_step())
         ema = self.learner.ema
         with ema.in_place_of_weights(self.backend) if ema else nullcontext():
-            values = self.evaluate()
-            scores = self.plan.task.score(self.learner.model, self.backend, data)
-            self.watch.done("score")
-        self.state.scores = {f"valid_{n}": v for n, v in {**values, **scores}.items()}
+            self.state.scores = validation_scores(self.plan, self.learner, self.watch)
         if self.log:
-            row = {"kind": "valid", "step": self.state.step, **self.state.scores}
-            self.log.metric_line(row)
+            self._log_row({"kind": "valid", "step": self.state.step, **self.state.scores})
             text = ", ".join(f"{name} {value:.4g}" for name, value in self.state.scores.items())
             self.log.text(f"step {self.state.step}: {text}")
         self._restart_clock()
-
-    def evaluate(self) -> dict[str, float]:
-        """Weighted means over the validation samples, with the model's present weights."""
-        self.learner.model.eval()
-        for batch in self.evaluation_batches():
-            self.learner.evaluation_step(batch)
-            self.watch.done("evaluate", shapes_of([batch]))
-        self.learner.model.train()
-        values = self.learner.read_evaluation()
-        self.watch.done("read_evaluation")
-        return values
-
-    def evaluation_batches(self) -> Iterator[Batch]:
-        """Every validation sample once, in batches of training's size."""
-        assert self.plan.datasets.valid is not None
-        task, data = self.plan.task, self.plan.datasets.valid
-        micro_batches = [
-            micro.share(self.backend.rank, self.backend.world_size)
-            for micro in task.evaluation_batches(data, self.plan.settings)
-        ]
-        # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
-        # or talk to other ranks can hang. Batches are made on the backend's own thread instead.
-        loading = replace(self.plan.loading, workers=0)
-        return self.backend.batches(make_loader(task, data, micro_batches, loading))
 
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written once the loss was not finite."""
@@ -286,7 +224,7 @@ class Engine:
         learner, backend = self.learner, self.backend
         tensors = {
             "model": backend.to_host(learner.model_tensors()),
-            "optimizer": backend.to_host(learner.optimizer_tensors()),
+            "optimizer": backend.to_host(learner.optimizer_state.tensors()),
         }
         if learner.ema:
             tensors["ema"] = backend.to_host(learner.ema.weights)
@@ -297,21 +235,33 @@ class Engine:
             identity=self.plan.identity,
             random=[state["random"] for state in states],
             scaler=states[0]["scaler"],
+            optimizer=learner.optimizer_state.values(),
             best=self.state.best,
+            since_best=self.state.since_best,
             window=backend.to_host({"window": learner.window})["window"].tolist(),
         )
-        return Snapshot(state, tensors, self.plan.datasets.artifacts)
+        return Snapshot(state, tensors, self.plan.datasets.artifacts, self.state.stream)
 
     def _is_best(self) -> bool:
-        loss = self.state.scores.get("valid_loss")
-        if loss is None or not loss < self.state.best.get("loss", float("inf")):
+        metric, scores = self.plan.best, self.state.scores
+        if not metric.improves(scores, self.state.best):
+            self.state.since_best += 1
             return False
-        self.state.best = {"loss": loss, "step": float(self.state.step)}
+        self.state.best = {metric.key: scores[metric.name], "step": float(self.state.step)}
+        self.state.since_best = 0
         return True
+
+    def _require_best_metric(self) -> None:
+        if self.state.scores and self.plan.best.name not in self.state.scores:
+            raise UsageError(
+                f"best_metric {self.plan.best.name!r} is not among the validation metrics:"
+                f" {', '.join(self.state.scores)}.",
+                "Name one of these with --set best_metric=NAME (max:NAME where more is better).",
+            )
 
     def end(self) -> TrainingResult:
         """Saves what is not saved yet; the result of the run."""
-        finished = self.state.step >= self.plan.total_steps
+        finished = self.state.stopped_early or self.state.step >= self.plan.total_steps
         if not finished and not is_due(self.state.step, self.config.ckpt_every, 0):
             self.save(is_best=False)
         if self.writer is not None:
@@ -332,9 +282,21 @@ class Engine:
             graphs={kind: count for kind, count in self.watch.graphs.items() if count},
             resumed_from=self.state.resumed_from,
             finished=finished,
+            stopped_early=self.state.stopped_early,
         )
 
     # -- reporting ---------------------------------------------------------------------------------
+    def _log_row(self, row: Mapping[str, Any]) -> None:
+        assert self.log is not None
+        self.log.metric_line(row)
+        try:
+            self.plan.task.on_log(row)
+        except Exception as error:
+            if not self._hook_failed:
+                name, kind = type(self.plan.task).__name__, type(error).__name__
+                self.log.text(f"Warning: {name}.on_log failed: {kind}: {error}")
+            self._hook_failed = True
+
     def facts(self) -> str:
         """Loss, rate, memory, device load and compilations in one line."""
         loss = self.state.last_loss

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Batch
+from tpukit.train.data.stream import StreamPlan
 from tpukit.train.mistakes.raised import task_failure
 from tpukit.train.mistakes.returned import check_batch, check_sample, place_of_samples
 from tpukit.train.task import (
@@ -19,7 +21,6 @@ from tpukit.train.task import (
     MicroBatch,
     Sample,
     SampleKey,
-    SampleSource,
     Task,
     sample_rng,
 )
@@ -31,7 +32,7 @@ FILLER = SampleKey(VALIDATION_EPOCH, 0)
 class MicroBatchData(Dataset[Batch | TpukitError]):
     """Builds the batch of a MicroBatch; runs in a DataLoader worker."""
 
-    def __init__(self, task: Task, data: SampleSource, seed: int) -> None:
+    def __init__(self, task: Task, data: Any, seed: int) -> None:
         self.task = task
         self.data = data
         self.seed = seed
@@ -48,7 +49,9 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
             return failure
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        samples = [self._sample(key) for key in micro.keys or (FILLER,)]
+        keys = micro.keys or (FILLER,)
+        found = micro.samples or (self.data[key.sample] for key in keys)
+        samples = [self._drawn(key, sample) for key, sample in zip(keys, found, strict=True)]
         try:
             collated = self.task.collate(samples, micro)
         except ValueError as error:
@@ -65,12 +68,12 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def filled(self, micro: MicroBatch) -> Batch:
         """A batch of this shape from its first sample alone, as `collate` fills up rows."""
-        batch = self._batch(replace(micro, keys=micro.keys[:1]))
+        samples = micro.samples and micro.samples[:1]
+        batch = self._batch(replace(micro, keys=micro.keys[:1], samples=samples))
         batch["mask"].fill_(1.0)
         return batch
 
-    def _sample(self, key: SampleKey) -> Sample:
-        sample = self.data[key.sample]
+    def _drawn(self, key: SampleKey, sample: Sample) -> Sample:
         if self._stacks:
             check_sample(sample, key.sample, self.data, self.task.datasets)
         return self.task.draw(sample, sample_rng(self.seed, key.epoch, key.sample))
@@ -99,11 +102,24 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
         self.stop = stop
         self.rank = rank
         self.world_size = world_size
+        self.read: deque[PlannedStep] = deque()
+        """The steps whose micro-batches were given out, the oldest first, until they are taken."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for step in range(self.start, self.stop):
-            for micro in self.plan.step(step):
+            micro_batches = self.plan.step(step)
+            position = self.plan.position() if isinstance(self.plan, StreamPlan) else None
+            self.read.append(PlannedStep(len(micro_batches), position))
+            for micro in micro_batches:
                 yield micro.share(self.rank, self.world_size)
+
+
+class PlannedStep(NamedTuple):
+    """A step whose micro-batches were given out."""
+
+    micro_batches: int
+    stream: bytes | None
+    """Where a stream stands after it; None where it cannot go there."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,7 @@ class LoaderSettings:
 
 
 def make_loader(
-    task: Task, data: SampleSource, micro_batches: Any, settings: LoaderSettings
+    task: Task, data: Any, micro_batches: Any, settings: LoaderSettings
 ) -> MicroBatchLoader:
     """A DataLoader over micro-batches (any iterable of them), in their order."""
     return MicroBatchLoader(

@@ -41,12 +41,12 @@ class PrecisionComparison:
 
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
-    """The comparison in words, on the first training batch; random state and weights are kept."""
+    """The comparison in words, on the next training batch; random state and weights are kept."""
     from tpukit.train.loader import PlannedMicroBatches, make_loader
 
     backend = learner.backend
-    state = backend.state()
-    sampler = PlannedMicroBatches(plan.batches, 0, 1, backend.rank, backend.world_size)
+    state, step = backend.state(), learner.steps_done
+    sampler = PlannedMicroBatches(plan.batches, step, step + 1, backend.rank, backend.world_size)
     batch = next(
         iter(backend.batches(make_loader(plan.task, plan.datasets.train, sampler, plan.loading)))
     )

@@ -44,6 +44,8 @@ class TrainingResult:
     """Compilations by activity: start, train, evaluate, read, ..."""
     resumed_from: int | None
     finished: bool
+    stopped_early: bool = False
+    """Whether `early_stopping` ended the run."""
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from tpukit.errors import DataError, InterruptedRunError
+from tpukit.errors import ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import split_batch
 from tpukit.train.config import ARITHMETIC, TrainConfig
+from tpukit.train.data.stream import StreamPlan, is_stream
 from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.mistakes.host_reads import host_reads
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
+from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.step import Learner
@@ -60,8 +62,9 @@ def train_run(
         plan = plan_run(request, backend)
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
-            if checkpoint.state.step >= plan.total_steps:
-                return _already_finished(request, checkpoint, log)
+            early = stops_early(request.config.early_stopping, checkpoint.state.since_best)
+            if early or checkpoint.state.step >= plan.total_steps:
+                return _already_finished(request, checkpoint, plan, log, early=early)
         return _train_from(request, plan, checkpoint, backend, stop, log)
 
 
@@ -70,12 +73,21 @@ def _log_nothing(message: str) -> None:
 
 
 def _already_finished(
-    request: TrainingRequest, checkpoint: Checkpoint, log: Callable[[str], None]
+    request: TrainingRequest,
+    checkpoint: Checkpoint,
+    plan: RunPlan,
+    log: Callable[[str], None],
+    *,
+    early: bool,
 ) -> TrainingResult:
     state = checkpoint.state
+    how, more = "is finished", "more --epochs or --max-steps go"
+    if early:
+        how = f"stopped early, best {plan.best.describe(state.best)}"
+        more = "a larger early_stopping goes"
     log(
-        f"The run in {request.folder.path} is finished ({state.step} steps)."
-        " --no-resume starts a new one; more --epochs or --max-steps go on with it."
+        f"The run in {request.folder.path} {how} ({state.step} steps)."
+        f" --no-resume starts a new one; {more} on with it."
     )
     losses = [row["loss"] for row in read_metrics(request.folder) if row["kind"] == "train"]
     return TrainingResult(
@@ -89,6 +101,7 @@ def _already_finished(
         graphs={},
         resumed_from=state.step,
         finished=True,
+        stopped_early=early,
     )
 
 
@@ -103,15 +116,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     )
     if backend.is_main:
         backend.barrier()
-    samples = sample_count(datasets.train, "training", task.datasets)
-    if datasets.valid is not None:
-        sample_count(datasets.valid, "validation", task.datasets)
-    if config.global_batch_size > samples:
-        raise DataError(
-            f"--global-batch-size {config.global_batch_size} is larger than the training data"
-            f" ({samples} samples).",
-            f"Choose at most {samples}, or add data.",
-        )
+    _check_sizes(task, datasets, config)
     split = split_batch(
         config.global_batch_size, backend.devices, config.accumulate, task.defaults.rows_per_device
     )
@@ -128,6 +133,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         settings=settings,
         config=config,
         total_steps=total,
+        best=_best_metric(config, datasets),
         identity={**_identity(task, config, total), **datasets.identity},
         loading=LoaderSettings(
             workers=backend.loader_workers(config.num_workers),
@@ -138,10 +144,42 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     )
 
 
+def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:
+    for name, data in datasets.validation_sets().items():
+        sample_count(data, f"validation ({name})" if name else "validation", task.datasets)
+    if is_stream(datasets.train):
+        return
+    samples = sample_count(datasets.train, "training", task.datasets)
+    if config.global_batch_size > samples:
+        raise DataError(
+            f"--global-batch-size {config.global_batch_size} is larger than the training data"
+            f" ({samples} samples).",
+            f"Choose at most {samples}, or add data.",
+        )
+
+
+def _count(data: Any) -> int | None:
+    """Samples of a data set; None for a stream."""
+    return None if is_stream(data) else len(data)
+
+
+def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
+    """The configured metric, or the loss on the first validation set."""
+    sets = datasets.validation_sets()
+    if config.early_stopping and not sets:
+        raise ConfigError(
+            f"early_stopping = {config.early_stopping}: the task has no validation data.",
+            "Return some as `Datasets.valid`, or leave early_stopping out.",
+        )
+    first = next(iter(sets), "")
+    metric = parse_best_metric(config.best_metric or "")
+    return metric or BestMetric("_".join(filter(None, ("valid", first, "loss"))))
+
+
 def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:
     values = {"task": task.name, **task.identity()}
     values |= {name: getattr(config, name) for name in ARITHMETIC}
-    if config.schedule != "constant":
+    if config.schedule != "constant" or type(task).learning_rate is not Task.learning_rate:
         # The rate depends on how long the run is.
         values["total_steps"] = total_steps
     return values
@@ -161,7 +199,8 @@ def _train_from(
     state = RunState()
     if checkpoint is not None:
         state.step, state.best = checkpoint.state.step, dict(checkpoint.state.best)
-        state.resumed_from = state.step
+        state.since_best, state.resumed_from = checkpoint.state.since_best, state.step
+        state.stream = _resume_stream(plan, checkpoint, log)
     with ExitStack() as stack:
         run_log, writer = None, None
         if backend.is_main:
@@ -178,7 +217,7 @@ def _train_from(
                 run_log.text(verdict)
         result = Engine(plan, learner, state, stop, run_log, writer).run()
         if run_log:
-            _log_end(request, state, result, run_log)
+            _log_end(request, plan, state, result, run_log)
     if state.stopped_by is not None:
         raise InterruptedRunError(
             f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written.",
@@ -186,6 +225,22 @@ def _train_from(
             signal_number=state.stopped_by,
         )
     return result
+
+
+def _resume_stream(
+    plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None]
+) -> bytes | None:
+    """Takes a training stream to where the checkpoint left it; that place."""
+    if not isinstance(plan.batches, StreamPlan):
+        return None
+    position = checkpoint.stream()
+    if position is None:
+        log(
+            "The training stream keeps no position (state_dict and load_state_dict, of plain"
+            f" values): reading the first {checkpoint.state.step} steps' samples again."
+        )
+    plan.batches.resume(checkpoint.state.step, position)
+    return position
 
 
 # -- reporting ----------------------------------------------------------------------------------
@@ -206,11 +261,15 @@ def _config_tables(
             "accumulate": plan.split.accumulate,
             "rows_per_device": plan.split.rows_per_device,
             "total_steps": plan.total_steps,
-            "training_samples": len(plan.datasets.train),
-            "validation_samples": len(plan.datasets.valid) if plan.datasets.valid else 0,
+            "training_samples": _count(plan.datasets.train),
+            "validation_samples": _validation_samples(plan),
         },
         "versions": versions(),
     }
+
+
+def _validation_samples(plan: RunPlan) -> int:
+    return sum(map(len, plan.datasets.validation_sets().values()))
 
 
 def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
@@ -220,12 +279,13 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     one = count * 4 * (3 + (learner.ema is not None))
     needed, free = one * (KEPT + 2), shutil.disk_usage(path).free
     device = ", ".join(f"{name} {value}" for name, value in backend.describe().items())
-    valid = len(plan.datasets.valid) if plan.datasets.valid else 0
     log.text(f"Running on: {device}")
     for place in host_reads(plan.task.loss):
         log.text(f"Warning: the loss reads a value at {place}: on a TPU each step waits for it.")
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
-    log.text(f"Data: {len(plan.datasets.train)} training, {valid} validation samples")
+    samples = _count(plan.datasets.train)
+    train = "a stream of" if samples is None else samples
+    log.text(f"Data: {train} training, {_validation_samples(plan)} validation samples")
     log.text(
         f"Run: {path}, step {step} of {plan.total_steps}; checkpoints need up to"
         f" {format_bytes(needed)}, free {format_bytes(free)}"
@@ -235,12 +295,17 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
 
 
 def _log_end(
-    request: TrainingRequest, state: RunState, result: TrainingResult, log: RunLog
+    request: TrainingRequest, plan: RunPlan, state: RunState, result: TrainingResult, log: RunLog
 ) -> None:
     curve = draw_loss_curve(request.folder)
     if curve:
         log.text(f"Loss curve: {curve}")
-    if result.finished:
+    if result.stopped_early:
+        log.text(
+            f"Stopped early after step {result.steps}: no better validation for"
+            f" {state.since_best}; best {plan.best.describe(state.best)}."
+        )
+    elif result.finished:
         log.text(f"Done: {result.steps} steps, loss {state.last_loss:.4g}.")
     elif state.stopped_by is None:
         log.text(f"Time is up after step {result.steps}. Go on with: {request.command}")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import AdamSettings, Backend, Batch
+from tpukit.hardware.backend import Backend, Batch, OptimizerSettings
+from tpukit.hardware.optimizers import require_steppable
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
 from tpukit.train.mistakes.raised import place_of
-from tpukit.train.mistakes.returned import check_loss
+from tpukit.train.mistakes.returned import check_loss, described, task_mistake
+from tpukit.train.storage.optimizer_state import OptimizerState
 from tpukit.train.task import Task
 
 MOST_SUMS = 16
@@ -58,6 +62,7 @@ class Learner:
         self.backend = backend
         self.model = model
         self.optimizer = optimizer
+        self.optimizer_state = OptimizerState(optimizer, backend.parameters(model))
         self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
@@ -158,6 +163,25 @@ class Learner:
         self._evaluation += part
         self.backend.finish()
 
+    @torch.no_grad()
+    def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """What the task accumulates of a batch, and its mask, on the host."""
+        with self.backend.autocast():
+            found = self.task.accumulate(self.model, batch)
+        count = len(batch["mask"])
+        for name, value in found.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+                raise task_mistake(
+                    self.task.accumulate,
+                    f"returned {name!r} as {described(value)} for a batch of {count} rows",
+                    f"Return a tensor of shape ({count}, ...): a value for each row.",
+                )
+        found = {n: v.float() if v.is_floating_point() else v for n, v in found.items()}
+        # All at once: a graph for each would be compiled otherwise.
+        self.backend.finish()
+        host = self.backend.to_host({**found, "mask": batch["mask"]})
+        return {name: tensor.numpy() for name, tensor in host.items()}
+
     def read_evaluation(self) -> dict[str, float]:
         """The weighted means over all ranks; starts the sums anew."""
         totals = self.backend.all_reduce_sum(self._evaluation)
@@ -174,15 +198,6 @@ class Learner:
         persistent = plain.state_dict(keep_vars=True)
         buffers = {name: b for name, b in plain.named_buffers() if name in persistent}
         return {**self.backend.parameters(self.model), **buffers}
-
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """`exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME` of every trained parameter."""
-        return {
-            f"{key}/{name}": value
-            for name, parameter in self.backend.parameters(self.model).items()
-            for key, value in sorted(self.optimizer.state.get(parameter, {}).items())
-            if isinstance(value, Tensor)
-        }
 
 
 def metric_names(
@@ -241,10 +256,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     """The learner of a model whose weights are loaded and which is on the CPU still."""
     prepared = backend.prepare(model)
     prepared.train()
-    optimizer = backend.optimizer(
-        task.parameter_groups(prepared, config.weight_decay),
-        AdamSettings((config.beta1, config.beta2), task.defaults.adam.eps),
-    )
+    optimizer = build_optimizer(task, backend, prepared, config)
     ema = None
     if config.ema_decay is not None:
         ema = start_ema(backend.parameters(prepared), config.ema_decay, config.ema_every)
@@ -252,3 +264,35 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     # What was just made must not become part of the first step's graph.
     backend.finish()
     return learner
+
+
+def build_optimizer(
+    task: Task, backend: Backend, model: nn.Module, config: TrainConfig
+) -> torch.optim.Optimizer:
+    """The task's own optimizer over a prepared model, or the one that the config names.
+
+    Raises UsageError where the engine cannot step it.
+    """
+    settings = OptimizerSettings(
+        (config.beta1, config.beta2),
+        task.defaults.adam.eps,
+        config.optimizer,
+        config.lr,
+        config.momentum,
+    )
+    groups = task.parameter_groups(model, config.weight_decay)
+    own = task.build_optimizer(groups, settings)
+    if own is not None:
+        require_steppable(own)
+    optimizer = backend.optimizer(groups, settings, own)
+    known = {id(parameter) for parameter in backend.parameters(model).values()}
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not trained or not known.issuperset(map(id, trained)):
+        raise UsageError(
+            f"the optimizer of {type(task).__name__} trains "
+            + ("no parameter." if not trained else "tensors that are not the model's parameters."),
+            "Build it over the groups that `build_optimizer` is given, and leave some parameters"
+            " with requires_grad.",
+            id="optimizer",
+        )
+    return optimizer

@@ -10,96 +10,84 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps, ParameterGroup
-from tpukit.train.mistakes.returned import why_not_stacked
+from tpukit.hardware.backend import (
+    AdamSettings,
+    Backend,
+    Batch,
+    ModelOps,
+    OptimizerSettings,
+    ParameterGroup,
+)
+from tpukit.hardware.options import OptimizerName
+from tpukit.train import schedule
+from tpukit.train.data.batch_plan import (
+    VALIDATION_EPOCH,
+    BatchPlan,
+    MicroBatch,
+    PlanSettings,
+    Sample,
+    SampleKey,
+    SampleSource,
+    ShuffledPlan,
+    sample_rng,
+    stack_samples,
+)
+from tpukit.train.data.stream import StreamPlan, is_stream
+from tpukit.train.data.tuples import named
 from tpukit.train.storage.state_dict import load_weights
 
 if TYPE_CHECKING:
+    from tpukit.train.config import TrainConfig
     from tpukit.train.requests import EvaluationRequest, PredictionRequest
 
-Sample = Mapping[str, Any]
-"""A dict of arrays (or numbers) of fixed shapes."""
-
-
-class SampleKey(NamedTuple):
-    """Which sample, and in which pass over the data: together they seed its own draws."""
-
-    epoch: int
-    sample: int
-
-
-VALIDATION_EPOCH = 2**31 - 1
-"""The epoch of every validation sample: its draws are the same each time."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """The samples of one forward and backward pass, over all ranks until `share` cuts it."""
-
-    keys: tuple[SampleKey, ...]
-    rows: int
-    """Rows of the batch; those beyond `keys` are filled and masked."""
-    shape: Any = None
-    """The task's own description of the batch's fixed shape; None where all have the same."""
-
-    def share(self, rank: int, world_size: int) -> MicroBatch:
-        """The part of one rank: an equal number of rows, its keys a contiguous run."""
-        rows = self.rows // world_size
-        keys = self.keys[rank * rows : (rank + 1) * rows]
-        return MicroBatch(keys, rows, self.shape)
-
-
-class SampleSource(Protocol):
-    """A map-style dataset."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Sample: ...
-
-
-class BatchPlan(Protocol):
-    """What decides a run's data: a pure function of the step."""
-
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the data, rounded up."""
-        ...
-
-    def step(self, step: int) -> Sequence[MicroBatch]:
-        """The micro-batches of optimizer step `step` (from 0), whatever the world size."""
-        ...
-
-
-@dataclass(frozen=True)
-class PlanSettings:
-    """What a plan of training batches is made from."""
-
-    global_batch_size: int
-    micro_rows: int
-    """Rows of one micro-batch over all ranks."""
-    devices: int
-    """Rows are split over these: every micro-batch's rows are a multiple of it."""
-    seed: int
+__all__ = [
+    "VALIDATION_EPOCH",
+    "AdamSettings",
+    "BatchPlan",
+    "Datasets",
+    "MicroBatch",
+    "OptimizerSettings",
+    "ParameterGroup",
+    "PlanSettings",
+    "Preset",
+    "Sample",
+    "SampleKey",
+    "SampleSource",
+    "ShuffledPlan",
+    "Task",
+    "TrainingDefaults",
+    "named",
+    "sample_rng",
+    "stack_samples",
+]
 
 
 @dataclass(frozen=True)
 class Datasets:
     """The data of a run. `valid` is None where there is nothing to validate on."""
 
-    train: SampleSource
-    valid: SampleSource | None
+    train: Any
+    """A SampleSource, or a stream: a torch IterableDataset, or any iterable without a length."""
+    valid: SampleSource | Mapping[str, SampleSource] | None
+    """A data set, or several by name."""
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
     """Small files that a run must keep to be used elsewhere (normalisation, tokenizer), by name."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Plain values that identify the data (a digest of its content): a resumed run must have the
     same."""
+
+    def validation_sets(self) -> dict[str, SampleSource]:
+        """By name; a data set that is not named has the name ""."""
+        if isinstance(self.valid, Mapping):
+            return dict(self.valid)
+        return {} if self.valid is None else {"": self.valid}
 
 
 @dataclass(frozen=True)
@@ -118,8 +106,12 @@ class TrainingDefaults:
     clip_norm: float | None = 1.0
     ema_decay: float | None = None
     ema_every: int = 1
+    optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.0
     adam: AdamSettings = field(default_factory=AdamSettings)
+    momentum: float = 0.9
+    best_metric: str | None = None
+    early_stopping: int | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +196,20 @@ class Task(ABC):
             ParameterGroup([p for p in trained if p.ndim < 2], 0.0),
         ]
 
+    def build_optimizer(
+        self, groups: Sequence[ParameterGroup], settings: OptimizerSettings
+    ) -> torch.optim.Optimizer | None:
+        """An optimizer over these groups; None: the one that the setting `optimizer` names.
+
+        `torch.optim.SGD([group.options() for group in groups], settings.lr, momentum=0.9)`. The
+        rate that it is built with is each group's peak: the schedule scales it.
+        """
+        return None
+
+    def learning_rate(self, step: int, total_steps: int, config: TrainConfig) -> float:
+        """The rate of optimizer step `step` (from 0) out of `total_steps`."""
+        return schedule.learning_rate(step, total_steps, config)
+
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Adds a sample's own random draws; `rng` is keyed by (seed, epoch, index)."""
         return sample
@@ -212,9 +218,9 @@ class Task(ABC):
         """Stacks samples to exactly `micro.rows` rows plus `mask` (rows,), 0 on filled rows."""
         return stack_samples(samples, micro.rows)
 
-    def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
-        """Which samples make up an optimizer step."""
-        return ShuffledPlan(len(data), settings)
+    def plan(self, data: Any, settings: PlanSettings) -> BatchPlan:
+        """Which samples make up an optimizer step: shuffled passes, or a stream as it comes."""
+        return StreamPlan(data, settings) if is_stream(data) else ShuffledPlan(len(data), settings)
 
     def evaluation_batches(
         self, data: SampleSource, settings: PlanSettings
@@ -237,7 +243,7 @@ class Task(ABC):
 
         data = self.datasets().train
         plan = self.plan(data, PlanSettings(rows, rows, 1, seed=0))
-        steps = range(min(plan.steps_per_epoch(), PROBED_STEPS))
+        steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
         shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
         made = MicroBatchData(self, data, seed=0)
         batches = [made.filled(micro) for micro in shapes.values()]
@@ -250,6 +256,24 @@ class Task(ABC):
     def for_probing(self) -> Self:
         """The task where only shapes matter: it reads no weights and asks no network."""
         return self
+
+    def accumulate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """What `compute` needs of one validation batch, each value of shape (rows, ...)."""
+        return {}
+
+    def compute(self, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:
+        """Validation metrics that are not means over rows (AUC, F1, mAP).
+
+        rows: what `accumulate` gave for every validation sample, over all ranks, (samples, ...) in
+        the order of the data.
+        """
+        return {}
+
+    def on_log(self, row: Mapping[str, Any]) -> None:
+        """Called on rank 0 with each line of metrics.jsonl: a place for one's own tracker.
+
+        An exception raised here is one warning, and training goes on.
+        """
 
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
         """Further validation metrics (ROUGE on a few samples); costly ones limit their samples."""
@@ -305,56 +329,3 @@ class Task(ABC):
             "Add `def predict(self, model, backend, request, log)` to the task class;"
             " docs/own_task.py has one.",
         )
-
-
-def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
-    """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`.
-
-    Raises ValueError naming the entry in which two samples differ.
-    """
-    filled = [dict(sample) for sample in (*samples, *([samples[-1]] * (rows - len(samples))))]
-    try:
-        # In a DataLoader worker it stacks straight into shared memory.
-        batch: Batch = default_collate(filled)
-    except (KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(why_not_stacked(samples)) from error
-    mask = torch.zeros(rows)
-    mask[: len(samples)] = 1.0
-    return {**batch, "mask": mask}
-
-
-class ShuffledPlan:
-    """Passes over shuffled data laid end to end and cut into equal steps: nothing is dropped.
-
-    The order of pass `e` is a permutation keyed by (seed, e), so any step is found directly.
-    """
-
-    def __init__(self, samples: int, settings: PlanSettings) -> None:
-        self.samples = samples
-        self.settings = settings
-        self._orders: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
-
-    def steps_per_epoch(self) -> int:
-        return -(-self.samples // self.settings.global_batch_size)
-
-    def step(self, step: int) -> list[MicroBatch]:
-        size, rows = self.settings.global_batch_size, self.settings.micro_rows
-        keys = [self._key(step * size + i) for i in range(size)]
-        return [MicroBatch(tuple(keys[i : i + rows]), rows) for i in range(0, size, rows)]
-
-    def _key(self, position: int) -> SampleKey:
-        epoch, offset = divmod(position, self.samples)
-        return SampleKey(epoch, int(self._order(epoch)[offset]))
-
-    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if epoch not in self._orders:
-            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
-            self._orders[epoch] = sample_rng(self.settings.seed, epoch, -1).permutation(
-                self.samples
-            )
-        return self._orders[epoch]
-
-
-def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The generator of one sample's draws in one pass; index -1 is the pass' own."""
-    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 32) | (index & 0xFFFFFFFF)]))

@@ -9,7 +9,7 @@ import torch
 from hardware_run import Net, batches, train
 from torch.amp.grad_scaler import GradScaler
 
-from tpukit.hardware.backend import AdamSettings, ParameterGroup
+from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
@@ -72,7 +72,7 @@ class Half:
         self.backend = half_precision()
         self.model = self.backend.prepare(Net())
         group = ParameterGroup(list(self.model.parameters()))
-        self.optimizer = self.backend.optimizer([group], AdamSettings())
+        self.optimizer = self.backend.optimizer([group], OptimizerSettings())
         self.norms = []
 
     def steps(self, start, stop):

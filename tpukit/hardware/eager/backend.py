@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
-    AdamSettings,
     BackendState,
     Batch,
     DeviceUsage,
+    OptimizerSettings,
     ParameterGroup,
     ReadMemory,
 )
@@ -43,9 +43,8 @@ from tpukit.hardware.eager.grad_scaling import (
     ScaledUpdate,
     Update,
     clip_factor,
-    fused_adamw,
-    gradients_of,
 )
+from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer, set_rates
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
@@ -132,9 +131,14 @@ class EagerBackend:
         return dict(self.unwrap(model).named_parameters())
 
     def optimizer(
-        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+        self,
+        groups: Sequence[ParameterGroup],
+        settings: OptimizerSettings,
+        own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
-        return fused_adamw(groups, settings)
+        optimizer = own or named_optimizer(groups, settings)
+        adopt(optimizer, settings, torch.zeros_like, lambda value, p: value.to(p.device))
+        return optimizer
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return self.eager.batches(loader)
@@ -174,8 +178,7 @@ class EagerBackend:
         clip_norm: float | None,
         after: Callable[[Tensor], None],
     ) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        set_rates(optimizer, lr)
         divisor = weight * self.update.gradient_scale()
         raw_norm = self.parallelism.norm(gradients_of(optimizer))
         norm = raw_norm / divisor

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from tpukit.hardware.backend import AdamSettings, ParameterGroup
 from tpukit.hardware.eager.distributed import local
+from tpukit.hardware.optimizers import gradients_of
 
 
 class Update(Protocol):
@@ -82,12 +82,6 @@ class ScaledUpdate:
         self.scaler.load_state_dict(current)
 
 
-def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The gradients that an optimizer is about to use."""
-    groups = optimizer.param_groups
-    return [p.grad for group in groups for p in group["params"] if p.grad is not None]
-
-
 def local_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The shards of them that this rank holds."""
     return [local(gradient) for gradient in gradients_of(optimizer)]
@@ -98,22 +92,3 @@ def clip_factor(norm: Tensor, clip_norm: float | None) -> Tensor:
     if clip_norm is None:
         return torch.ones_like(norm)
     return (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-
-
-def fused_adamw(groups: Sequence[ParameterGroup], settings: AdamSettings) -> torch.optim.AdamW:
-    """torch's fused AdamW with its state made at once."""
-    optimizer = torch.optim.AdamW(
-        [{"params": list(g.parameters), "weight_decay": g.weight_decay} for g in groups],
-        lr=1.0,  # set before each step
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True,
-    )
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
-    return optimizer

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
-    AdamSettings,
     BackendState,
     Batch,
     DeviceUsage,
     Memory,
+    OptimizerSettings,
     ParameterGroup,
     ReadMemory,
 )
@@ -44,11 +44,18 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
+from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers, prefetch
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps
-from tpukit.hardware.xla.optimizer import XlaAdamW
+from tpukit.hardware.xla.optimizer import (
+    XlaAdafactor,
+    XlaAdamW,
+    choose_traced_form,
+    host_zeros,
+    step_in_graph,
+)
 from tpukit.knowledge.accelerators import tpu_by_device_kind
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -108,9 +115,23 @@ class XlaBackend(XlaOps):
         return dict(model.named_parameters())
 
     def optimizer(
-        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+        self,
+        groups: Sequence[ParameterGroup],
+        settings: OptimizerSettings,
+        own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
-        return XlaAdamW(groups, settings, self.mesh.zeros_like)
+        if own is None and settings.name == "adamw":
+            return XlaAdamW(groups, settings, self.mesh.zeros_like)
+        optimizer = own or named_optimizer(groups, settings)
+        choose_traced_form(optimizer)
+        adopt(optimizer, settings, host_zeros, lambda value, _: self._send_state(value))
+        if type(optimizer) is torch.optim.Adafactor:
+            return XlaAdafactor(optimizer, self.mesh.send)
+        return optimizer
+
+    def _send_state(self, value: Tensor) -> Tensor:
+        host = value.to("cpu")
+        return self.mesh.send(host, self.mesh.parameter_spec(host))
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self.mesh.send_batch)
@@ -167,24 +188,27 @@ class XlaBackend(XlaOps):
         clip_norm: float | None,
         after: Callable[[Tensor], None],
     ) -> None:
-        assert isinstance(optimizer, XlaAdamW)
-        numbers = self.mesh.send(optimizer.numbers(lr))
-        norm = total_norm(optimizer.gradients()) / weight
+        gradients = gradients_of(optimizer)
+        norm = total_norm(gradients) / weight
         factor = torch.reciprocal(weight)
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        optimizer.apply(numbers, factor)
+        if isinstance(optimizer, XlaAdamW):
+            optimizer.apply(self.mesh.send(optimizer.numbers(lr)), factor)
+        else:
+            step_in_graph(optimizer, lr, gradients, factor)
         self._clear_gradients(optimizer)
         after(norm)
         self._sync()
 
-    def _clear_gradients(self, optimizer: XlaAdamW) -> None:
+    def _clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeroes gradients that accumulate over micro-batches, for the next step to add to."""
-        for parameter, _ in optimizer.trained():
-            if parameter.grad is not None and self._adds_up:
-                parameter.grad.zero_()
-            else:
-                parameter.grad = None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and self._adds_up:
+                    parameter.grad.zero_()
+                else:
+                    parameter.grad = None
 
     @torch.no_grad()
     def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:

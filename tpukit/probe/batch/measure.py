@@ -140,7 +140,7 @@ def _copy_checkpoint(learner: Learner, backend: Backend) -> dict[str, int]:
     """What a checkpoint copies to the host, held at once; its bytes by kind."""
     copies = {
         "parameters": backend.to_host(learner.model_tensors()),
-        "optimizer": backend.to_host(learner.optimizer_tensors()),
+        "optimizer": backend.to_host(learner.optimizer_state.tensors()),
         "ema": backend.to_host(learner.ema.weights) if learner.ema else {},
     }
     return {

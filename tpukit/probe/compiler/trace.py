@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor, nn
 
 from tpukit.errors import JobError
-from tpukit.hardware.backend import AdamSettings, ParameterGroup
+from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend
@@ -58,10 +58,13 @@ class TracingBackend(XlaBackend):
             return super().prepare(model, train=train)
 
     def optimizer(
-        self, groups: Sequence[ParameterGroup], settings: AdamSettings
+        self,
+        groups: Sequence[ParameterGroup],
+        settings: OptimizerSettings,
+        own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
         with self.placeholders.of_kind("optimizer"):
-            return super().optimizer(groups, settings)
+            return super().optimizer(groups, settings, own)
 
     def attention(
         self,

@@ -26,6 +26,7 @@ from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
 FORMAT = 1
 KEPT = 2
 STATE_FILE = "state.json"
+STREAM_FILE = "stream.pt"
 TENSOR_FILES = ("model", "ema", "optimizer")
 
 
@@ -42,7 +43,11 @@ class TrainState:
     """Random generators of each rank."""
     scaler: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
-    """`loss` and `step` of the best validation so far."""
+    """`loss` (or another metric) and `step` of the best validation so far."""
+    since_best: int = 0
+    """Validations since then."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """The optimizer's class, and its state but for the tensors."""
     window: list[float] = field(default_factory=list)
     """Sums since the last log line, so that the log goes on as well."""
 
@@ -55,6 +60,8 @@ class Snapshot:
     tensors: Mapping[str, Mapping[str, Tensor]]
     """By file name: model, ema (may lack), optimizer."""
     artifacts: Mapping[str, bytes]
+    stream: bytes | None = None
+    """Where the training stream stands."""
 
 
 def step_name(step: int) -> str:
@@ -90,7 +97,8 @@ def _write_files(partial: Path, snapshot: Snapshot) -> None:
         path = partial / f"{name}.safetensors"
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
         sums[path.name] = _sync_and_sum(path)
-    for name, content in snapshot.artifacts.items():
+    stream = {STREAM_FILE: snapshot.stream} if snapshot.stream is not None else {}
+    for name, content in {**snapshot.artifacts, **stream}.items():
         (partial / name).write_bytes(content)
         sums[name] = _sync_and_sum(partial / name)
     body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
@@ -182,9 +190,14 @@ class Checkpoint:
         path = self.path / f"{name}.safetensors"
         return load_file(path) if path.exists() else {}
 
+    def stream(self) -> bytes | None:
+        """Where the training stream stood; None where there was none, or it cannot go there."""
+        path = self.path / STREAM_FILE
+        return path.read_bytes() if path.exists() else None
+
     def artifacts(self) -> dict[str, bytes]:
         """The run's small files by name."""
-        skipped = {STATE_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
+        skipped = {STATE_FILE, STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
         return {
             p.name: p.read_bytes() for p in sorted(self.path.iterdir()) if p.name not in skipped
         }

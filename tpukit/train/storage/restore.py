@@ -47,7 +47,8 @@ def load_learner(
     backend.seed(config.global_seed)
     if checkpoint is None:
         return learner
-    backend.load(learner.optimizer_tensors(), checkpoint.tensors("optimizer"))
+    tensors = checkpoint.tensors("optimizer")
+    learner.optimizer_state.restore(backend, checkpoint.state.optimizer, tensors)
     if learner.ema:
         backend.load(learner.ema.weights, checkpoint.tensors("ema"))
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})

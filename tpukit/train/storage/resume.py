@@ -10,6 +10,7 @@ from pathlib import Path
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
+from tpukit.train.config import TrainConfig
 from tpukit.train.engine import RunPlan
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.storage.checkpoint import (
@@ -21,6 +22,9 @@ from tpukit.train.storage.checkpoint import (
 )
 from tpukit.train.storage.run_folder import RunFolder, locked
 from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
+
+EARLIER_VALUES = {"optimizer": "adamw", "momentum": TrainConfig.momentum}
+"""What runs had that were made before these fields existed."""
 
 
 def claim_folder(
@@ -93,7 +97,7 @@ def require_same_arithmetic(
 
     Checkpoints of earlier versions do not identify their data: that is a warning.
     """
-    before = checkpoint.state.identity
+    before = {**EARLIER_VALUES, **checkpoint.state.identity}
     unknown = sorted(plan.datasets.identity.keys() - before.keys())
     if unknown:
         log(

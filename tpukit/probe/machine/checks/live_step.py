@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import AdamSettings, Backend, Batch, ModelOps
+from tpukit.hardware.backend import Backend, Batch, ModelOps, OptimizerSettings
 from tpukit.train.step import Learner
 from tpukit.train.task import Datasets, Task
 
@@ -38,7 +38,7 @@ def train_one_step(backend: Backend) -> str:
     torch.manual_seed(0)
     task = ProbeTask()
     model = backend.prepare(task.build_model(backend))
-    optimizer = backend.optimizer(task.parameter_groups(model, 0.0), AdamSettings())
+    optimizer = backend.optimizer(task.parameter_groups(model, 0.0), OptimizerSettings())
     learner = Learner(task, backend, model, optimizer, None, clip_norm=1.0)
     rows = ROWS_PER_DEVICE * backend.devices // backend.world_size
     x = torch.randn(rows, WIDTH)

@@ -1,0 +1,1 @@
+"""The data of a run: which samples make up a step, streams, adapters."""
