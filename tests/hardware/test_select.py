@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tpukit.errors import HardwareError
-from tpukit.hardware import select
+from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import TPU_VARIABLES
 from tpukit.hardware.options import HardwareOptions, choose_precision
 from tpukit.hardware.recorded_host import RecordedHost
@@ -42,7 +42,7 @@ def machine(monkeypatch):
     def has(chips=0, gpus=0, pci_device="0x0063"):
         host = RecordedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
         monkeypatch.setattr(select, "RealHost", lambda: host)
-        monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: name)
+        monkeypatch.setattr(tpu_stack.importlib.util, "find_spec", lambda name: name == "torch_xla")
 
     return has
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_an_error(machine, chips, gpus, options):
 
 def test_torch_xla_missing(machine, monkeypatch):
     machine(8)
-    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tpu_stack.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HardwareError, match="not installed"):
         find_kind(HardwareOptions(hw="tpu"))
 

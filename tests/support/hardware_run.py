@@ -76,7 +76,7 @@ def train(backend, accumulate=1, clip_norm=0.5):
 
 def shard_sizes(backend, model):
     """(elements of one device, elements of all) over all parameters."""
-    if backend.kind == "tpu":
+    if backend.device.type == "xla":
         import torch_xla.core.xla_model as xm
         from torch_xla.distributed.spmd.xla_sharding import wrap_as_sharded_tensor
 
@@ -93,6 +93,20 @@ def leave_out_reduction(backend):
     backend.parallelism.micro_batch = lambda model, last: within(model, last=False)
 
 
+def join_alone(backend, shard):
+    """Replicates or shards over a process group of this rank alone."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from tpukit.hardware.collectives import GlooCollectives
+    from tpukit.hardware.eager.distributed import DDP, FSDP
+
+    dist.init_process_group(backend.device.type)
+    backend.collectives = GlooCollectives(1)
+    mesh = init_device_mesh(backend.device.type, (1,))
+    backend.parallelism = FSDP(mesh, backend.eager.place) if shard else DDP(backend.eager.replicate)
+
+
 def main() -> None:
     parse = argparse.ArgumentParser()
     parse.add_argument("out")
@@ -102,12 +116,17 @@ def main() -> None:
     parse.add_argument("--precision", default="fp32")
     parse.add_argument("--shard", action="store_true")
     parse.add_argument("--without-reduction", action="store_true")
+    parse.add_argument("--alone", action="store_true", help="in a process group of one rank")
+    parse.add_argument("--eager", action="store_true")
     asked = parse.parse_args()
     backend = open_backend(
         HardwareOptions(
-            hw=asked.hw, devices=asked.devices, precision=asked.precision, shard=asked.shard
+            hw=asked.hw, devices=asked.devices, precision=asked.precision, shard=asked.shard,
+            compile=False if asked.eager else None,
         )
-    )
+    )  # fmt: skip
+    if asked.alone:
+        join_alone(backend, asked.shard)
     if asked.without_reduction:
         leave_out_reduction(backend)
     model, optimizer, last, compiled = train(backend, asked.accumulate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,13 @@ from tpukit.errors import HardwareError
 from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
+from tpukit.hardware.tpu_stack import (
+    AUTOLOAD_VARIABLE,
+    RANKS_VARIABLE,
+    check_rank_count,
+    choose_stack,
+    installed_stack,
+)
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
@@ -25,7 +31,7 @@ def open_backend(options: HardwareOptions) -> Backend:
         HardwareError: the hardware is not here, or cannot do what the options ask for.
     """
     kind = prepare_environment(options)
-    if kind == "tpu":
+    if kind == "tpu" and installed_stack() == "torch_xla":
         from tpukit.hardware.xla.backend import open_xla
 
         return open_xla(options)
@@ -44,21 +50,34 @@ def find_kind(options: HardwareOptions) -> Kind:
 
 
 def rank_count(options: HardwareOptions, kind: Kind) -> int:
-    """Ranks of a run on this host: one a GPU; a single one drives all devices of a TPU."""
+    """Ranks of a run on this host: one a GPU, one a device of a TPU with torch_tpu; a single one
+    drives all devices of a TPU with torch_xla."""
     if kind == "gpu":
         return options.devices or len(_this_machine().gpus)
-    return (options.devices or 1) if kind == "cpu" else 1
+    if kind == "cpu":
+        return options.devices or 1
+    tpu = _this_machine().tpu
+    if tpu is None or installed_stack() == "torch_xla":
+        return 1
+    return options.devices or tpu.devices
 
 
 def prepare_environment(options: HardwareOptions) -> Kind:
-    """Sets what torch_xla, CUDA and accelerate read from the environment at import."""
+    """Sets what torch, torch_xla, CUDA and accelerate read from the environment at import."""
     hardware = _this_machine()
     kind = _check(options, hardware)
+    # The backend loads torch_tpu where a run uses it.
+    os.environ.setdefault(AUTOLOAD_VARIABLE, "0")
     if kind == "tpu":
+        # XLA logs the end of its own partitioner several times a compilation.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if kind == "tpu" and installed_stack() == "torch_xla":
         _prepare_xla(options, hardware)
     else:
         # accelerate would import torch_xla where it is installed, and then insist on it.
         os.environ["USE_TORCH_XLA"] = "0"
+    if kind == "tpu" and installed_stack() == "torch_tpu":
+        os.environ[RANKS_VARIABLE] = str(rank_count(options, kind))
     if kind == "gpu":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if options.deterministic:
@@ -85,20 +104,9 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
 
 def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
     choose_precision(options.precision, "tpu", native_bf16=True)
-    if not hardware.emulated and hardware.tpu is None:
-        raise HardwareError(
-            "--hw tpu: there is no TPU on this machine.",
-            "Set PJRT_DEVICE=CPU CPU_NUM_DEVICES=8 for emulation on CPU (8 virtual devices), or "
-            "ask the TPU compiler: `tpukit probe-batch --target v5e-8`.",
-            id="no-tpu",
-        )
-    if importlib.util.find_spec("torch_xla") is None:
-        raise HardwareError(
-            "--hw tpu: torch_xla is not installed.",
-            "pip install '.[tpu]' in a checkout of tpukit (or its wheel with [tpu]) on a TPU "
-            "machine; '.[xla]' for emulation on CPU (virtual devices).",
-            id="no-torch-xla",
-        )
+    stack = choose_stack(hardware, RealHost())
+    if stack == "torch_tpu" and options.devices is not None and hardware.tpu is not None:
+        check_rank_count(options.devices, hardware.tpu)
     if options.memory_limit is not None and not hardware.emulated:
         raise HardwareError(
             "--memory-limit: a TPU's memory cannot be limited.",
@@ -123,8 +131,6 @@ def _check_gpu(options: HardwareOptions, hardware: Hardware) -> None:
 
 
 def _prepare_xla(options: HardwareOptions, hardware: Hardware) -> None:
-    # XLA logs the end of its own partitioner several times a compilation.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if hardware.tpu is None or hardware.emulated:
         if options.devices is not None:
             os.environ["CPU_NUM_DEVICES"] = str(options.devices)

@@ -1,7 +1,7 @@
-"""GPUs and CPUs: accelerate over torchrun, one rank a device.
+"""GPUs, CPUs, and TPUs through torch_tpu: eager PyTorch over torchrun, one rank a device.
 
-accelerate places and wraps the model and sets up the process group, nothing else. Reduction,
-accumulation, clipping, scaling and the learning rate are the step's own.
+On GPUs and CPUs accelerate places and wraps the model and sets up the process group, nothing else.
+Reduction, accumulation, clipping, scaling and the learning rate are the step's own.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class EagerBackend:
-    """One GPU or the CPU: one rank of a run."""
-
-    fixed_shapes = False
+    """One device: one rank of a run."""
 
     def __init__(
         self,
@@ -71,6 +69,7 @@ class EagerBackend:
         self.kind: Kind = kind
         self.eager = eager
         self.device = eager.device
+        self.fixed_shapes = eager.fixed_shapes
         self.precision: Precision = precision
         self.collectives = collectives
         self.rank = collectives.rank
@@ -92,6 +91,7 @@ class EagerBackend:
             "devices": self.devices,
             "precision": f"bf16 ({bf16})" if self.precision == "bf16" else self.precision,
             "torch": torch.__version__,
+            **self.eager.versions,
         }
 
     # -- models and batches ------------------------------------------------------------------
@@ -185,6 +185,7 @@ class EagerBackend:
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
         after(norm)
+        self.eager.surface_errors()
 
     @torch.no_grad()
     def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
@@ -192,7 +193,7 @@ class EagerBackend:
             torch._foreach_lerp_(list(targets), list(sources), weight)
 
     def finish(self) -> None:
-        pass
+        self.eager.surface_errors()
 
     # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -245,11 +246,7 @@ class EagerBackend:
         return self.eager.memory_meter()
 
     def compilations(self) -> int:
-        if not self.compiles:
-            return 0
-        from torch._dynamo.utils import counters
-
-        return int(counters["stats"]["unique_graphs"])
+        return self.eager.compilations()
 
     def close(self) -> None:
         self.collectives.close()
@@ -259,7 +256,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
     """The backend of this rank, which a launcher may have started.
 
     Raises:
-        HardwareError: torch cannot use the GPU, or the world size is wrong.
+        HardwareError: torch cannot use the device, or the world size is wrong.
     """
     world = launched_world_size()
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
@@ -270,12 +267,12 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
     if kind == "gpu":
         check_cuda()
     with quiet_stdout():
-        accelerator = _start_accelerate(kind)
+        eager, parallelism = _start(kind, options, world)
         collectives = SingleRank() if world == 1 else GlooCollectives(world)
-    eager: EagerDevice = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
     precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
-    _set_arithmetic(precision, deterministic=options.deterministic)
-    parallelism = _parallelism(accelerator, options, world)
+    eager.set_arithmetic(precision, deterministic=options.deterministic)
+    if options.deterministic:
+        torch.use_deterministic_algorithms(True)
     if options.memory_limit is not None:
         eager.limit_memory(options.memory_limit)
     return EagerBackend(
@@ -285,12 +282,14 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         collectives,
         parallelism,
         _update(precision, eager.device),
-        compiles=_can_compile(eager.compiles if options.compile is None else options.compile),
+        compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
     )
 
 
-def _can_compile(wanted: bool) -> bool:
-    """Whether torch.compile is used; it needs the compiler that `$CXX` names, else g++."""
+def _can_compile(kind: Kind, wanted: bool) -> bool:
+    """Whether torch.compile is used; but for a TPU it needs the compiler of `$CXX`, else g++."""
+    if kind == "tpu":
+        return wanted
     compiler = os.environ.get("CXX", "g++")
     if wanted and shutil.which(compiler) is None:
         print(
@@ -318,6 +317,18 @@ def share_cores(ranks: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevice, Parallelism]:
+    """This rank's device, and how it shares a model with the other ranks, which it has joined."""
+    if kind == "tpu":
+        from tpukit.hardware.eager.torch_tpu import start_torch_tpu
+
+        tpu = start_torch_tpu(world)
+        return tpu, _parallelism(tpu.replicate, tpu.place, tpu.device, options, world)
+    accelerator = _start_accelerate(kind)
+    device = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
+    return device, _parallelism(accelerator.prepare_model, None, accelerator.device, options, world)
+
+
 def _start_accelerate(kind: Kind) -> Any:
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
@@ -331,35 +342,23 @@ def _start_accelerate(kind: Kind) -> Any:
     )
 
 
-def _parallelism(accelerator: Any, options: HardwareOptions, world: int) -> Parallelism:
+def _parallelism(
+    replicate: Callable[[nn.Module], nn.Module],
+    place: Callable[[nn.Module], nn.Module] | None,
+    device: torch.device,
+    options: HardwareOptions,
+    world: int,
+) -> Parallelism:
     if world == 1:
-        return SingleProcess(accelerator.prepare_model)
+        return SingleProcess(replicate)
     if not options.shard:
-        return DDP(accelerator.prepare_model)
+        return DDP(replicate)
     from torch.distributed.device_mesh import init_device_mesh
 
-    return FSDP(init_device_mesh(accelerator.device.type, (world,)))
+    return FSDP(init_device_mesh(device.type, (world,)), place)
 
 
 def _update(precision: Precision, device: torch.device) -> Update:
     if precision != "fp16":
         return PlainUpdate()
     return ScaledUpdate(GradScaler(device.type), device)
-
-
-def _set_arithmetic(precision: Precision, *, deterministic: bool) -> None:
-    if torch.cuda.is_available():
-        torch.backends.cudnn.benchmark = not deterministic
-        if precision == "fp32":
-            _keep_convolutions_in_fp32()
-    if deterministic:
-        torch.use_deterministic_algorithms(True)
-
-
-def _keep_convolutions_in_fp32() -> None:
-    """torch rounds their inputs to TF32 by default; fp32 was asked for."""
-    settings: Any = torch.backends.cudnn
-    if hasattr(settings, "conv"):
-        settings.conv.fp32_precision = "ieee"
-    else:  # before torch 2.9
-        settings.allow_tf32 = False

@@ -1,14 +1,15 @@
-"""The two devices that run eagerly: a CPU and an NVIDIA GPU."""
+"""Devices that run eagerly: a CPU and an NVIDIA GPU. A TPU's is in `torch_tpu.py`."""
 
 from __future__ import annotations
 
 import base64
 import importlib.util
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,22 +24,32 @@ from tpukit.hardware.memory import (
     meter_process_memory,
     resident_bytes,
 )
+from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
 
 class EagerDevice(Protocol):
-    """What a CPU and a GPU do differently."""
+    """What a CPU, a GPU and a TPU do differently."""
 
     device: torch.device
+    versions: Mapping[str, str]
+    """Of the device's own packages."""
     compiles: bool
     """Whether torch.compile is the default."""
     native_bf16: bool
     recomputes: bool
     """Whether `recompute` checkpoints activations: memory is scarcer than time."""
+    fixed_shapes: bool
 
     def name(self) -> str: ...
+    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
     def limit_memory(self, limit_bytes: int) -> None: ...
+    def surface_errors(self) -> None:
+        """Raises a step's errors in that step, where they would otherwise appear later."""
+        ...
+
+    def compilations(self) -> int: ...
     def usage(self) -> DeviceUsage: ...
     def memory_meter(self) -> AbstractContextManager[ReadMemory]: ...
     def random_state(self) -> dict[str, str]: ...
@@ -49,9 +60,11 @@ class EagerDevice(Protocol):
 class CpuDevice:
     """The CPU of this host."""
 
+    versions: Mapping[str, str] = {}
     compiles = False
     native_bf16 = False
     recomputes = False
+    fixed_shapes = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -62,6 +75,9 @@ class CpuDevice:
     def name(self) -> str:
         return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
+    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
+        pass
+
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
 
@@ -71,6 +87,12 @@ class CpuDevice:
         self.limit_bytes = limit_bytes
         self.bytes_before_limit = data_bytes()
         limit_host_memory(limit_bytes)
+
+    def surface_errors(self) -> None:
+        pass
+
+    def compilations(self) -> int:
+        return compiled_graphs()
 
     def usage(self) -> DeviceUsage:
         return DeviceUsage(self._memory(), None)
@@ -99,7 +121,9 @@ class CpuDevice:
 class CudaDevice:
     """One NVIDIA GPU."""
 
+    versions: Mapping[str, str] = {}
     recomputes = True
+    fixed_shapes = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -113,6 +137,11 @@ class CudaDevice:
 
     def name(self) -> str:
         return torch.cuda.get_device_name(self.device)
+
+    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
+        torch.backends.cudnn.benchmark = not deterministic
+        if precision == "fp32":
+            _keep_convolutions_in_fp32()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         for batch, copied in prefetch(loader, self._send):
@@ -144,6 +173,12 @@ class CudaDevice:
             )
         self.limit_bytes = limit_bytes
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.device)
+
+    def surface_errors(self) -> None:
+        pass
+
+    def compilations(self) -> int:
+        return compiled_graphs()
 
     def usage(self) -> DeviceUsage:
         return DeviceUsage(self._memory(), self._utilization_percent())
@@ -178,6 +213,21 @@ class CudaDevice:
 
     def profiled(self) -> list[torch.profiler.ProfilerActivity]:
         return [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def _keep_convolutions_in_fp32() -> None:
+    """torch rounds their inputs to TF32 by default; fp32 was asked for."""
+    settings: Any = torch.backends.cudnn
+    if hasattr(settings, "conv"):
+        settings.conv.fp32_precision = "ieee"
+    else:  # before torch 2.9
+        settings.allow_tf32 = False
 
 
 def check_cuda() -> None:

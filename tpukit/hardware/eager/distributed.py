@@ -79,10 +79,14 @@ class DDP(SingleProcess):
 class FSDP:
     """Every rank holds a shard of each parameter, its gradient and its optimizer state."""
 
-    def __init__(self, mesh: Any) -> None:
+    def __init__(self, mesh: Any, place: Callable[[nn.Module], nn.Module] | None = None) -> None:
         self.mesh = mesh
+        self.place = place
+        """Where `fully_shard` cannot move a model itself."""
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
+        if self.place is not None:
+            model = self.place(model)
         for block in repeated_blocks(model):
             fully_shard(block, mesh=self.mesh)
         # Left whole after an evaluation, weights would be copies that an exchange never reaches.
@@ -125,6 +129,24 @@ class FSDP:
 def local(tensor: Tensor) -> Tensor:
     """The shard of a tensor that this rank holds, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def move_tensors(
+    model: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
+) -> None:
+    """Moves a model to another device in place; ties between its parameters stay.
+
+    `.to` would give each tied parameter a copy where a tensor cannot change its device.
+    """
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in moved:
+                sent = parameter(old.detach())
+                moved[id(old)] = nn.Parameter(sent, requires_grad=old.requires_grad)
+            module._parameters[name] = moved[id(old)]
+        for name, old_buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer(old_buffer))
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

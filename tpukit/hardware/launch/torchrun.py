@@ -5,6 +5,7 @@ python -m tpukit.hardware.launch.torchrun TORCHRUN'S ARGUMENTS
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tpukit.hardware.launch.launcher import STATUS_VARIABLE
+from tpukit.hardware.tpu_stack import RANKS_VARIABLE
 from tpukit.io.process import PARENT_VARIABLE, die_with_parent
 
 
@@ -25,6 +27,8 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    if ranks := os.environ.get(RANKS_VARIABLE):
+        _describe_tpu(int(ranks))
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as failed:
@@ -33,6 +37,13 @@ def main() -> int:
     except SignalException as stop:
         return 128 + int(stop.sigval)
     return 0
+
+
+def _describe_tpu(ranks: int) -> None:
+    """Sets the topology and the addresses by which torch_tpu's ranks find each other."""
+    importlib.import_module("torch_tpu")  # makes torch.tpu
+    distributed = importlib.import_module("torch.tpu.distributed")
+    distributed.set_tpu_launch_env(nproc_per_node=ranks)
 
 
 def _name_killed(exit_codes: dict[int, int]) -> None:

@@ -14,7 +14,7 @@ import torch_xla.runtime as xr
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Batch
-from tpukit.hardware.eager.distributed import repeated_blocks
+from tpukit.hardware.eager.distributed import move_tensors, repeated_blocks
 
 AXIS = "data"
 Spec = tuple[str | None, ...]
@@ -67,21 +67,10 @@ class DeviceMesh:
     # -- models ------------------------------------------------------------------------------
     def place(self, model: nn.Module) -> None:
         """Moves a model to the devices in place; ties between its parameters stay."""
-        moved: dict[int, nn.Parameter] = {}
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) not in moved:
-                    moved[id(parameter)] = self._move(parameter)
-                module._parameters[name] = moved[id(parameter)]
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, self.send(buffer))
+        move_tensors(model, lambda p: self.send(p, self.parameter_spec(p)), self.send)
         if self.shard:
             for block in repeated_blocks(model):
                 block.register_forward_hook(self._split_rows)
-
-    def _move(self, parameter: nn.Parameter) -> nn.Parameter:
-        sent = self.send(parameter.detach(), self.parameter_spec(parameter))
-        return nn.Parameter(sent, requires_grad=parameter.requires_grad)
 
     def parameter_spec(self, parameter: Tensor) -> Spec | None:
         """The longest axis that divides is split; None: every device has it all."""

@@ -25,7 +25,10 @@ from tpukit.train.storage.checkpoint import (
 )
 
 SUM_LINE = "# SHA-256 of the lines below: "
-VERSIONED = ("tpukit", "torch", "torch_xla", "libtpu", "jax", "accelerate", "timm", "numpy")
+VERSIONED = (
+    *("tpukit", "torch", "torch_xla", "torch_tpu", "libtpu", "jax"),
+    *("accelerate", "timm", "numpy"),
+)
 
 
 @dataclass(frozen=True)

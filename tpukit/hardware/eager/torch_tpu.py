@@ -1,0 +1,152 @@
+"""A TPU through torch_tpu: a device of torch's own that runs eagerly, one rank a device.
+
+torch_tpu is experimental. Executed on a CPU, through the plugin that the tests use; never on a TPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, redirect_stderr
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tpukit.errors import HardwareError
+from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadMemory
+from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
+from tpukit.hardware.eager.devices import state_from_text, state_text
+from tpukit.hardware.eager.distributed import move_tensors
+from tpukit.hardware.memory import meter_device_memory
+from tpukit.hardware.prefetch import prefetch
+
+LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
+
+
+class TpuDevice:
+    """One device of a TPU: each rank sees its own alone, as the first."""
+
+    compiles = True
+    native_bf16 = True
+    recomputes = True
+    fixed_shapes = True
+
+    def __init__(self) -> None:
+        self.device = torch.device("tpu", 0)
+        self._tpu: Any = torch.get_device_module("tpu")
+        self._programs_seen = 0
+        held = torch.zeros(1, device=self.device)
+        self._counts_memory = torch.accelerator.memory_allocated(held.device) > 0
+        version = importlib.metadata.version("torch_tpu")
+        self.versions: Mapping[str, str] = {"torch_tpu": f"{version} (experimental)"}
+
+    def name(self) -> str:
+        return str(self._tpu.get_device_name())
+
+    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
+        # By default fp32 factors are rounded to bf16.
+        if precision == "fp32":
+            torch.set_float32_matmul_precision("highest")
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The same model, moved to the device."""
+        move_tensors(model, self._move, self._move)
+        return model
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    def replicate(self, model: nn.Module) -> nn.Module:
+        """The model on the device, with DDP over the ranks where there are several."""
+        placed = self.place(model)
+        if not dist.is_initialized():
+            return placed
+        return DistributedDataParallel(placed, gradient_as_bucket_view=True)
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        return prefetch(loader, self._send)
+
+    def _send(self, batch: Mapping[str, Tensor]) -> Batch:
+        # A compiled model takes no views with other strides.
+        return {name: tensor.contiguous().to(self.device) for name, tensor in batch.items()}
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        raise HardwareError("--memory-limit: a TPU's memory cannot be limited.", "Leave it out.")
+
+    def surface_errors(self) -> None:
+        """Waits after a step that compiled: that is the one that may run out of memory."""
+        if self.compilations() != self._programs_seen:
+            torch.accelerator.synchronize()
+            # Operations are dispatched asynchronously: some compile only now.
+            self._programs_seen = self.compilations()
+
+    def compilations(self) -> int:
+        return int(self._tpu._get_cache_misses())
+
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(self._memory(), None)
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        return meter_device_memory(self._memory)
+
+    def _memory(self) -> Memory | None:
+        if not self._counts_memory:
+            return None
+        accelerator: Any = torch.accelerator  # as torch 2.11 has it
+        _, total = accelerator.get_memory_info(self.device)
+        used = accelerator.memory_allocated(self.device)
+        return Memory(used, accelerator.max_memory_allocated(self.device), total or None)
+
+    def random_state(self) -> dict[str, str]:
+        own = self._tpu.default_generators[0].get_state()
+        return {"cpu": state_text(torch.get_rng_state()), "tpu": state_text(own)}
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        torch.set_rng_state(state_from_text(state["cpu"]))
+        if "tpu" in state:
+            self._tpu.default_generators[0].set_state(state_from_text(state["tpu"]))
+
+    def profiled(self) -> list[torch.profiler.ProfilerActivity]:
+        activity = torch.profiler.ProfilerActivity
+        return [activity.CPU, activity.PrivateUse1]
+
+
+def start_torch_tpu(world_size: int) -> TpuDevice:
+    """The device of this rank, after joining the others."""
+    _check_launch_variables()
+    _load_torch_tpu()
+    if world_size > 1:
+        dist.init_process_group("tpu", timeout=COLLECTIVE_TIMEOUT)
+    return TpuDevice()
+
+
+def _load_torch_tpu() -> None:
+    """What `import torch` does by itself where its autoload is on."""
+    # Nearly all of `torch.tpu` warns that it is experimental; the run's first lines say it once.
+    warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")
+    [entry] = importlib.metadata.entry_points(group="torch.backends", name="torch_tpu")
+    with redirect_stderr(io.StringIO()):  # it prints each of its own steps
+        entry.load()()
+    if not hasattr(torch, "tpu") or torch.accelerator.current_accelerator() is None:
+        raise HardwareError(
+            "--hw tpu: torch_tpu found no TPU that it can use.",
+            "Run `tpukit doctor`: it names the chips and who holds them.",
+            id="no-tpu",
+        )
+
+
+def _check_launch_variables() -> None:
+    """Under a launcher the runtime aborts where these are missing."""
+    missing = [name for name in LAUNCH_VARIABLES if name not in os.environ]
+    if "WORLD_SIZE" in os.environ and missing:
+        raise HardwareError(
+            f"--hw tpu: {' and '.join(missing)} are not set, by which torch_tpu's ranks meet.",
+            "Leave the launch to tpukit, or set them before torchrun: "
+            "`export $(python -m torch.tpu.distributed | xargs)`.",
+        )
