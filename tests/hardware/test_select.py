@@ -18,7 +18,7 @@ from tpukit.hardware.select import find_kind, prepare_environment, rank_count
 STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCESS_ADDRESSES",
             "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS",
             "USE_TORCH_XLA", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG",
-            "TF_CPP_MIN_LOG_LEVEL", *TPU_VARIABLES)  # fmt: skip
+            "TF_CPP_MIN_LOG_LEVEL", "TORCH_DEVICE_BACKEND_AUTOLOAD", *TPU_VARIABLES)  # fmt: skip
 
 
 def files_of(chips=0, gpus=0, pci_device="0x0063"):
@@ -27,6 +27,7 @@ def files_of(chips=0, gpus=0, pci_device="0x0063"):
     for chip in range(chips):
         folder = f"/sys/bus/pci/devices/0000:00:{chip:02}.0"
         files |= {f"{folder}/vendor": "0x1ae0\n", f"{folder}/device": f"{pci_device}\n"}
+        files[f"{folder}/subsystem_device"] = "0x004f\n"  # tells a v3 from a v2
     for gpu in range(gpus):
         files[f"/proc/driver/nvidia/gpus/0000:0{gpu}/information"] = "Model: Tesla T4\n"
     return files
@@ -34,15 +35,15 @@ def files_of(chips=0, gpus=0, pci_device="0x0063"):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets the hardware of this machine, which has torch_xla; the environment is restored."""
+    """Sets the hardware of this machine and its TPU stack; the environment is restored."""
     for name in STEERING:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
-    def has(chips=0, gpus=0, pci_device="0x0063"):
+    def has(chips=0, gpus=0, pci_device="0x0063", stacks=("torch_xla",)):
         host = RecordedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
         monkeypatch.setattr(select, "RealHost", lambda: host)
-        monkeypatch.setattr(tpu_stack.importlib.util, "find_spec", lambda name: name == "torch_xla")
+        monkeypatch.setattr(tpu_stack.importlib.util, "find_spec", lambda name: name in stacks)
 
     return has
 
@@ -152,6 +153,48 @@ def test_environment_of_a_gpu(machine):
     prepare_environment(HardwareOptions(deterministic=True))
     assert os.environ["USE_TORCH_XLA"] == "0"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+@pytest.mark.parametrize(("torch", "stack"), [("2.9.0", "torch_xla"), ("2.13.0", "torch_tpu")])
+def test_with_both_stacks_torch_decides(machine, monkeypatch, torch, stack):
+    machine(stacks=("torch_xla", "torch_tpu"))
+    monkeypatch.setattr(tpu_stack.importlib.metadata, "version", lambda name: torch)
+    assert tpu_stack.installed_stack() == stack
+
+
+def test_torch_tpu_runs_one_rank_a_device(machine):
+    machine(chips=8, stacks=("torch_tpu",))
+    options = HardwareOptions()
+    assert prepare_environment(options) == "tpu"
+    assert os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert os.environ[tpu_stack.RANKS_VARIABLE] == "8"
+    assert rank_count(options, "tpu") == 8
+    assert rank_count(HardwareOptions(devices=4), "tpu") == 4
+    with pytest.raises(HardwareError, match=r"--devices 2: .*1, 4, 8"):
+        find_kind(HardwareOptions(devices=2))
+
+
+@pytest.mark.parametrize("pjrt_device", [None, "CPU"])
+def test_torch_tpu_without_a_tpu_is_refused(machine, monkeypatch, pjrt_device):
+    machine(stacks=("torch_tpu",))
+    if pjrt_device:
+        monkeypatch.setenv("PJRT_DEVICE", pjrt_device)
+    with pytest.raises(HardwareError, match="torch_tpu runs on TPUs only") as failure:
+        find_kind(HardwareOptions(hw="tpu"))
+    assert failure.value.id == "no-tpu"
+    assert "torch_xla" in failure.value.hint
+
+
+def test_torch_tpu_starts_at_v4(machine):
+    machine(chips=1, pci_device="0x0027", stacks=("torch_tpu",))
+    with pytest.raises(HardwareError, match="starts at v4"):
+        find_kind(HardwareOptions(hw="tpu"))
+
+
+def test_cpu_runs_leave_torch_tpu_alone(machine):
+    machine(stacks=("torch_tpu",))
+    prepare_environment(HardwareOptions(hw="cpu"))
+    assert os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
 
 
 def test_deciding_imports_no_torch():

@@ -55,7 +55,7 @@ def choose_stack(hardware: Hardware, host: Host) -> TpuStack:
         )
     if stack is None:
         raise HardwareError(
-            "--hw tpu: neither torch_xla nor torch_tpu is installed.",
+            "--hw tpu: torch_xla is not installed, nor is torch_tpu.",
             "pip install '.[tpu]' in a checkout of tpukit (or its wheel with [tpu]) on a TPU "
             "machine; '.[xla]' for emulation on CPU (virtual devices); '.[torch-tpu]' for "
             "torch_tpu.",
@@ -81,7 +81,7 @@ def _check_torch_tpu(tpu: TpuChips | None, host: Host) -> None:
 
 
 def check_rank_count(devices: int, tpu: TpuChips) -> None:
-    """Raises `HardwareError` where torch_tpu has no topology of so many devices of this host."""
+    """Raises `HardwareError` where torch_tpu has no topology of that number of devices."""
     name = tpu.generation.name if tpu.generation else ""
     counts = [n for n in RANK_COUNTS.get(name, OTHER_RANK_COUNTS) if n <= tpu.devices]
     if devices not in counts:
