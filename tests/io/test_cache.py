@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from tpukit.io.cache import VARIABLE, cache_folder, is_writable
+from tpukit.io.temporary import own_temporary_folder
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +23,16 @@ def test_the_named_folder_comes_first(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "named"
 
 
-def test_a_home_that_cannot_be_written_is_replaced(tmp_path, monkeypatch):
-    """Every process of the user takes the same folder, which nobody else can read."""
+def test_a_home_that_cannot_be_written_is_replaced(tmp_path_factory, monkeypatch):
+    """Every command of the user takes the same folder, which nobody else can read."""
+    # A short name: a command makes no folder of its own in a long one.
+    base = tmp_path_factory.mktemp("t")
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(base))
+    monkeypatch.setattr("tempfile.tempdir", None)
     folder = cache_folder()
-    assert folder == cache_folder() == tmp_path / f"tpukit-{os.getuid()}"
+    with own_temporary_folder():
+        assert folder == cache_folder() == base / f"tpukit_cache_{os.getuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 VARIABLE = "TPUKIT_CACHE_DIR"
@@ -32,9 +31,13 @@ def is_writable(folder: Path) -> bool:
 
 def _temporary_folder() -> Path:
     """The same one in every process of this user, so that ranks share it."""
-    folder = Path(tempfile.gettempdir(), f"tpukit-{os.getuid()}")
+    import tempfile
+
+    from tpukit.io.temporary import lasting_temporary_folder
+
+    folder = lasting_temporary_folder() / f"tpukit_cache_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         # Somebody else's folder of that name must not be read from.
-        return Path(tempfile.mkdtemp(prefix="tpukit-"))
+        return Path(tempfile.mkdtemp(prefix="tpukit_cache_"))
     return folder

@@ -48,6 +48,12 @@ def own_temporary_folder() -> Iterator[None]:
         os.close(descriptor)
 
 
+def lasting_temporary_folder() -> Path:
+    """Where temporary files outlive the command that makes them."""
+    folder = Path(tempfile.gettempdir())
+    return folder.parent if (folder / LOCK).exists() else folder
+
+
 def _create(base: Path) -> tuple[Path, int]:
     """The folder and the descriptor of its lock; it gets its name when it is locked."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
