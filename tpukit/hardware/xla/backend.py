@@ -47,6 +47,7 @@ from tpukit.hardware.memory import (
 from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers, prefetch
+from tpukit.hardware.xla.lowerings import as_compiled, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.hardware.xla.optimizer import (
@@ -140,13 +141,14 @@ class XlaBackend(XlaOps):
         return loader_workers(requested, self.world_size, on_cpu=is_emulated(os.environ))
 
     # -- the step ----------------------------------------------------------------------------
-    def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
+    @contextmanager
+    def autocast(self, precision: Precision | None = None) -> Iterator[None]:
         dtype = DTYPES.get(precision or self.precision)
-        if dtype is None:
-            return nullcontext()
         # Casts kept by an outer autocast would make the first pass another graph than the rest.
         nested = torch.is_autocast_enabled("xla")
-        return torch.autocast("xla", dtype=dtype, cache_enabled=not nested)
+        casts = torch.autocast("xla", dtype=dtype, cache_enabled=not nested) if dtype else None
+        with as_compiled(), casts or nullcontext():
+            yield
 
     @contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -176,7 +178,8 @@ class XlaBackend(XlaOps):
                 parameter.grad = self.mesh.zeros_like(parameter)
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        with as_compiled():  # parts of the model may be recomputed
+            loss.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(
@@ -313,6 +316,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
             "Run the command directly: one process drives all devices of its host.",
         )
     precision = choose_precision(options.precision, "tpu", native_bf16=True)
+    register_lowerings()
     mesh = DeviceMesh.open(shard=options.shard)
     if options.devices is not None and options.devices * xr.process_count() != mesh.devices:
         raise HardwareError(

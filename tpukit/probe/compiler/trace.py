@@ -24,6 +24,7 @@ from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend
 from tpukit.hardware.xla.flash_attention import TILES
+from tpukit.hardware.xla.lowerings import register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, is_on_xla
 from tpukit.probe.compiler.compile import Program
 from tpukit.probe.compiler.placeholders import (
@@ -143,6 +144,7 @@ class TracedStep:
 
 def open_tracing(precision: Precision, *, shard: bool, fused: bool) -> TracingBackend:
     """A backend on CPU_NUM_DEVICES virtual devices."""
+    register_lowerings()
     real = DeviceMesh.open(shard=shard)
     mesh = TracingMesh(real, Placeholders(real.devices))
     return TracingBackend(mesh, precision, fused=fused)

@@ -1,0 +1,37 @@
+"""Operators that torch_xla lacks or computes wrongly, on virtual devices beside the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from runs import SUPPORT, VIRTUAL_TPU, environment
+
+pytestmark = pytest.mark.xla
+
+
+@pytest.fixture(scope="module")
+def found():
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "operators_on_xla.py"],
+        env=environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}),
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_operators_and_their_gradients_agree_with_the_cpu(found):
+    wrong = {n: e for n, e in found["errors"][0].items() if isinstance(e, str) or not e < 1e-5}
+    assert not wrong
+
+
+def test_other_values_compile_nothing(found):
+    assert found["compilations"] == [1, 1]
+    assert all(isinstance(error, float) for error in found["errors"][1].values())
+
+
+def test_attention_under_autocast_takes_two_dtypes(found):
+    assert found["mixed"] < 1e-2

@@ -1,0 +1,191 @@
+"""Operators on torch_xla's virtual devices beside the CPU: python operators_on_xla.py. Prints JSON.
+
+Each is run forward and backward while nothing may be executed, so an operator that leaves the
+device is an error; then all are executed as one graph, and again with other values.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+import torch_xla
+import torch_xla.debug.metrics as met
+from torch import nn
+
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+
+IMAGE = (2, 3, 8, 8)
+ATTENTION = [(2, 2, 6, 8)] * 3
+
+
+def interpolate(**how):
+    return lambda x: F.interpolate(x, **how)
+
+
+def fill_where_negative(x):
+    y = x * 1.0
+    y[x < 0] = 0.25
+    return y
+
+
+def put_rows_where(x, row):
+    """As wav2vec2 puts its learned vector over masked frames."""
+    y = x * 1.0
+    y[x[..., 0] < 0] = row
+    return y
+
+
+def batch_norm_of_evaluation(x, weight, bias):
+    mean, variance = torch.zeros(3, device=x.device), torch.ones(3, device=x.device)
+    return F.batch_norm(x, mean, variance, weight, bias, training=False)
+
+
+def rotary(x):
+    turns = torch.polar(torch.ones(4, device=x.device), torch.arange(4.0, device=x.device))
+    pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+
+def checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(lambda y: y.sin().exp(), x, use_reentrant=False)
+
+
+def encoder(x):
+    """In eval mode, with padding: torch would pack the rows into nested tensors."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval().to(x.device)
+    padding = torch.arange(5, device=x.device) > torch.tensor([[4], [2]], device=x.device)
+    return model(x, src_key_padding_mask=padding)
+
+
+def second_derivative(x):
+    gradient = torch.autograd.grad(x.tanh().square().sum(), x, create_graph=True)[0]
+    return torch.autograd.grad(gradient.square().sum(), x, create_graph=True)[0]
+
+
+CASES = {
+    "nearest x2": (interpolate(scale_factor=2), IMAGE),
+    "nearest to 5x11": (interpolate(size=(5, 11)), IMAGE),
+    "nearest-exact": (interpolate(scale_factor=1.5, mode="nearest-exact"), IMAGE),
+    "bilinear x2": (interpolate(scale_factor=2, mode="bilinear"), IMAGE),
+    "bilinear to 5x11": (interpolate(size=(5, 11), mode="bilinear", align_corners=True), IMAGE),
+    "bilinear antialias": (interpolate(size=(5, 3), mode="bilinear", antialias=True), IMAGE),
+    "bicubic": (interpolate(scale_factor=1.5, mode="bicubic"), IMAGE),
+    "linear": (interpolate(scale_factor=2, mode="linear"), (2, 3, 8)),
+    "trilinear": (interpolate(scale_factor=2, mode="trilinear"), (2, 3, 4, 4, 2)),
+    "area": (interpolate(size=(3, 12), mode="area"), IMAGE),
+    "adaptive average": (lambda x: F.adaptive_avg_pool2d(x, (3, 5)), IMAGE),
+    "adaptive maximum": (lambda x: F.adaptive_max_pool2d(x, 3), IMAGE),
+    "average with ceil_mode": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), IMAGE,
+    ),
+    "elu": (F.elu, IMAGE),
+    "selu": (F.selu, IMAGE),
+    "glu": (F.glu, (2, 8)),
+    "huber": (lambda x: F.huber_loss(x, x.detach() * 3), IMAGE),
+    "unfold": (lambda x: F.unfold(x, 3, padding=1), IMAGE),
+    "fold": (lambda x: F.fold(x, (8, 8), 2, stride=2), (2, 12, 16)),
+    "windows": (lambda x: x.unfold(2, 3, 2), IMAGE),
+    "channel shuffle": (lambda x: F.channel_shuffle(x, 2), (2, 4, 4, 4)),
+    "grid sample": (
+        lambda x, grid: F.grid_sample(x, grid.tanh(), align_corners=False), IMAGE, (2, 5, 5, 2),
+    ),
+    "weight norm": (lambda v, g: torch._weight_norm(v, g, 0), (4, 5), (4, 1)),
+    "distances": (torch.cdist, (2, 4, 5), (2, 6, 5)),
+    "rotary": (rotary, (2, 6, 8)),
+    "fill by mask": (fill_where_negative, IMAGE),
+    "put by mask": (put_rows_where, (2, 6, 8), (8,)),
+    "isin": (lambda x: x * torch.isin(x.long(), torch.tensor([0, 1], device=x.device)), IMAGE),
+    "searchsorted": (
+        lambda x: x * torch.searchsorted(torch.tensor([-1.0, 0.5], device=x.device), x.detach()),
+        IMAGE,
+    ),
+    "batch norm of evaluation": (batch_norm_of_evaluation, IMAGE, (3,), (3,)),
+    "causal attention": (
+        lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True), *ATTENTION,
+    ),
+    "checkpoint": (checkpointed, IMAGE),
+    "encoder with padding": (encoder, (2, 5, 8)),
+    "LSTM": (lambda x: lstm(x.device)(x)[0], (2, 3, 5)),
+    "second derivative": (second_derivative, (4, 5)),
+    "roll": (lambda x: x.roll((1, -2), (2, 3)), IMAGE),
+    "reflect": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), IMAGE),
+    "einsum": (lambda x, y: torch.einsum("bchw,cd->bdhw", x, y), IMAGE, (3, 5)),
+    "cumsum": (lambda x: x.cumsum(1), IMAGE),
+    "linspace": (lambda x: x * torch.linspace(0, 1, 8, device=x.device), IMAGE),
+}  # fmt: skip
+
+
+def lstm(device):
+    torch.manual_seed(0)
+    return nn.LSTM(5, 6, batch_first=True, bidirectional=True).to(device)
+
+
+def computed(function, inputs):
+    """Output and gradients of a weighted sum of it."""
+    out = function(*inputs)
+    weights = torch.arange(out.numel(), device=out.device).reshape(out.shape).cos()
+    return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
+
+
+def left_the_device():
+    """How often each operator of torch_xla's fallback was run so far."""
+    names = (name for name in met.counter_names() if name.startswith("aten::"))
+    return {name: met.counter_value(name) for name in names}
+
+
+def relative_error(found, expected):
+    difference = (found.detach().cpu() - expected.detach()).norm()
+    return float(difference / expected.detach().norm())
+
+
+def one_pass(backend, seed):
+    """By case the largest relative error, or what went wrong."""
+    torch.manual_seed(seed)
+    pairs, errors = {}, {}
+    for name, (function, *shapes) in CASES.items():
+        host = [torch.randn(shape) for shape in shapes]
+        sent = [backend.mesh.send(tensor).requires_grad_() for tensor in host]
+        expected = computed(function, [tensor.requires_grad_() for tensor in host])
+        before = left_the_device()
+        torch_xla._XLAC._set_allow_execution(False)
+        try:
+            with backend.autocast(), torch.autograd.set_multithreading_enabled(False):
+                pairs[name] = list(zip(computed(function, sent), expected, strict=True))
+        except RuntimeError as error:
+            errors[name] = str(error).splitlines()[0]
+        finally:
+            torch_xla._XLAC._set_allow_execution(True)
+        if left := [n for n, count in left_the_device().items() if count != before.get(n)]:
+            errors[name] = f"left the device: {left}"
+    backend.finish()
+    return {name: max(relative_error(*p) for p in each) for name, each in pairs.items()} | errors
+
+
+def attention_of_two_dtypes(backend):
+    """Relative error of attention under autocast, query and key as rotary embeddings leave them."""
+    host = [torch.randn(shape) for shape in ATTENTION]
+    query, key, value = map(backend.mesh.send, host)
+    with backend.autocast("bf16"):
+        found = F.scaled_dot_product_attention(query, key, value.bfloat16())
+    assert found.dtype == torch.bfloat16
+    return relative_error(found.float(), F.scaled_dot_product_attention(*host))
+
+
+def main() -> None:
+    backend = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
+    errors, compilations = [], []
+    for seed in range(2):
+        errors.append(one_pass(backend, seed))
+        compilations.append(backend.compilations())
+    mixed = attention_of_two_dtypes(backend)
+    print(json.dumps({"errors": errors, "compilations": compilations, "mixed": mixed}))
+
+
+if __name__ == "__main__":
+    main()

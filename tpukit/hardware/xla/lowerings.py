@@ -1,0 +1,253 @@
+"""Operators that torch_xla lacks or computes wrongly, written with those it has.
+
+Registered for XLA tensors alone, when a backend is opened: the CPU and GPUs see nothing of them.
+Without them an operator would leave the device: the graph is cut, and a TPU waits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_xla.core.xla_model as xm
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.library import Library, get_kernel
+
+from tpukit.hardware.xla.resize import RESIZES, pool_backward, resize, resize_backward, windows
+
+aten = torch.ops.aten
+
+BELOW_AUTOGRAD = (
+    # torch_xla takes the output for the input: wrong gradients, in silence (elu, celu, selu)
+    "elu_backward",
+    # no lowering
+    "bucketize.Tensor",
+    "channel_shuffle",
+    "col2im",
+    "glu_backward",
+    "huber_loss",
+    "huber_loss_backward",
+    "im2col",
+    "isin.Tensor_Tensor",
+    "linalg_cross",
+    "logaddexp",
+    "logit_backward",
+    "logspace",
+    "nansum",
+    "sinc",
+    "tril_indices",
+    "triu_indices",
+)
+"""Taken from torch's table of decompositions; their gradients are torch's formulas."""
+
+ABOVE_AUTOGRAD = ("_weight_norm_interface", "grid_sampler_2d", "multi_margin_loss")
+"""Likewise, but their gradients are operators that torch_xla lacks too: they are differentiated as
+they are written."""
+
+
+@functools.cache
+def register_lowerings() -> tuple[Library, ...]:
+    """Registers everything below, once a process; what is returned keeps it registered."""
+    library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in BELOW_AUTOGRAD:
+        _register(library, name, decomposition_table[_overload(name)], "XLA")
+    for name in ABOVE_AUTOGRAD:
+        _register(library, name, decomposition_table[_overload(name)], "AutogradXLA", "XLA")
+    for name in RESIZES:
+        _register(library, name, functools.partial(resize, name), "XLA")
+        backward = functools.partial(resize_backward, name)
+        _register(library, f"{name}_backward", backward, "XLA")
+    for name, function in OWN.items():
+        _register(library, name, function, "AutogradXLA", "XLA")
+    for name, function in OVERRIDDEN.items():
+        for key in ("AutogradXLA", "XLA"):
+            original = get_kernel(f"aten::{name}", key)
+            library.impl(
+                name, functools.partial(function, original), key, with_keyset=True,
+                allow_override=True,
+            )  # fmt: skip
+    if not hasattr(torch, "xla"):
+        torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
+    library.impl("scaled_dot_product_attention", attention_in_one_dtype, "AutocastXLA")
+    return (library,)
+
+
+def _register(library: Any, name: str, function: Callable[..., Any], *keys: str) -> None:
+    for key in keys:
+        library.impl(name, _without_autocast(function), key, allow_override=True)
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator in its inputs' own precision, whatever it is written with."""
+
+    def plain(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast("xla", enabled=False):
+            return function(*arguments, **options)
+
+    return plain
+
+
+@contextmanager
+def as_compiled() -> Iterator[None]:
+    """A model's code is told that it is being traced: libraries (transformers for its masks) then
+    look at no value, and leave out checks that would."""
+    flag, check = torch.compiler._is_compiling_flag, torch._check_tensor_all
+    torch.compiler._is_compiling_flag = True
+    torch._check_tensor_all = lambda *_: None
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch._check_tensor_all = flag, check
+
+
+class DeviceModule:
+    """What torch.utils.checkpoint asks of a device: its random generator."""
+
+    _initialized = True
+
+    @staticmethod
+    def device(index: int) -> nullcontext[None]:
+        return nullcontext()
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> int:
+        return int(xm.get_rng_state())
+
+    @staticmethod
+    def set_rng_state(state: int, device: Any = None) -> None:
+        xm.set_rng_state(state)
+
+
+# -- written here ------------------------------------------------------------------------------
+def attention_in_one_dtype(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """Attention under autocast in autocast's dtype, as on a GPU: rotary embeddings leave query and
+    key in float32 beside a value in bf16."""
+    dtype = torch.get_autocast_dtype("xla")
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.to(dtype)
+    with torch.autocast("xla", enabled=False):
+        return F.scaled_dot_product_attention(
+            query.to(dtype), key.to(dtype), value.to(dtype), attn_mask, *rest, **options
+        )
+
+
+def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
+    return torch.view_as_complex(torch.stack([real, imaginary], -1))
+
+
+def _polar(length: Tensor, angle: Tensor) -> Tensor:
+    return _complex(length * angle.cos(), length * angle.sin())
+
+
+def _cdist(one: Tensor, other: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    distances: Tensor = torch.linalg.vector_norm(one.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    return distances
+
+
+def _searchsorted(
+    sorted_sequence: Tensor, values: Tensor, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if sorter is not None:
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    edges, sought = sorted_sequence.unsqueeze(-2), values.unsqueeze(-1)
+    before = edges <= sought if right or side == "right" else edges < sought
+    return before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _unfold(tensor: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    starts = torch.arange(0, tensor.shape[dimension] - size + 1, step, device=tensor.device)
+    index = starts[:, None] + torch.arange(size, device=tensor.device)
+    dimension %= tensor.ndim
+    found = tensor.index_select(dimension, index.flatten())
+    return torch.unflatten(found, dimension, index.shape).movedim(dimension + 1, -1)
+
+
+def _adaptive_max_pool2d(image: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    width = image.shape[-1]
+    found = []
+    for top, bottom in windows(image.shape[-2], output_size[0]):
+        for left, right in windows(width, output_size[1]):
+            value, at = image[..., top:bottom, left:right].flatten(-2).max(-1)
+            row, column = at // (right - left), at % (right - left)
+            found.append((value, (top + row) * width + left + column))
+    values, places = (torch.stack(each, -1) for each in zip(*found, strict=True))
+    return torch.unflatten(values, -1, output_size), torch.unflatten(places, -1, output_size)
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "adaptive_max_pool2d": _adaptive_max_pool2d,
+    "unfold": _unfold,
+    "complex": _complex,
+    "polar": _polar,
+    "cdist": _cdist,
+    "searchsorted.Tensor": _searchsorted,
+    # nn.TransformerEncoder would pack its rows into nested tensors
+    "_nested_tensor_from_mask_left_aligned": lambda tensor, mask: False,
+}
+"""What torch has no decomposition of; differentiated as it is written."""
+
+
+# -- where torch_xla's own is right for some arguments only ------------------------------------
+def _index_put_(
+    original: Any, keys: Any, target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
+    accumulate: bool = False, *rest: Any,
+) -> Tensor:  # fmt: skip
+    """A mask in place of indices selects: how many it selects need not be known."""
+    *leading, mask = indices
+    if not (
+        mask is not None
+        and mask.dtype == torch.bool
+        and not accumulate
+        and all(index is None for index in leading)
+        and (values.numel() == 1 or values.ndim <= target.ndim - mask.ndim - len(leading))
+    ):
+        original.call_boxed(keys, target, indices, values, accumulate, *rest)
+        return target
+    trailing = target.ndim - mask.ndim - len(leading)
+    chosen = mask.reshape(*[1] * len(leading), *mask.shape, *[1] * trailing)
+    return target.copy_(torch.where(chosen, values.to(target.dtype), target))
+
+
+def _batch_norm_backward(original: Any, keys: Any, *arguments: Any) -> Any:
+    """torch_xla's is of training alone: it looks for the batch's statistics."""
+    if arguments[7]:
+        return original.call_boxed(keys, *arguments)
+    return decomposition_table[aten.native_batch_norm_backward.default](*arguments)
+
+
+def _avg_pool2d_backward(
+    original: Any, keys: Any, gradient: Tensor, image: Tensor, kernel: Sequence[int],
+    stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, include_pad: bool,
+    divisor: int | None,
+) -> Any:  # fmt: skip
+    """torch_xla's leaves the device where windows reach over the edge."""
+    if not ceil_mode or divisor is not None:
+        return original.call_boxed(
+            keys, gradient, image, kernel, stride, padding, ceil_mode, include_pad, divisor
+        )
+    return pool_backward(gradient, image.shape, kernel, stride, padding, include_pad=include_pad)
+
+
+OVERRIDDEN: dict[str, Callable[..., Any]] = {
+    "index_put_": _index_put_,
+    "avg_pool2d_backward": _avg_pool2d_backward,
+    "native_batch_norm_backward": _batch_norm_backward,
+}
