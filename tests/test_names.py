@@ -13,6 +13,7 @@ MOST_MODULES = 12
 
 SHARED_NAMES = {
     "main": "the entry point of each program",
+    "predict": "the command, and the Python function that does the same",
 }
 """Public class or function -> why several modules define it."""
 

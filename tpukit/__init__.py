@@ -1,3 +1,57 @@
-"""tpukit: train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits."""
+"""tpukit: train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits.
+
+From Python: `fit`, `evaluate`, `predict`, `find_batch`, `load` and `show` do what the commands do,
+in this process; `Task`, `Datasets`, `TrainingDefaults` and `stack_samples` make a task of your own.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpukit.api import evaluate, find_batch, fit, load, predict
+    from tpukit.commands.reports.run_summary import show
+    from tpukit.errors import TpukitError
+    from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
 
 __version__ = "0.2.0"
+
+_PLACES = {
+    "evaluate": "tpukit.api",
+    "find_batch": "tpukit.api",
+    "fit": "tpukit.api",
+    "load": "tpukit.api",
+    "predict": "tpukit.api",
+    "show": "tpukit.commands.reports.run_summary",
+    "TpukitError": "tpukit.errors",
+    "Datasets": "tpukit.train.task",
+    "Task": "tpukit.train.task",
+    "TrainingDefaults": "tpukit.train.task",
+    "stack_samples": "tpukit.train.task",
+}
+"""Public name -> its module, imported when the name is first used: torch takes a second."""
+
+__all__ = [
+    "Datasets",
+    "Task",
+    "TpukitError",
+    "TrainingDefaults",
+    "evaluate",
+    "find_batch",
+    "fit",
+    "load",
+    "predict",
+    "show",
+    "stack_samples",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'tpukit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

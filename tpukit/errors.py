@@ -36,6 +36,9 @@ class TpukitError(Exception):
         self.hint = hint
         self.id = id or self.default_id
 
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
 
 class UsageError(TpukitError):
     """Wrong usage or bad input."""

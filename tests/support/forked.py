@@ -21,6 +21,10 @@ import threading
 import traceback
 from pathlib import Path
 
+from cells import run_cells
+
+CELLS = "--cells"
+"""Instead of a command line of tpukit: the cells of a notebook, in a JSON file."""
 READ_LATE = {
     "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "PJRT_DEVICE", "PYTEST_CURRENT_TEST",
     "TPUKIT_CACHE_DIR", "XDG_CACHE_HOME",
@@ -92,7 +96,11 @@ def run(argv: list[str]) -> int:
     sys.argv = ["tpukit", *argv]
     code = 1
     try:
-        runpy.run_module("tpukit", run_name="__main__", alter_sys=True)
+        if argv[0] == CELLS:
+            run_cells(json.loads(Path(argv[1]).read_text()))
+            code = 0
+        else:
+            runpy.run_module("tpukit", run_name="__main__", alter_sys=True)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import torch
-from forked import ForkServer
+from forked import CELLS, ForkServer
 from safetensors.torch import load_file
 
 SUPPORT = Path(__file__).parent
@@ -44,6 +44,13 @@ def tpukit(
         [sys.executable, "-m", "tpukit", *argv],
         env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def notebook(*cells: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """The cells of a notebook, run as its kernel runs them; an error in one ends with code 1."""
+    file = cwd / "cells.json"
+    file.write_text(json.dumps(cells))
+    return fork_server().run([CELLS, str(file)], environment(), cwd, timeout)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.trained_run import TaskOptions, use_model
+from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
 from tpukit.hardware.select import prepare_environment
 
 if TYPE_CHECKING:
@@ -116,4 +116,4 @@ def predict(
         method = trained.task.predict
         return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
 
-    use_model(trained, predicted, chosen, kind, output)
+    use_in_all_ranks(trained, predicted, chosen, kind, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,15 @@ import typer
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.probe import (
     HARDWARE_FIELDS,
+    InputOption,
     PlaceOptions,
+    ProbedModelOptions,
     SearchOptions,
     TargetOption,
     TaskOption,
 )
 from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
-from tpukit.commands.options.training import SettingSources, read_settings
+from tpukit.commands.options.training import GivenSettings, SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from tpukit.probe.batch.evaluators import ChildEvaluator
     from tpukit.probe.batch.trial import TaskSource
     from tpukit.train.requests import TrainingRequest
+
+    WriteCommand = Callable[[TrainingRequest, int, int], str]
 
 app = typer.Typer()
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
@@ -48,11 +52,12 @@ COMMAND_OPTIONS: Mapping[str, Any] = {"eit": NetworkOptions, "summarize": ModelO
 @with_option_sets
 def probe_batch(
     network: NetworkOptions,
-    model: ModelOptions,
+    model: ProbedModelOptions,
     sources: SettingSources,
     search: SearchOptions,
     place: PlaceOptions,
     task: TaskOption = "eit",
+    inputs: InputOption = None,
     target: TargetOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -61,54 +66,121 @@ def probe_batch(
 
     Each trial runs the training step in a process of its own.
     """
-    settings = SearchSettings(**search)
-    _check_settings(settings)
-    _check_target(target, place)
-    given = {**place, "global_batch_size": settings.global_batch_size}
+    output, settings = Output(as_json=json), SearchSettings(**search)
+    check_search(settings, target, place)
     own = {**dataclasses.asdict(network), **dataclasses.asdict(model)}
-    request = read_settings(given, sources, own).request(task)
-    _recommend(request, target, settings, Output(as_json=json))
+    factory = own.pop("model") if _is_factory(model.model, task, inputs) else None
+    given = {**place, "global_batch_size": settings.global_batch_size}
+    read = read_settings(given, sources, own)
+    if factory is not None:
+        fields = size_model(factory, inputs or [], read, target, settings, output.text)
+    else:
+        request = read.request(task)
+        fields = size_batch(request, task_source(request), target, settings, output.text)
+    output.result(fields)
+
+
+def _is_factory(model: str | None, task: str, inputs: list[str] | None) -> bool:
+    """Whether `--model` names a function, not a size of GPT-2; raises ConfigError for mixtures."""
+    if model is None or ":" not in model:
+        if inputs:
+            raise ConfigError(
+                f"--input {inputs[0]}: only a model of your own takes inputs.",
+                "Name the function that builds it, too: --model FILE:FUNCTION.",
+            )
+        return False
+    if task != "eit":
+        raise ConfigError(
+            f"--task {task} and --model {model} exclude each other.", "Give one of them."
+        )
+    return True
+
+
+def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
+    """The training command with the recommended batch."""
+    words = ["tpukit", "summarize-train" if request.spec == "summarize" else "train"]
+    own: set[str] = set()
+    if request.spec in COMMAND_OPTIONS:
+        own = {field.name for field in dataclasses.fields(COMMAND_OPTIONS[request.spec])}
+    else:
+        words += ["--task", request.spec]
+    for name, value in request.task_settings.items():
+        words += [flag(name), str(value)] if name in own else ["--set", f"{name}={value}"]
+    words += ["--global-batch-size", str(global_batch), "--accumulate", str(accumulate)]
+    for name in (*HARDWARE_FIELDS, "data_path"):
+        value = getattr(request.config, name)
+        if value != getattr(type(request.config), name):
+            words += [flag(name)] if value is True else [flag(name), str(value)]
+    return shlex.join(words)
+
+
+def size_model(
+    model: Any,
+    inputs: Sequence[str],
+    given: GivenSettings,
+    target: str | None,
+    settings: SearchSettings,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """The JSON fields for a bare model: `FILE:FUNCTION`, a function or a module."""
+    from tpukit.probe.batch.carried import carried
+    from tpukit.probe.batch.model_task import ModelTask
+
+    task = ModelTask(model, inputs, given.task)
+    request = dataclasses.replace(given, task={}).request(task)
+    request = dataclasses.replace(request, spec=task.label)
+    with carried(task) as source:
+        return size_batch(request, source, target, settings, log, command=None)
 
 
 def plan_for_training(request: TrainingRequest, target: str, output: Output) -> None:
     """`--plan TARGET` of a training command: the compiler's recommendation for its settings."""
-    _check_target(target, {})
     settings = SearchSettings(global_batch_size=request.config.global_batch_size)
-    _recommend(request, target, settings, output)
+    check_search(settings, target, {})
+    source = task_source(request)
+    output.result(size_batch(request, source, target, settings, output.text))
 
 
-def _recommend(
-    request: TrainingRequest, target: str | None, settings: SearchSettings, output: Output
-) -> None:
+def size_batch(
+    request: TrainingRequest,
+    source: TaskSource,
+    target: str | None,
+    settings: SearchSettings,
+    log: Callable[[str], None],
+    command: WriteCommand | None = training_command,
+) -> dict[str, Any]:
+    """Searches, logs the report, and returns its JSON fields.
+
+    command: writes how to train with the recommendation; None for what tpukit does not train.
+    """
     from tpukit.commands.reports.batch import as_fields, as_text
     from tpukit.probe.batch.recommend import Recommender
 
-    with open_evaluator(request, target, settings.time_limit) as evaluator:
-        found = Recommender(evaluator, settings, output.text).recommend()
+    with open_evaluator(request, source, target, settings.time_limit) as evaluator:
+        found = Recommender(evaluator, settings, log).recommend()
     if target is not None:
         config = dataclasses.replace(request.config, hw="tpu")
         request = dataclasses.replace(request, config=config)
-    command = training_command(request, found.recommended_global_batch, found.accumulate)
-    for line in as_text(found, request.spec, command):
-        output.text(line)
-    output.result(as_fields(found, request.spec, command))
+    text = command and command(request, found.recommended_global_batch, found.accumulate)
+    for line in as_text(found, request.spec, text):
+        log(line)
+    return as_fields(found, request.spec, text)
 
 
 def open_evaluator(
-    request: TrainingRequest, target: str | None, seconds: float | None
+    request: TrainingRequest, source: TaskSource, target: str | None, seconds: float | None
 ) -> ChildEvaluator:
     """The TPU compiler where there is a target, else the hardware of this machine."""
     from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
     from tpukit.probe.compiler.targets import find_target
 
-    source = task_source(request)
     if target is None:
         return MeasuredEvaluator(source, request.config, seconds)
     return CompilerEvaluator(source, request.config, find_target(target), seconds)
 
 
 def task_source(request: TrainingRequest) -> TaskSource:
-    """How a child builds the same task."""
+    """How a child builds the task that a user named."""
     from tpukit.probe.batch.trial import TaskSource
 
     path, separator, name = request.spec.rpartition(":")
@@ -117,6 +189,12 @@ def task_source(request: TrainingRequest) -> TaskSource:
     return TaskSource(
         TASK_FACTORY, {"spec": spec, "settings": settings, "data_path": request.config.data_path}
     )
+
+
+def check_search(settings: SearchSettings, target: str | None, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what cannot be searched, before anything is built."""
+    _check_settings(settings)
+    _check_target(target, options)
 
 
 def _check_settings(settings: SearchSettings) -> None:
@@ -146,21 +224,3 @@ def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
         )
     if options.get("precision") == "fp16":
         raise ConfigError("--precision fp16: TPUs have no fp16.", "Use --precision bf16.")
-
-
-def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
-    """The training command with the recommended batch."""
-    words = ["tpukit", "summarize-train" if request.spec == "summarize" else "train"]
-    own: set[str] = set()
-    if request.spec in COMMAND_OPTIONS:
-        own = {field.name for field in dataclasses.fields(COMMAND_OPTIONS[request.spec])}
-    else:
-        words += ["--task", request.spec]
-    for name, value in request.task_settings.items():
-        words += [flag(name), str(value)] if name in own else ["--set", f"{name}={value}"]
-    words += ["--global-batch-size", str(global_batch), "--accumulate", str(accumulate)]
-    for name in (*HARDWARE_FIELDS, "data_path"):
-        value = getattr(request.config, name)
-        if value != getattr(type(request.config), name):
-            words += [flag(name)] if value is True else [flag(name), str(value)]
-    return shlex.join(words)

@@ -21,7 +21,6 @@ from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.training_run import run_training
 
 app = typer.Typer()
-DEFAULT_FOLDER = "out-summarization"
 
 
 @app.command()
@@ -47,13 +46,13 @@ def summarize_train(
     """
     output = Output(as_json=as_json)
     settings = read_settings(training, sources, asdict(model))
-    run = run_training("summarize", settings, DEFAULT_FOLDER, plan, output)
+    run = run_training("summarize", settings, plan, output)
     if run is not None and export is not None and os.environ.get("RANK", "0") == "0":
         _export(run, export, output)
 
 
 def _export(run: Path, folder: Path, output: Output) -> None:
-    from tpukit.tasks.summarize.export import export_run
+    from tpukit.tasks.trained import open_trained
 
-    export_run(run, folder, output.text)
+    open_trained(run, output.text).export(folder)
     output.text(f"Exported to {folder}: transformers loads it.")

@@ -13,7 +13,7 @@ from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.trained_run import TaskOptions, use_model
+from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
 from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, LARGEST_SEED
@@ -81,6 +81,10 @@ def test(
     task: TaskOptions,
     options: TestOptions,
     hardware: UseHardware,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write the weights as safetensors with a README to DIR, and exit."),
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -94,13 +98,16 @@ def test(
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     trained = _open(run, checkpoint, task, output)
+    if export is not None:
+        _export(trained, export, output)
+        return
     request = EvaluationRequest(trained.run, checkpoint, **dataclasses.asdict(options))
 
     def evaluate(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         method = trained.task.evaluate
         return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
 
-    use_model(trained, evaluate, chosen, kind, output)
+    use_in_all_ranks(trained, evaluate, chosen, kind, output)
 
 
 def _open(
@@ -114,3 +121,10 @@ def _open(
         return open_trained(run or DEFAULT_RUN, output.text, options.task, settings)
     task = load_task(options.task or "eit", settings, "./data")
     return TrainedTask(task, checkpoint=checkpoint)
+
+
+def _export(trained: TrainedTask, folder: Path, output: Output) -> None:
+    files = trained.export(folder)
+    names = ", ".join(file.name for file in files)
+    output.text(f"Exported to {folder}: {names}")
+    output.result({"task": trained.task.name, "path": str(folder), "files": list(map(str, files))})

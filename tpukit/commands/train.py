@@ -38,6 +38,5 @@ def train(
 
     The same command again resumes a run that was stopped.
     """
-    folder = "results/deit" if task == "eit" else "results/{name}"
     settings = read_settings(training, sources, asdict(network))
-    run_training(task, settings, folder, plan, Output(as_json=json))
+    run_training(task, settings, plan, Output(as_json=json))

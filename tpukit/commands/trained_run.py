@@ -11,7 +11,7 @@ import typer
 from tpukit.commands.launching import in_all_ranks
 from tpukit.commands.output import Output
 from tpukit.hardware.options import HardwareOptions, Kind
-from tpukit.hardware.select import open_backend
+from tpukit.hardware.select import opened_backend
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,16 +34,21 @@ class TaskOptions:
     ] = None
 
 
-def use_model(
+def use_in_all_ranks(
     trained: TrainedTask, use: Use, hardware: HardwareOptions, kind: Kind, output: Output
 ) -> None:
     """Calls `use(model, backend, log)` in every rank and prints the JSON fields of rank 0."""
     in_all_ranks(hardware, kind, output)
-    backend = open_backend(hardware)
-    try:
-        log = output.text if backend.is_main else lambda _: None
-        result = use(trained.model(backend), backend, log)
-        if backend.is_main:
-            output.result(result)
-    finally:
-        backend.close()
+    fields = use_model(trained, use, hardware, output.text)
+    if fields is not None:
+        output.result(fields)
+
+
+def use_model(
+    trained: TrainedTask, use: Use, hardware: HardwareOptions, log: Callable[[str], None]
+) -> Mapping[str, Any] | None:
+    """What `use(model, backend, log)` returns; None in the ranks that are not the first."""
+    with opened_backend(hardware) as backend:
+        log = log if backend.is_main else lambda _: None
+        fields = use(trained.model_on(backend), backend, log)
+        return fields if backend.is_main else None

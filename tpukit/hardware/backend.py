@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpukit.hardware.memory import Memory, ReadMemory
@@ -32,6 +33,7 @@ __all__ = [
     "ParameterGroup",
     "Precision",
     "ReadMemory",
+    "TorchOps",
 ]
 
 Batch = dict[str, Tensor]
@@ -110,6 +112,31 @@ class ModelOps(Protocol):
         bias broadcasts to (batch, heads, queries, keys). `causal` masks keys after the query.
         """
         ...
+
+
+class TorchOps:
+    """`ModelOps` on any device of torch, for a model that stands by itself."""
+
+    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        return function(*tensors)
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        if bias is not None and causal:
+            future = torch.ones(
+                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
+            ).triu(1)
+            bias, causal = bias.masked_fill(future, float("-inf")), False
+        if bias is not None:
+            bias = bias.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
 
 class Backend(ModelOps, Protocol):

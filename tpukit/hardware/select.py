@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware
+from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware, is_emulated
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 from tpukit.hardware.tpu_stack import (
@@ -40,6 +43,16 @@ def open_backend(options: HardwareOptions) -> Backend:
     return open_eager(options, kind)
 
 
+@contextmanager
+def opened_backend(options: HardwareOptions) -> Iterator[Backend]:
+    """The backend within the context; raises as `open_backend` does."""
+    backend = open_backend(options)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
 def find_kind(options: HardwareOptions) -> Kind:
     """The hardware that these options select on this machine; nothing is started or imported.
 
@@ -47,6 +60,13 @@ def find_kind(options: HardwareOptions) -> Kind:
         HardwareError: it is not here, or cannot do what the options ask for.
     """
     return _check(options, _this_machine())
+
+
+def holds_tpu() -> bool:
+    """Whether this process has opened a TPU: no other process can then."""
+    compiled: Any = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    is_open = compiled is not None and compiled._xla_runtime_is_initialized()
+    return is_open and not is_emulated(os.environ)
 
 
 def rank_count(options: HardwareOptions, kind: Kind) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,13 @@ class StopRequest:
 
 @contextmanager
 def listening(stop: StopRequest) -> Iterator[StopRequest]:
-    """Installs the handlers for the context and restores the previous ones."""
+    """Installs the handlers for the context and restores the previous ones.
+
+    Python gives signals to the main thread alone: in another one there is nothing to install.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
     former: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in STOPPING}
     for number in STOPPING:
         signal.signal(number, stop.handle)

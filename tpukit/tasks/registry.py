@@ -1,18 +1,21 @@
-"""Built-in tasks by name, a user's own by file and class."""
+"""Built-in tasks by name, a user's own by file and class, or as a class or object in Python."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tpukit.errors import ConfigError
-from tpukit.train.mistakes.raised import cause_line, place_of, task_failure
+from tpukit.train.config import TrainConfig
+from tpukit.train.mistakes.imported import USER_MODULE, import_user_file
+from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.task import Task
 
 BUILT_IN = {
@@ -27,10 +30,12 @@ SIGNATURES = {
     "loss": 'def loss(self, model, batch): return {"loss": ...}',
 }
 """What every task must define, as an example."""
+SESSION = "__main__"
+"""The module of a notebook's cells, an interactive session, or the script that runs."""
 
 
 def find_task(spec: str) -> type[Task]:
-    """The class of `eit`, `summarize` or `my_file.py:MyTask`.
+    """The class of `eit`, `summarize`, `my_file.py:MyTask` or `__main__:MyTask` (this session's).
 
     Raises ConfigError naming what is wrong with it.
     """
@@ -39,6 +44,8 @@ def find_task(spec: str) -> type[Task]:
         found: type[Task] = getattr(importlib.import_module(module), name)
         return found
     path, separator, name = spec.rpartition(":")
+    if path == SESSION:
+        return _class_in_session(name)
     if not separator or not path.endswith(".py"):
         near = difflib.get_close_matches(spec, BUILT_IN, n=1)
         raise ConfigError(
@@ -55,36 +62,65 @@ def load_task(spec: str, settings: Mapping[str, Any], data_path: str) -> Task:
     return make_task(find_task(spec), settings, data_path)
 
 
-def _class_in_file(path: Path, name: str) -> type[Task]:
-    if not path.is_file():
-        raise ConfigError(f"--task: there is no file {path}.", "Check the path before the colon.")
-    module_name = f"tpukit_user_task_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # DataLoader workers find the class again by its module's name.
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        failure = task_failure(error)
+def _class_in_session(name: str) -> type[Task]:
+    found: Any = getattr(sys.modules[SESSION], name, None)
+    if not _is_task(found):
         raise ConfigError(
-            f"--task: {path} cannot be imported:"
-            f" {failure.message if failure else cause_line(error)}",
-            f"`python {path}` shows the whole traceback.",
-        ) from error
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        own = [n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, Task)]
-        own = [n for n in own if n != "Task"]
+            f"The task class {name} was defined in a notebook or script that is not this one.",
+            "Save it in a file and name that with --task FILE:CLASS (in Python: task=).",
+        )
+    return own_class(found)
+
+
+def _class_in_file(path: Path, name: str) -> type[Task]:
+    path = path.resolve()
+    module = _loaded_module(path) or import_user_file(path, "--task")
+    found: Any = getattr(module, name, None)
+    if not _is_task(found):
+        own = [n for n, c in vars(module).items() if _is_task(c) and c is not Task]
         raise ConfigError(
             f"--task: {path} has no task class {name!r}.",
-            f"It has {', '.join(own)}." if own else "Subclass tpukit.train.task.Task there.",
+            f"It has {', '.join(own)}." if own else "Subclass tpukit.Task there.",
         )
-    if not getattr(found, "name", None):
-        found.name = name.lower()
-    found.source = f"{path.resolve()}:{name}"
-    return found
+    return own_class(found, f"{path}:{name}")
+
+
+def _loaded_module(path: Path) -> ModuleType | None:
+    """The module that this program has imported from a file already, if it has."""
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        is_it = file and Path(file).name == path.name and Path(file).resolve() == path
+        if is_it and not module.__name__.startswith(USER_MODULE):
+            return module
+    return None
+
+
+def _is_task(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Task)
+
+
+def own_class(cls: type[Task], source: str | None = None) -> type[Task]:
+    """A task class with its name and its source, as a run records them."""
+    if not getattr(cls, "name", None):
+        cls.name = cls.__name__.lower()
+    if "source" not in vars(cls) and not cls.__module__.startswith("tpukit."):
+        cls.source = source or _source_of(cls)
+    return cls
+
+
+def _source_of(cls: type[Task]) -> str:
+    """`FILE:CLASS`; `__main__:CLASS` of a class that a notebook's cell defines."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return f"{Path(file).resolve() if file else SESSION}:{cls.__qualname__}"
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """The arguments that a task object was made with: those that a config file can hold."""
+    given = dict(task.given_settings)
+    if dataclasses.is_dataclass(task):
+        given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    given = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
+    return {n: v for n, v in given.items() if isinstance(v, bool | int | float | str | list)}
 
 
 def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> Task:
@@ -95,7 +131,8 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
     accepted = accepted_settings(cls)
     unknown = [name for name in settings if accepted is not None and name not in accepted]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], accepted or (), n=1)
+        known = [*(accepted or ()), *(field.name for field in dataclasses.fields(TrainConfig))]
+        near = difflib.get_close_matches(unknown[0], known, n=1)
         raise ConfigError(
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
             f"Did you mean {near[0]}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",

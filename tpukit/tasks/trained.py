@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import nn
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.registry import BUILT_IN, find_task, make_task
+from tpukit.tasks.registry import BUILT_IN, SESSION, find_task, make_task, own_class
 from tpukit.train.mistakes.returned import expect
-from tpukit.train.storage.run_folder import TrainedRun, open_run
+from tpukit.train.storage.run_folder import RunFolder, TrainedRun, open_run, read_config
 from tpukit.train.task import Task
 
 
@@ -25,38 +26,63 @@ class TrainedTask:
     run: TrainedRun | None = None
     checkpoint: Path | None = None
 
-    def model(self, backend: Backend) -> nn.Module:
-        """The model with the best (EMA) weights on its device, in eval mode."""
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model with the best (EMA) weights: a module of plain torch on the CPU, in eval mode.
+
+        It keeps no hold on tpukit's devices: `.to("cuda")` and `copy.deepcopy` work as ever.
+        """
+        return self.task.plain_model(self.weights())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The tables of the run's config.toml: train, task, decided, versions."""
+        return read_config(RunFolder(self.run.path)) if self.run else {}
+
+    def weights(self) -> dict[str, Any]:
+        """The best (EMA) weights by name, on the CPU."""
         if self.run is not None:
-            weights = self.run.weights()
-        else:
-            assert self.checkpoint is not None, "a trained task has a run or a checkpoint file"
-            weights = self.task.read_checkpoint_file(self.checkpoint)
-        return backend.prepare(self.task.inference_model(backend, weights), train=False).eval()
+            return self.run.weights()
+        assert self.checkpoint is not None, "a trained task has a run or a checkpoint file"
+        return self.task.read_checkpoint_file(self.checkpoint)
+
+    def export(self, folder: Path) -> list[Path]:
+        """Writes the weights for use without tpukit; the files."""
+        artifacts = self.run.checkpoint.artifacts() if self.run else {}
+        return self.task.export(self.weights(), artifacts, folder)
+
+    def model_on(self, backend: Backend) -> nn.Module:
+        """The model as the hardware of a backend runs it best, on its device, in eval mode."""
+        model = self.task.inference_model(backend, self.weights())
+        return backend.prepare(model, train=False).eval()
 
 
 def open_trained(
     path: Path,
     log: Callable[[str], None],
-    spec: str | None = None,
+    task: str | type[Task] | Task | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> TrainedTask:
     """Opens a run folder, or one checkpoint folder in it.
 
-    spec: the task's `FILE:CLASS`, where it is not the one that the run recorded.
+    task: `FILE:CLASS`, a class or an object, where it is not what the run recorded.
     settings: of the task; they override the run's.
 
     Raises `CheckpointError` where there is no run, or its task cannot be found.
     """
     run = open_run(path, log)
-    cls = find_task(spec or _recorded_spec(run))
+    if isinstance(task, Task):
+        cls = own_class(type(task))
+    else:
+        cls = own_class(task) if isinstance(task, type) else find_task(task or _recorded_spec(run))
     if cls.name != run.task:
         raise CheckpointError(
             f"{run.path} is a run of task {run.task!r}, not {cls.name!r}.",
             "Name its own task with --task, or another run with --run DIR.",
         )
-    data_path = str(run.train_config.get("data_path", "./data"))
-    task = make_task(cls, {**run.task_config, **(settings or {})}, data_path)
+    if not isinstance(task, Task):
+        data_path = str(run.train_config.get("data_path", "./data"))
+        task = make_task(cls, {**run.task_config, **(settings or {})}, data_path)
     restored = task.restore(run.checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
     return TrainedTask(restored, run)
@@ -72,7 +98,7 @@ def _recorded_spec(run: TrainedRun) -> str:
             "Name it with --task FILE:CLASS.",
         )
     file = Path(run.source.rpartition(":")[0])
-    if not file.is_file():
+    if file != Path(SESSION) and not file.is_file():
         raise CheckpointError(
             f"The file of task {run.task!r} is not at {file} any more.",
             "Name its new place with --task FILE:CLASS.",

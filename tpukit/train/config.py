@@ -213,7 +213,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def build(config_class: type[Config], values: Mapping[str, Any]) -> Config:
     """The config with these values. All problems are collected and raised as one ConfigError."""
     hints = get_type_hints(config_class)
-    problems = _field_problems(values, hints)
+    problems = field_problems(values, hints)
     config = config_class(**{n: v for n, v in values.items() if n not in problems})
     messages = [*problems.values(), *_value_problems(config)]
     if messages:
@@ -245,7 +245,8 @@ def nearest(name: str, names: Any) -> str | None:
     return matches[0] if matches else None
 
 
-def _field_problems(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, str]:
+def field_problems(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, str]:
+    """By name, a sentence for each value of the wrong type and each unknown name."""
     problems = {}
     for name, value in values.items():
         if name not in hints:
@@ -277,7 +278,8 @@ def _matches(value: Any, hint: Any) -> bool:
 def _expected(hint: Any) -> str:
     if _is_literal(hint):
         return f"one of {', '.join(map(str, get_args(hint)))}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+             Path: "a path"}  # fmt: skip
     return " or ".join(names[part] for part in _options(hint) or (hint,))
 
 

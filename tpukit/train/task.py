@@ -6,10 +6,13 @@ batch into a loss; everything else has a default in `Task`.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -24,6 +27,7 @@ from tpukit.hardware.backend import (
     ModelOps,
     OptimizerSettings,
     ParameterGroup,
+    TorchOps,
 )
 from tpukit.hardware.options import OptimizerName
 from tpukit.train import schedule
@@ -134,6 +138,23 @@ REMOVED_MEMBERS = {
 """What a task defined in earlier versions, and what it defines instead."""
 
 
+def _keeping_settings(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, which leaves its arguments in the task: a run records them."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def keeping(task: Task, *arguments: Any, **settings: Any) -> None:
+        init(task, *arguments, **settings)
+        given = signature.bind(task, *arguments, **settings).arguments
+        _, *names = given
+        task.given_settings = {name: given[name] for name in names}
+        for name in names:
+            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                task.given_settings |= task.given_settings.pop(name)
+
+    return keeping
+
+
 class Task(ABC):
     """What is learned. A user's own task subclasses this; `docs/own_task.py` is one.
 
@@ -147,12 +168,16 @@ class Task(ABC):
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """By name: quick, safe, balanced, fast."""
+    given_settings: Mapping[str, Any] = MappingProxyType({})
+    """The constructor's arguments; kept where it is called."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         for removed, instead in REMOVED_MEMBERS.items():
             if removed in vars(cls):
                 raise TypeError(f"{cls.__name__}.{removed} is no longer called: {instead}")
+        if "__init__" in vars(cls):
+            cls.__init__ = _keeping_settings(cls.__init__)  # type: ignore[method-assign]
 
     # -- what must be given ---------------------------------------------------------------------
     @abstractmethod
@@ -285,6 +310,23 @@ class Task(ABC):
         model = self.build_model(ops)
         load_weights(model, weights, "the checkpoint")
         return model
+
+    def plain_model(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The model with these weights, of plain torch on the CPU, in eval mode."""
+        return self.inference_model(TorchOps(), weights).eval()
+
+    def export(
+        self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
+    ) -> list[Path]:
+        """Writes a run's weights and artifacts for use without tpukit; the files.
+
+        A safetensors file of the model's state dict, with a README (`test --export DIR`).
+        """
+        from tpukit.train.storage.exported_weights import README_FILE, readme, write_export
+
+        tensors = self.plain_model(weights).state_dict()
+        text = readme(self, tensors, artifacts)
+        return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
 
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
         """Weights from a checkpoint file of other code (`test --checkpoint FILE`)."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from tpukit.commands.options.option_sets import Given, options_of
+from tpukit.commands.options.task_options import ModelOptions
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig
 
-TASK, SEARCH, HARDWARE = "Task", "Search", "Hardware"
+TASK, OWN_MODEL, SEARCH, HARDWARE = "Task", "A model of your own", "Search", "Hardware"
 SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit",
                  "exact")  # fmt: skip
 HARDWARE_FIELDS = ("hw", "devices", "precision", "shard", "memory_limit")
@@ -31,3 +33,27 @@ TargetOption = Annotated[
         help="TPU to compile for (v5e-8, v6e-1, v4-8, ...) instead of measuring.",
     ),
 ]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        rich_help_panel=OWN_MODEL,
+        metavar="NAME=SHAPE[:DTYPE[<N]]",
+        help="An input of --model, without the batch: image=3x224x224, 'ids=128:int64<1000'.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ProbedModelOptions(ModelOptions):
+    """The summaries' settings; `--model` also takes a function that builds any module."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            rich_help_panel=OWN_MODEL,
+            help="my_file.py:make_model, or package.module:function; for summaries the size of"
+            " GPT-2.",
+        ),
+    ] = None

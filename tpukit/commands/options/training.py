@@ -21,6 +21,7 @@ from tpukit.train.config import (
     TrainConfig,
     build,
     merge,
+    nearest,
     preset_values,
     read_config_file,
     resolve,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tpukit.train.requests import TrainingRequest
     from tpukit.train.task import Task
 
+FOLDERS = {"eit": "results/deit", "summarize": "out-summarization"}
+"""Run folders of our tasks; a user's is results/NAME."""
 HARDWARE = "Hardware"
 TRAINING_PANELS = {
     "Batch and rate": ("global_batch_size", "accumulate", "lr"),
@@ -76,6 +79,8 @@ class GivenSettings:
     """The task's settings from options and `--set`."""
     file: ConfigFile
     preset: str | None
+    command: str = "the same call"
+    """What goes on with a run that stopped."""
 
     def hardware(self) -> HardwareOptions:
         """The hardware part, before torch is imported."""
@@ -83,28 +88,45 @@ class GivenSettings:
         values = merge(self.train, self.file.train, preset_values(self.preset, {}))
         return build(HardwareOptions, {n: v for n, v in values.items() if n in names})
 
-    def request(self, spec: str, default_folder: str = "results/{name}") -> TrainingRequest:
-        """The request for a task; imports and builds it.
-
-        default_folder: the run folder where --results-dir names none; `{name}` is the task's.
-        """
-        from tpukit.tasks.registry import find_task, make_task
+    def request(self, task: str | type[Task] | Task) -> TrainingRequest:
+        """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken
+        as it is."""
+        from tpukit.tasks.registry import find_task, make_task, own_class, settings_of
         from tpukit.train.requests import TrainingRequest
         from tpukit.train.storage.run_folder import RunFolder
-        from tpukit.train.task import Preset
+        from tpukit.train.task import Preset, Task
 
-        cls = find_task(spec)
+        if isinstance(task, Task):
+            cls = own_class(type(task))
+        else:
+            cls = find_task(task) if isinstance(task, str) else own_class(task)
         preset = cls.presets.get(self.preset or "", Preset())
         file = {name: value for name, value in self.file.task.items()
                 if name not in ("name", "source")}  # fmt: skip
-        settings = {**preset.task, **file, **self.task}
         layers = [self.train, self.file.train, preset_values(self.preset, preset.train)]
-        data_path = merge(*layers).get("data_path", TrainConfig.data_path)
-        task = make_task(cls, settings, data_path)
-        config = resolve(*layers, _task_defaults(task))
-        folder = config.results_dir or default_folder.format(name=task.name)
-        command = shlex.join(["tpukit", *sys.argv[1:]])
-        return TrainingRequest(task, config, RunFolder(Path(folder)), settings, spec, command)
+        if isinstance(task, Task):
+            self._refuse_settings_of_an_object(cls.name)
+            built, settings = task, settings_of(task)
+        else:
+            settings = {**preset.task, **file, **self.task}
+            data_path = merge(*layers).get("data_path", TrainConfig.data_path)
+            built = make_task(cls, settings, data_path)
+        config = resolve(*layers, _task_defaults(built))
+        own = f"results/{cls.name}"
+        folder = config.results_dir or (own if cls.source else FOLDERS.get(cls.name, own))
+        spec = task if isinstance(task, str) else cls.source or cls.name
+        return TrainingRequest(built, config, RunFolder(Path(folder)), settings, spec, self.command)
+
+    def _refuse_settings_of_an_object(self, task: str) -> None:
+        given = {**self.task, **{n: v for n, v in self.train.items() if n == "data_path"}}
+        for name, value in given.items():
+            near = nearest(name, [field.name for field in dataclasses.fields(TrainConfig)])
+            guess = f"Did you mean {near}? " if near and near != name else ""
+            raise ConfigError(
+                f"{name}={value!r} is not an option of the training, and the task object {task!r}"
+                " has its settings already.",
+                f"{guess}Give settings of a task to its constructor.",
+            )
 
 
 def read_settings(
@@ -114,7 +136,8 @@ def read_settings(
     train, task = _split_settings(sources.settings or [])
     own = {name: value for name, value in task_options.items() if value is not None}
     file = read_config_file(sources.config) if sources.config else ConfigFile({}, {})
-    return GivenSettings(merge(given, train), {**own, **task}, file, sources.preset)
+    command = shlex.join(["tpukit", *sys.argv[1:]])
+    return GivenSettings(merge(given, train), {**own, **task}, file, sources.preset, command)
 
 
 def _split_settings(pairs: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ EPOCHS = (1000, 5000)
 """Samples of the epochs whose time is estimated."""
 
 
-def as_fields(found: Recommendation, task: str, command: str) -> dict[str, Any]:
+def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str, Any]:
     """The fields of `--json`."""
     chosen, target = found.recommended_trial, found.target
     step = estimate_step(target, chosen) if chosen else None
@@ -66,7 +66,7 @@ def _trial_fields(trial: Trial) -> dict[str, Any]:
     }
 
 
-def as_text(found: Recommendation, task: str, command: str) -> Iterator[str]:
+def as_text(found: Recommendation, task: str, command: str | None) -> Iterator[str]:
     """The lines for people."""
     yield ""
     yield f"{task} on {_where(found)}"
@@ -79,7 +79,8 @@ def as_text(found: Recommendation, task: str, command: str) -> Iterator[str]:
         yield from _details(found, found.recommended_trial)
     if found.note:
         yield f"Note: {found.note}"
-    yield f"Train with: {command}"
+    if command:
+        yield f"Train with: {command}"
 
 
 def _where(found: Recommendation) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
@@ -28,6 +27,7 @@ from tpukit.hardware.backend import (
     OptimizerSettings,
     ParameterGroup,
     ReadMemory,
+    TorchOps,
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
@@ -52,7 +52,7 @@ from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class EagerBackend:
+class EagerBackend(TorchOps):
     """One device: one rank of a run."""
 
     def __init__(
@@ -97,27 +97,9 @@ class EagerBackend:
     # -- models and batches ------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         if not self.eager.recomputes:
-            return function(*tensors)
+            return super().recompute(function, *tensors)
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = False,
-    ) -> Tensor:
-        if bias is not None and causal:
-            future = torch.ones(
-                query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
-            ).triu(1)
-            bias, causal = bias.masked_fill(future, float("-inf")), False
-        if bias is not None:
-            bias = bias.to(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tpukit.errors import DataError
-from tpukit.io.files import replacing, write_file
+from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
 from tpukit.tasks.summarize.model.gpt2 import GPT2Config
 from tpukit.tasks.summarize.model.weights import BLOCK_NAMES, TOP_NAMES
-from tpukit.tasks.summarize.task import SummarizeTask
-from tpukit.tasks.trained import open_trained
+from tpukit.train.storage.exported_weights import README_FILE, write_export
 
+_README = f"""# A model of dialogue summaries
 
-def export_run(path: Path, folder: Path, log: Callable[[str], None]) -> None:
-    """Writes a run's best weights, adapters merged, as a Hugging Face directory."""
-    trained = open_trained(path, log)
-    task = trained.task
-    assert isinstance(task, SummarizeTask) and trained.run is not None
-    weights = task.merged(trained.run.weights())
-    export_hugging_face(folder, task.model_config, weights, task.tokenizer)
+GPT-2 with its tokenizer, as a directory that transformers loads:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(".").eval()
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+
+It continues a prompt with the summary, up to the end token:
+
+```python
+prompt = {BEFORE_DIALOGUE!r} + dialogue + {BEFORE_SUMMARY!r}
+tokens = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=100)
+```
+"""
 
 
 def export_hugging_face(
     folder: Path, config: GPT2Config, tensors: Mapping[str, Tensor], tokenizer: Tokenizer
-) -> None:
+) -> list[Path]:
     """Writes a directory that transformers loads: the model and, with it, the tokenizer.
 
     Each file is written atomically. Raises `DataError` where the folder cannot be written.
@@ -47,17 +53,9 @@ def export_hugging_face(
                 "pad_token": "<|endoftext|>",
             }
         ).encode(),
+        README_FILE: _README.encode(),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "model.safetensors") as partial:
-            save_file(_hugging_face_names(tensors, config), partial, {"format": "pt"})
-        for name, content in contents.items():
-            write_file(folder / name, content)
-    except OSError as error:
-        raise DataError(
-            f"Cannot export to {folder}: {error.strerror or error}.", "Name another folder."
-        ) from error
+    return write_export(folder, _hugging_face_names(tensors, config), contents)
 
 
 def _hugging_face_names(tensors: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
@@ -68,7 +66,7 @@ def _hugging_face_names(tensors: Mapping[str, Tensor], config: GPT2Config) -> di
             name = f"transformer.h.{layer}.{theirs}"
             renamed[f"{name}.weight"] = weight.t() if weight.ndim == 2 else weight
             renamed[f"{name}.bias"] = tensors[f"blocks.{layer}.{ours}.bias"]
-    return {name: tensor.detach().contiguous().clone() for name, tensor in renamed.items()}
+    return renamed
 
 
 def _export_config(config: GPT2Config, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -307,6 +307,14 @@ class SummarizeTask(Task):
 
         return predict_run(self, model, backend, request, log)
 
+    def export(
+        self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
+    ) -> list[Path]:
+        """A Hugging Face directory, adapters merged."""
+        from tpukit.tasks.summarize.export import export_hugging_face
+
+        return export_hugging_face(folder, self.model_config, self.merged(weights), self.tokenizer)
+
     # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
         """ROUGE on the first few validation samples, greedily."""

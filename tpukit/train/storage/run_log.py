@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import json
 import os
 import sys
@@ -83,7 +84,16 @@ def cut_metrics(folder: RunFolder, step: int) -> None:
 
 
 def draw_loss_curve(folder: RunFolder) -> Path | None:
-    """`loss.png` from metrics.jsonl: training and validation loss."""
+    """`loss.png` from metrics.jsonl; None where there is too little to draw."""
+    picture, path = loss_curve(folder), folder.path / "loss.png"
+    if picture is None:
+        return None
+    write_file(path, picture)
+    return path
+
+
+def loss_curve(folder: RunFolder) -> bytes | None:
+    """Training and validation loss from metrics.jsonl as a PNG picture."""
     rows = read_metrics(folder)
     train = [(r["step"], r["loss"]) for r in rows if r["kind"] == "train"]
     valid = [(r["step"], r["valid_loss"]) for r in rows if "valid_loss" in r]
@@ -105,9 +115,9 @@ def draw_loss_curve(folder: RunFolder) -> Path | None:
     axes.set(xlabel="optimizer step", ylabel="loss", title=folder.path.name)
     axes.grid(alpha=0.3)
     axes.legend()
-    path = folder.path / "loss.png"
-    figure.savefig(path, dpi=120)
-    return path
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format="png")
+    return picture.getvalue()
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from tpukit.errors import CheckpointError
 def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
     """Loads whole weights strictly. Raises CheckpointError naming what does not fit."""
     own = {**dict(model.named_parameters()), **_persistent_buffers(model)}
-    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    # A whole state dict names tied weights more than once.
+    missing = sorted(own.keys() - weights.keys())
+    extra = sorted(weights.keys() - own.keys() - model.state_dict().keys())
     wrong = [
         f"{name} is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}"
         for name in sorted(own.keys() & weights.keys())

@@ -1,0 +1,317 @@
+"""The Python API: what the commands do, in this process. `tpukit` exports it.
+
+Keyword arguments are the commands' options by name. Errors are `TpukitError`s; nothing exits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from tpukit.commands.launching import in_this_process
+from tpukit.commands.options.hardware import hardware_options
+from tpukit.commands.options.option_sets import PARSERS, ranges_of
+from tpukit.commands.options.training import FOLDERS, GivenSettings, SettingSources, read_settings
+from tpukit.commands.predict import DecodingOptions, PredictOptions
+from tpukit.commands.probe_batch import check_search, size_batch, size_model, task_source
+from tpukit.commands.test import TestOptions
+from tpukit.commands.trained_run import use_model
+from tpukit.errors import ConfigError, HardwareError
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import find_kind, holds_tpu, opened_backend
+from tpukit.io.ranges import range_problems
+from tpukit.probe.batch.search import SearchSettings
+from tpukit.train.config import TrainConfig, field_problems, nearest
+from tpukit.train.mistakes.imported import refuse_while_importing
+from tpukit.train.mistakes.raised import task_failure
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tpukit.hardware.backend import Backend
+    from tpukit.tasks.trained import TrainedTask
+    from tpukit.train.requests import TrainingRequest, TrainingResult
+    from tpukit.train.task import Task
+
+    TaskLike = str | type[Task] | Task
+    RunLike = str | Path | TrainingResult | TrainedTask | type[Task] | Task
+
+Log = Callable[[str], None]
+Options = TypeVar("Options")
+
+
+def fit(
+    task: TaskLike,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    log: Log = print,
+    **options: Any,
+) -> TrainingResult:
+    """Trains a task, or resumes its run, as `tpukit train` does.
+
+    task: an object, its class, or its name (`"eit"`, `"my_file.py:MyTask"`).
+    options: those of `tpukit train` (`global_batch_size=`, `epochs=`, `max_time="8h30m"`,
+        `results_dir=`, `hw=`, ...); any other is a setting of a task given by class or name.
+    log: called with each line for people.
+
+    Returns the fields of `tpukit train --json`.
+
+    Raises:
+        InterruptedRunError: a signal or the notebook's stop button; the checkpoint is written, and
+            the same call goes on.
+        TpukitError: what cannot be used or done, with a hint.
+    """
+    refuse_while_importing()
+    settings = _settings(options, preset, config)
+    hardware = settings.hardware()
+    in_this_process(hardware, log)
+    if _is_of_this_session(task):
+        settings = dataclasses.replace(settings, train={"num_workers": 0, **settings.train})
+    request = settings.request(task)
+    with opened_backend(hardware) as backend:
+        from tpukit.train.run import train_run
+
+        _check_gradients(backend)
+        return train_run(request, backend, log)
+
+
+def evaluate(
+    run: RunLike,
+    *,
+    task: TaskLike | None = None,
+    settings: Mapping[str, Any] | None = None,
+    log: Log = print,
+    **options: Any,
+) -> dict[str, Any]:
+    """Evaluates a trained run, as `tpukit test` does; returns its JSON fields.
+
+    run: a run folder, what `fit` or `load` returned, or a task (the run in its own folder).
+    task, settings: where the run does not record them.
+    options: those of `tpukit test` (`data=`, `data_path=`, `limit=`, `out=`, `hw=`, ...).
+    """
+    from tpukit.train.requests import EvaluationRequest
+
+    refuse_while_importing()
+    given = _take(TestOptions, options)
+    hardware = _hardware(options, TestOptions, log)
+    trained = _open(run, task, settings, log)
+    request = EvaluationRequest(trained.run, trained.checkpoint, **dataclasses.asdict(given))
+
+    def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
+        return trained.task.evaluate(model, backend, request, log)
+
+    with _failures_named():
+        return dict(use_model(trained, evaluated, hardware, log) or {})
+
+
+def predict(
+    run: RunLike,
+    *,
+    task: TaskLike | None = None,
+    settings: Mapping[str, Any] | None = None,
+    log: Log = print,
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes a trained run's predictions, as `tpukit predict` does; returns its JSON fields.
+
+    run, task, settings: as `evaluate` takes them.
+    options: those of `tpukit predict` (`data_path=`, `test_csv=`, `out=`, `num_beams=`, ...).
+    """
+    from tpukit.train.requests import PredictionRequest
+
+    refuse_while_importing()
+    given, decoding = _take(PredictOptions, options), _take(DecodingOptions, options)
+    hardware = _hardware(options, PredictOptions, log)
+    trained = _open(run, task, settings, log)
+    if trained.run is None:
+        raise ConfigError("predict needs a run.", "Give the folder of one.")
+    request = PredictionRequest(trained.run, **dataclasses.asdict(given), decoding=decoding.given())
+    trained.task.check_prediction(request)
+
+    def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
+        return trained.task.predict(model, backend, request, log)
+
+    with _failures_named():
+        return dict(use_model(trained, predicted, hardware, log) or {})
+
+
+def load(
+    run: RunLike,
+    *,
+    task: TaskLike | None = None,
+    settings: Mapping[str, Any] | None = None,
+    log: Log = print,
+) -> TrainedTask:
+    """A trained run: `.model` (a plain module with the best or EMA weights), `.task`, `.config`.
+
+    run, task, settings: as `evaluate` takes them. The model is on the CPU, in eval mode.
+    """
+    refuse_while_importing()
+    return _open(run, task, settings, log)
+
+
+def find_batch(
+    task: TaskLike | None = None,
+    *,
+    model: Any = None,
+    inputs: Mapping[str, str | tuple[int, ...]] | None = None,
+    target: str | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    log: Log = print,
+    **options: Any,
+) -> dict[str, Any]:
+    """Finds the batch that fits, as `tpukit probe-batch` does; returns its JSON fields.
+
+    task: as `fit` takes it.
+    model, inputs: instead of a task, a module or what builds one, and its inputs by name: a shape
+        without the batch, or `"128:int64<1000"`.
+    target: a TPU to compile for (`"v5e-8"`); None: measure here, in child processes.
+    options: those of `tpukit probe-batch` (`start=`, `max=`, `hw=`, ...); any other is a setting of
+        a task given by class or name, or an argument of the model's function.
+    """
+    refuse_while_importing()
+    search = _take(SearchSettings, options)
+    check_search(search, target, options)
+    given = _settings({**options, "global_batch_size": search.global_batch_size}, preset, config)
+    _require_free_devices(given.hardware(), target)
+    if model is not None and task is None:
+        texts = [f"{name}={_input_text(shape)}" for name, shape in (inputs or {}).items()]
+        return size_model(model, texts, given, target, search, log)
+    if task is None or model is not None or inputs is not None:
+        raise ConfigError(
+            "find_batch takes a task, or model= with inputs=.", "Give one of the two."
+        )
+    request = given.request(task)
+    if isinstance(task, str):
+        return size_batch(request, task_source(request), target, search, log, _call)
+    from tpukit.probe.batch.carried import carried
+
+    with carried(request.task) as source:
+        return size_batch(request, source, target, search, log, _call)
+
+
+def _call(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
+    """The call that trains with a recommendation."""
+    hardware = f", hw={request.config.hw!r}" if request.config.hw != "auto" else ""
+    return f"tpukit.fit(task, global_batch_size={global_batch}, accumulate={accumulate}{hardware})"
+
+
+def _input_text(shape: str | tuple[int, ...]) -> str:
+    return shape if isinstance(shape, str) else "x".join(map(str, shape)) or "scalar"
+
+
+# -- options ---------------------------------------------------------------------------------------
+def _settings(
+    options: Mapping[str, Any], preset: str | None, config: str | Path | None
+) -> GivenSettings:
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    train = {name: _plain(name, value) for name, value in options.items() if name in names}
+    own = {name: value for name, value in options.items() if name not in names}
+    sources = SettingSources(preset, str(config) if config else None)
+    return dataclasses.replace(read_settings(train, sources, own), command="the same call")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as the command line would give it: paths as text, units read."""
+    if isinstance(value, Path):
+        return str(value)
+    return PARSERS[name][0](value) if name in PARSERS and isinstance(value, str) else value
+
+
+def _take(kind: type[Options], options: dict[str, Any]) -> Options:
+    """The options of one kind, out of those that were given; texts become paths.
+
+    Raises ConfigError for values that the command line does not take either.
+    """
+    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]
+    hints = get_type_hints(kind)
+    given = {f.name: _plain(f.name, options.pop(f.name)) for f in fields if f.name in options}
+    texts = {n for n, v in given.items() if isinstance(v, str) and hints[n] == Path | None}
+    given = {name: Path(v) if name in texts else v for name, v in given.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    wrong = [*field_problems(given, hints).values()] or range_problems(given, ranges_of(kind))
+    if wrong:
+        raise ConfigError(" ".join(wrong))
+    return kind(**given)
+
+
+def _hardware(options: Mapping[str, Any], kind: type, log: Log) -> HardwareOptions:
+    """What is left of a call's options when its own kind is taken out: the hardware's."""
+    known = ["hw", "devices", "precision"]
+    for name in options.keys() - set(known):
+        near = nearest(name, known + [field.name for field in dataclasses.fields(kind)])
+        raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)
+    hardware = hardware_options(dict(options))
+    in_this_process(hardware, log)
+    return hardware
+
+
+# -- runs and processes ----------------------------------------------------------------------------
+def _open(
+    run: RunLike, task: TaskLike | None, settings: Mapping[str, Any] | None, log: Log
+) -> TrainedTask:
+    from tpukit.tasks.registry import own_class
+    from tpukit.tasks.trained import TrainedTask, open_trained
+    from tpukit.train.requests import TrainingResult
+    from tpukit.train.task import Task
+
+    if isinstance(run, TrainedTask):
+        return run
+    if isinstance(run, Task | type):
+        task, cls = run, own_class(run if isinstance(run, type) else type(run))
+        run = f"results/{cls.name}" if cls.source else FOLDERS[cls.name]
+    path = run.run if isinstance(run, TrainingResult) else run
+    return open_trained(Path(path), log, task, settings)
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """What the user's own code raises becomes a TaskFailedError, as `fit` raises it."""
+    try:
+        yield
+    except Exception as error:
+        failure = task_failure(error)
+        if failure is None or failure is error:
+            raise
+        raise failure from error
+
+
+def _is_of_this_session(task: TaskLike) -> bool:
+    """Whether DataLoader workers could not import the task's class: they would start without it."""
+    from tpukit.tasks.registry import SESSION
+
+    cls = task if isinstance(task, type) else type(task)
+    start = multiprocessing.get_start_method(allow_none=True)
+    forks = (start or multiprocessing.get_all_start_methods()[0]) == "fork"
+    return cls.__module__ == SESSION and not forks
+
+
+def _check_gradients(backend: Backend) -> None:
+    """Raises HardwareError where torch_xla came too late for this process to train on XLA."""
+    import torch
+
+    one = torch.ones((), device=backend.device, requires_grad=True)
+    try:
+        (one * one).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise HardwareError(
+            f"hw={backend.kind!r}: this process computed gradients before torch_xla was"
+            " initialised, and cannot on XLA devices any more.",
+            "Restart the kernel and make this the first call that trains.",
+            id="xla-too-late",
+        ) from error
+
+
+def _require_free_devices(hardware: HardwareOptions, target: str | None) -> None:
+    if target is None and holds_tpu() and find_kind(hardware) == "tpu":
+        raise HardwareError(
+            "This process holds the TPU, which the processes of the trials need.",
+            'Restart the kernel and call find_batch before fit, or give target="v5e-8".',
+            id="tpu-held",
+        )

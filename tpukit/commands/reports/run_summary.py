@@ -1,0 +1,115 @@
+"""Report of a run: where it stands, its losses and its pictures; as text, or in a notebook."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpukit.errors import ConfigError
+from tpukit.train.storage.run_folder import RunFolder, read_config
+from tpukit.train.storage.run_log import loss_curve, read_metrics
+
+if TYPE_CHECKING:
+    from tpukit.tasks.trained import TrainedTask
+    from tpukit.train.requests import TrainingResult
+
+BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
+MOST_PICTURES = 8
+
+
+def show(
+    run: str | Path | TrainingResult | TrainedTask, *, log: Callable[[str], None] = print
+) -> None:
+    """Shows a run, finished or not: its summary; in a notebook its loss curve and pictures too.
+
+    run: a run folder, or what `fit` or `load` returned. `log` is called with each line.
+    """
+    folder = RunFolder(_path(run))
+    for line in summarize_run(folder):
+        log(line)
+    display = notebook_display()
+    if display is not None:
+        for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder))]:
+            if picture is not None:
+                display.display(display.Image(data=picture, format="png"))
+
+
+def _path(run: str | Path | TrainingResult | TrainedTask) -> Path:
+    """The folder of a run, of what `fit` returned, or of what `load` returned."""
+    if isinstance(run, str | Path):
+        return Path(run)
+    if run.run is None:
+        raise ConfigError("A checkpoint file has no run to show.", "Give the folder of one.")
+    return Path(run.run if isinstance(run.run, str) else run.run.path)
+
+
+def notebook_display() -> Any:
+    """`IPython.display` where pictures can be shown: in a notebook's kernel; else None."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython import display
+
+    return display
+
+
+def summarize_run(folder: RunFolder) -> Iterator[str]:
+    """The lines for people. Raises CheckpointError where there is no run."""
+    config, rows = read_config(folder), read_metrics(folder)
+    task, decided = config.get("task", {}), config.get("decided", {})
+    train = [row for row in rows if row["kind"] == "train"]
+    valid = [row for row in rows if row["kind"] == "valid"]
+    yield f"{folder.path}: task {task.get('name')}"
+    yield f"  ran on      {_where(decided, config.get('versions', {}))}"
+    yield f"  data        {_data(decided)}"
+    if not train:
+        yield "  no metrics yet"
+        return
+    last = train[-1]
+    yield f"  steps       {last['step']} of {decided.get('total_steps', '?')}"
+    yield f"  loss        {train[0]['loss']:.4g} -> {last['loss']:.4g}"
+    if len(train) > 1:
+        yield f"              {draw_bars([row['loss'] for row in train])}"
+    if valid:
+        yield f"  validation  {_numbers(valid[-1])}"
+        best = min(valid, key=lambda row: row.get("valid_loss", math.inf))
+        yield f"  best        {_numbers(best)} at step {best['step']}"
+    if pictures := pictures_of(folder):
+        yield f"  pictures    {', '.join(str(p.relative_to(folder.path)) for p in pictures)}"
+
+
+def _where(decided: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
+    device = f"{decided.get('device')}, {decided.get('devices')} device(s), "
+    return f"{device}{decided.get('precision')}; torch {versions.get('torch')}"
+
+
+def _data(decided: Mapping[str, Any]) -> str:
+    training, validation = decided.get("training_samples"), decided.get("validation_samples")
+    return f"{training} training, {validation} validation samples"
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    values = {name: value for name, value in row.items() if name not in ("kind", "step")}
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def draw_bars(values: Sequence[float]) -> str:
+    """Values as one line of bars, on a logarithmic scale where all are positive."""
+    step = max(1, math.ceil(len(values) / CURVE_WIDTH))
+    shown = [value for value in values[::step] if math.isfinite(value)]
+    if all(value > 0 for value in shown):
+        shown = [math.log(value) for value in shown]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in shown)
+
+
+def pictures_of(folder: RunFolder) -> list[Path]:
+    """Pictures that evaluations left in a run folder; the loss curve is drawn anew."""
+    found = [*folder.path.glob("*.png"), *folder.path.glob("*/*.png")]
+    return sorted(path for path in found if path.name != "loss.png")[:MOST_PICTURES]

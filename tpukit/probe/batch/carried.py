@@ -1,0 +1,62 @@
+"""A task object on its way to the child processes of a search.
+
+It is pickled, with the classes and functions of a notebook's cells by value, into a folder that
+ends with the search and that no one else can write to.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+
+from tpukit.errors import ConfigError
+from tpukit.probe.batch.trial import TaskSource
+from tpukit.train.task import Task
+
+
+@contextmanager
+def carried(task: Task) -> Iterator[TaskSource]:
+    """How a child gets this very object, as long as the context lasts.
+
+    Raises ConfigError where it holds what no other process can have (an open file, a lock).
+    """
+    with tempfile.TemporaryDirectory(prefix="tpukit-task-") as folder:
+        file = Path(folder) / "task.pickle"
+        try:
+            file.write_bytes(pickle.dumps(sys.path) + _by_value(task))
+        except Exception as error:
+            raise ConfigError(
+                f"the task {task.name!r} cannot be sent to the processes of the trials:"
+                f" {type(error).__name__}: {error}.",
+                "Open files, connections and data in `datasets`, not in the constructor.",
+            ) from error
+        yield TaskSource(f"{__name__}:carried_task", {"file": str(file)})
+
+
+def carried_task(file: str) -> Task:
+    """The task in a child; it imports from where its parent does."""
+    with Path(file).open("rb") as stream:
+        sys.path[:] = pickle.load(stream)
+        task: Task = pickle.load(stream)
+    return task
+
+
+def _by_value(task: Task) -> bytes:
+    """A class is sent whole where its module is a file that was given by its path."""
+    module = sys.modules[type(task).__module__]
+    by_path = module.__name__ != "__main__" and importlib.util.find_spec(module.__name__) is None
+    if by_path:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        content: bytes = cloudpickle.dumps(task)
+    finally:
+        if by_path:
+            cloudpickle.unregister_pickle_by_value(module)
+    return content

@@ -1,0 +1,73 @@
+"""A run's weights as files for code that knows nothing of tpukit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tpukit.errors import DataError
+from tpukit.io.files import replacing, write_file
+
+if TYPE_CHECKING:
+    from tpukit.train.task import Task
+
+WEIGHTS_FILE, README_FILE = "model.safetensors", "README.md"
+
+
+def write_export(
+    folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, bytes]
+) -> list[Path]:
+    """Writes `model.safetensors` and further files by name, each atomically; their paths.
+
+    Tensors that share memory (tied weights) are written whole under each name. Raises `DataError`
+    where the folder cannot be written.
+    """
+    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / WEIGHTS_FILE) as partial:
+            save_file(whole, partial, {"format": "pt"})
+        for name, content in contents.items():
+            write_file(folder / name, content)
+    except OSError as error:
+        raise DataError(
+            f"Cannot export to {folder}: {error.strerror or error}.", "Name another folder."
+        ) from error
+    return [folder / name for name in (WEIGHTS_FILE, *contents)]
+
+
+def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:
+    """How to load an exported state dict, with and without tpukit."""
+    cls = type(task)
+    file, _, _ = (cls.source or "").rpartition(":")
+    module = Path(file).stem if file.endswith(".py") else cls.__module__
+    given = task.given_settings.items()
+    plain = {name: v for name, v in given if isinstance(v, bool | int | float | str)}
+    settings = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+    count = sum(tensor.numel() for tensor in tensors.values())
+    kept = "".join(f"- `{name}`: for `{cls.__name__}.restore`\n" for name in artifacts)
+    return f"""# Weights of a run of task `{task.name}`
+
+- `{WEIGHTS_FILE}`: the best (EMA) weights, {count:,} values, as the state dict of the module that \
+`{cls.__name__}.build_model` returns
+{kept}
+With PyTorch alone, where `model` is that module, built by your own code:
+
+```python
+from safetensors.torch import load_file
+model.load_state_dict(load_file("{WEIGHTS_FILE}"))
+model.eval()
+```
+
+With the task class{f" (`{cls.source}`)" if file.endswith(".py") else ""}:
+
+```python
+from safetensors.torch import load_file
+from {module} import {cls.__name__}
+model = {cls.__name__}({settings}).plain_model(load_file("{WEIGHTS_FILE}"))
+```
+"""
