@@ -1,0 +1,146 @@
+"""The tasks of docs/own_task.md: trained, resumed to the same bytes, evaluated, used, compiled."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import VIRTUAL_TPU, latest, result, tpukit
+
+DOCS = Path(__file__).parents[2] / "docs" / "tasks"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "day", "very", "a"]
+CPU = (["--hw", "cpu"], {})
+TWO_RANKS = (["--hw", "cpu", "--devices", "2"], {})
+XLA = (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
+WAYS = {"cpu": CPU, "two-ranks": TWO_RANKS, "xla": XLA}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    """A tiny pretrained BERT, texts of two lengths, a book, prompts and drawings."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("material")
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(folder / "bert")
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
+    rng = np.random.default_rng(0)
+    for part in ("train", "valid"):
+        with (folder / f"{part}.csv").open("w", newline="") as file:
+            csv.writer(file).writerow(["text", "label"])
+            for index in range(20):
+                label = index % 2
+                words = ["a", ["bad", "good"][label], *["very"] * rng.integers(0, 12), "day"]
+                csv.writer(file).writerow([" ".join(words), label])
+        np.save(folder / f"{part}.npy", rng.integers(0, 255, (24, 8, 8), dtype=np.uint8))
+    (folder / "book.txt").write_text("A good day is a very good day. " * 40)
+    (folder / "prompts.txt").write_text("A good\nA very good\nA\n")
+    return folder
+
+
+def settings(task, folder):
+    """The task, its data and small sizes; what it predicts from."""
+    if task == "texts":
+        sizes = ["--set", f"model={folder / 'bert'}", "--set", "lengths=8,16"]
+        return "classify_text.py:Texts", folder, [*sizes, "--lr", "1e-3"], folder
+    if task == "llama":
+        sizes = ["--set", "width=16", "--set", "length=32", "--set", "written=8"]
+        return "llama.py:Llama", folder / "book.txt", sizes, folder / "prompts.txt"
+    sizes = ["--set", "width=8", "--set", "side=8", "--set", "count=3", "--set", "steps=3"]
+    return "unet.py:Drawings", folder, sizes, None
+
+
+def train(task, folder, run, steps, way, more=()):
+    name, data, sizes, _ = settings(task, folder)
+    hardware, env = way
+    return result(
+        tpukit(
+            "train", "--task", f"{DOCS / name}", "--data-path", data, *sizes, *hardware, *more,
+            "--global-batch-size", "8", "--accumulate", "2", "--max-steps", str(steps),
+            "--set", "schedule=constant", "--set", "warmup_steps=0",
+            "--results-dir", run, "--json", env=env,
+        )
+    )  # fmt: skip
+
+
+def use(command, task, folder, run, way, *more):
+    """The JSON fields of `test` or `predict`."""
+    hardware, env = way
+    return result(tpukit(command, "--run", run, *hardware, "--json", *more, env=env))
+
+
+def check_written(task, folder, run, way, out):
+    source = settings(task, folder)[3]
+    path = [] if source is None else ["--data-path", source]
+    fields = use("predict", task, folder, run, way, *path, "--out", out)
+    assert fields["rows"] == {"texts": 20, "llama": 3, "drawings": 3}[task]
+    if task == "texts":
+        assert {row["class"] for row in csv.DictReader(out.open())} <= {"0", "1"}
+    elif task == "llama":
+        written = out.read_bytes()
+        assert written.startswith(b"A good") and len(written) == 3 * 8 + len(
+            "A goodA very goodA\n\n\n"
+        )
+    else:
+        assert np.load(out).shape == (3, 8, 8)
+
+
+def check(task, folder, tmp_path, way, more=()):
+    """A run, the same run stopped and resumed, and what it is for."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(task, folder, whole, 4, way, more)
+    train(task, folder, stopped, 2, way, more)
+    assert train(task, folder, stopped, 4, way, more)["resumed_from"] == 2
+    files = ("model.safetensors", "optimizer.safetensors")
+    assert all(
+        (latest(whole) / f).read_bytes() == (latest(stopped) / f).read_bytes() for f in files
+    )
+    check_written(task, folder, whole, way, tmp_path / "out")
+
+
+def test_a_unet_on_the_cpu(material, tmp_path):
+    check("drawings", material, tmp_path, CPU)
+
+
+@pytest.mark.xla
+def test_texts_of_any_length_on_xla(material, tmp_path):
+    done = train("texts", material, tmp_path / "run", 3, XLA)
+    assert done["compilations_after_warmup"] == 0
+
+
+SLOW = [
+    ("texts", "cpu"), ("texts", "two-ranks"), ("texts", "xla"), ("llama", "cpu"),
+    ("llama", "two-ranks"), ("llama", "xla"), ("drawings", "two-ranks"), ("drawings", "xla"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "way"),
+    [pytest.param(t, w, marks=pytest.mark.xla if w == "xla" else ()) for t, w in SLOW],
+)
+def test_each_task_everywhere(task, way, material, tmp_path):
+    check(task, material, tmp_path, WAYS[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
+def test_a_unet_with_batch_norm(way, material, tmp_path):
+    check("drawings", material, tmp_path, WAYS[way], ["--set", "norm=batch"])
+
+
+@pytest.mark.slow
+@pytest.mark.plan
+@pytest.mark.parametrize("task", ["texts", "llama", "drawings"])
+def test_each_compiles_for_a_tpu(task, material):
+    name, data, sizes, _ = settings(task, material)
+    sizes = [s for s in sizes if s not in ("--lr", "1e-3")]
+    limits = ["--start", "8", "--max", "8", "--target", "v5e-1", "--json"]
+    done = tpukit("probe-batch", "--task", DOCS / name, "--data-path", data, *sizes, *limits)
+    assert result(done)["largest_batch_per_device"] == 8
