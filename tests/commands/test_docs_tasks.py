@@ -17,12 +17,10 @@ XLA = (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
 WAYS = {"cpu": CPU, "two-ranks": TWO_RANKS, "xla": XLA}
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory):
-    """A tiny pretrained BERT, texts of two lengths, a book, prompts and drawings."""
+def write_bert(folder):
+    """A tiny BERT and its tokenizer, as `save_pretrained` leaves them."""
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-    folder = tmp_path_factory.mktemp("material")
     config = BertConfig(
         vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=32,
@@ -30,6 +28,12 @@ def material(tmp_path_factory):
     BertForSequenceClassification(config).save_pretrained(folder / "bert")
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    """Texts of two lengths, a book, prompts and drawings."""
+    folder = tmp_path_factory.mktemp("material")
     rng = np.random.default_rng(0)
     for part in ("train", "valid"):
         with (folder / f"{part}.csv").open("w", newline="") as file:
@@ -47,6 +51,8 @@ def material(tmp_path_factory):
 def settings(task, folder):
     """The task, its data and small sizes; what it predicts from."""
     if task == "texts":
+        if not (folder / "bert").is_dir():
+            write_bert(folder)
         sizes = ["--set", f"model={folder / 'bert'}", "--set", "lengths=8,16"]
         return "classify_text.py:Texts", folder, [*sizes, "--lr", "1e-3"], folder
     if task == "llama":
@@ -101,7 +107,10 @@ def check(task, folder, tmp_path, way, more=()):
     assert all(
         (latest(whole) / f).read_bytes() == (latest(stopped) / f).read_bytes() for f in files
     )
-    check_written(task, folder, whole, way, tmp_path / "out")
+    fields = use("test", task, folder, whole, way)
+    assert fields["samples"] == {"texts": 20, "llama": 3, "drawings": 24}[task]
+    assert fields["metrics"]["loss"] > 0
+    check_written(task, folder, whole, way, tmp_path / "out.npy")
 
 
 def test_a_unet_on_the_cpu(material, tmp_path):

@@ -125,8 +125,16 @@ def test_another_task_than_the_runs_is_refused(place, capsys):
     assert "is a run of task 'images', not 'eit'" in told
 
 
-def test_a_task_without_an_evaluation_says_what_to_add(tmp_path, capsys):
+def test_a_task_without_an_evaluation_is_tested_by_its_validation_metrics(tmp_path, capsys):
     run = ["--task", TINY, "--hw", "cpu", "--results-dir", str(tmp_path / "run")]
     assert cli.run(["train", *run, "--max-steps", "1"]) == 0
-    told = failed(["test", "--run", tmp_path / "run", "--hw", "cpu"], capsys)
-    assert "'tiny' has no `evaluate`" in told and "def evaluate" in told
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    fields = result(tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--json"))
+    assert (fields["task"], fields["samples"]) == ("tiny", 10)
+    for name, value in fields["metrics"].items():
+        assert value == pytest.approx(rows[-1][f"valid_{name}"], rel=1e-5)
+    limited = tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--json", "--limit", "3")
+    assert result(limited)["samples"] == 3
+    capsys.readouterr()
+    told = failed(["predict", "--run", tmp_path / "run", "--hw", "cpu"], capsys)
+    assert "'tiny' has no `predict`" in told and "def predict" in told

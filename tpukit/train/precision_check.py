@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tpukit.hardware.backend import Batch, Precision
 from tpukit.train.mistakes.returned import check_loss
-from tpukit.train.step import Learner, weighted_sums
+from tpukit.train.monitor.evaluation import weighted_sums
+from tpukit.train.step import Learner
 
 if TYPE_CHECKING:
     from tpukit.train.engine import RunPlan

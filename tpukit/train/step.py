@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
@@ -15,13 +13,10 @@ from tpukit.hardware.backend import Backend, Batch, OptimizerSettings
 from tpukit.hardware.optimizers import require_steppable
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
-from tpukit.train.mistakes.raised import place_of
-from tpukit.train.mistakes.returned import check_loss, described, task_mistake
+from tpukit.train.monitor.evaluation import MOST_SUMS, Evaluation
 from tpukit.train.storage.optimizer_state import OptimizerState
 from tpukit.train.task import Task
 
-MOST_SUMS = 16
-"""Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
 SMALLEST = 2
 """Index of the smallest gradient norm among the norms kept on the device."""
 
@@ -43,7 +38,7 @@ class StepMetrics:
     """The first step (from 1) whose loss was not finite."""
 
 
-class Learner:
+class Learner(Evaluation):
     """A task's model on a backend, with its optimizer and EMA weights.
 
     All metrics stay on the device until `read_metrics`: reading one is a stop of the pipeline.
@@ -58,20 +53,16 @@ class Learner:
         ema: EMA | None,
         clip_norm: float | None,
     ) -> None:
-        self.task = task
-        self.backend = backend
-        self.model = model
+        super().__init__(task, backend, model)
         self.optimizer = optimizer
         self.optimizer_state = OptimizerState(optimizer, backend.parameters(model))
         self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
         self._names: list[str] = []
-        self._evaluation_names: list[str] = []
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
         self._step_totals = torch.zeros(MOST_SUMS, device=device)
-        self._evaluation = torch.zeros(MOST_SUMS, device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
         self._norms = _fresh_norms(device)
@@ -100,14 +91,6 @@ class Learner:
             clip_norm=self.clip_norm,
             after=lambda norm: self._after(step_totals, norm),
         )
-
-    def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
-        """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
-        with self.backend.autocast():
-            returned = self.task.loss(self.model, batch)
-        outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
-        names = metric_names(outputs, known, self.task.loss)
-        return names, weighted_sums(outputs, names, batch["mask"])
 
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:
@@ -155,42 +138,6 @@ class Learner:
         """The latch alone: the first step whose loss was not finite."""
         return int(self.backend.to_host({"bad": self._first_bad})["bad"]) or None
 
-    # -- evaluation ----------------------------------------------------------------------------
-    @torch.no_grad()
-    def evaluation_step(self, batch: Batch) -> None:
-        """Adds one batch's weighted sums, with the model's present weights."""
-        self._evaluation_names, part = self._forward(batch, self._evaluation_names)
-        self._evaluation += part
-        self.backend.finish()
-
-    @torch.no_grad()
-    def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """What the task accumulates of a batch, and its mask, on the host."""
-        with self.backend.autocast():
-            found = self.task.accumulate(self.model, batch)
-        count = len(batch["mask"])
-        for name, value in found.items():
-            if not isinstance(value, Tensor) or value.shape[:1] != (count,):
-                raise task_mistake(
-                    self.task.accumulate,
-                    f"returned {name!r} as {described(value)} for a batch of {count} rows",
-                    f"Return a tensor of shape ({count}, ...): a value for each row.",
-                )
-        found = {n: v.float() if v.is_floating_point() else v for n, v in found.items()}
-        # All at once: a graph for each would be compiled otherwise.
-        self.backend.finish()
-        host = self.backend.to_host({**found, "mask": batch["mask"]})
-        return {name: tensor.numpy() for name, tensor in host.items()}
-
-    def read_evaluation(self) -> dict[str, float]:
-        """The weighted means over all ranks; starts the sums anew."""
-        totals = self.backend.all_reduce_sum(self._evaluation)
-        weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
-        self._evaluation.zero_()
-        self.backend.finish()
-        names = self._evaluation_names
-        return {name: total / weight for name, total in zip(names, sums, strict=False)}
-
     # -- state -----------------------------------------------------------------------------------
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by their plain names."""
@@ -198,51 +145,6 @@ class Learner:
         persistent = plain.state_dict(keep_vars=True)
         buffers = {name: b for name, b in plain.named_buffers() if name in persistent}
         return {**self.backend.parameters(self.model), **buffers}
-
-
-def metric_names(
-    outputs: Mapping[str, Tensor], known: list[str], method: Callable[..., object]
-) -> list[str]:
-    """`loss` and the task's other entries, in the order of `known` where it is not empty.
-
-    Raises UsageError where these are other entries than those of the micro-batch before: the sums
-    are added up by position.
-    """
-    names = ["loss", *(name for name in outputs if name not in ("loss", "weight"))]
-    if known and set(names) != set(known):
-        raise UsageError(
-            f"{place_of(method)} returned {', '.join(known)} for one micro-batch and"
-            f" {', '.join(names)} for another.",
-            "Return the same keys from `loss` for every batch.",
-            id="metric-names",
-        )
-    return known or names
-
-
-def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor) -> Tensor:
-    """(MOST_SUMS,): sum(weight), then sum(weight value) of each entry, then zeros.
-
-    Without a `weight` each unmasked row counts 1; a 0-d value is a mean over all that counts.
-    """
-    loss = outputs["loss"]
-    rows = loss.ndim == 1
-    weight = outputs.get("weight")
-    if weight is None:
-        weight = mask.float() if rows else mask.float().sum()
-    elif rows:
-        weight = weight.float() * mask
-    total = weight.sum()
-    sums = []
-    for name in names:
-        value = outputs[name].float()
-        sums.append((value * weight).sum() if value.ndim == weight.ndim else value.mean() * total)
-    if len(sums) >= MOST_SUMS:
-        raise UsageError(
-            f"the task's loss gave {len(sums)} entries.", f"Return at most {MOST_SUMS - 1}."
-        )
-    return torch.nn.functional.pad(
-        torch.stack([total.detach(), *sums]), (0, MOST_SUMS - 1 - len(sums))
-    )
 
 
 def _fresh_norms(device: torch.device) -> Tensor:

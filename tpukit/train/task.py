@@ -341,16 +341,17 @@ class Task(ABC):
         request: EvaluationRequest,
         log: Callable[[str], None],
     ) -> dict[str, Any]:
-        """The JSON fields of `tpukit test`.
+        """The JSON fields of `tpukit test`; by default the metrics of the validation data.
 
         `model` is prepared, in eval mode, and holds the run's best (EMA) weights. Every rank calls
         this; only rank 0 writes files. `log` prints a line for people.
         """
-        raise UsageError(
-            f"task {self.name!r} has no `evaluate`.",
-            "Add `def evaluate(self, model, backend, request, log)` to the task class;"
-            " docs/own_task.py has one.",
-        )
+        from tpukit.train.monitor.validation import run_metrics
+
+        fields = run_metrics(self, model, backend, request)
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in fields["metrics"].items())
+        log(f"{fields['samples']} samples: {metrics}")
+        return fields
 
     def check_prediction(self, request: PredictionRequest) -> None:
         """Raises what `predict` would, as far as it is known before a device is opened."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from tpukit.train.loader import make_loader
+from tpukit.errors import UsageError
+from tpukit.hardware.backend import Backend
+from tpukit.train.inference import ROWS_PER_DEVICE
+from tpukit.train.loader import LoaderSettings, make_loader
 from tpukit.train.mistakes.returned import task_mistake
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
-from tpukit.train.step import Learner
-from tpukit.train.task import MicroBatch, SampleSource, Task
+from tpukit.train.monitor.evaluation import Evaluation
+from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task
 
 if TYPE_CHECKING:
     from tpukit.train.engine import RunPlan
+    from tpukit.train.requests import EvaluationRequest
+    from tpukit.train.step import Learner
 
 Rows = dict[str, NDArray[Any]]
 
@@ -27,36 +34,92 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
     `valid_loss`, or `valid_NAME_loss` where the sets have names.
     """
     found: dict[str, float] = {}
+    # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
+    # or talk to other ranks can hang. Batches are made on the backend's own thread instead.
+    loading = replace(plan.loading, workers=0)
+    learner.model.eval()
     for name, data in plan.datasets.validation_sets().items():
-        values = _evaluate(plan, learner, watch, data)
+        micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
+        values = metrics_of(learner, data, micro_batches, loading, watch)
         values |= plan.task.score(learner.model, learner.backend, data)
         watch.done("score")
         found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
+    learner.model.train()
     # What a task computes may depend on its rank: every rank must take the same decisions.
     return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
 
 
-def _evaluate(
-    plan: RunPlan, learner: Learner, watch: CompilationWatch, data: SampleSource
+def run_metrics(
+    task: Task, model: nn.Module, backend: Backend, request: EvaluationRequest
+) -> dict[str, Any]:
+    """The JSON fields of `tpukit test` for a task without an `evaluate`: its validation metrics.
+
+    Raises UsageError where the task has no validation data.
+    """
+    sets = _with_data_path(task, request).datasets().validation_sets()
+    if not sets:
+        raise UsageError(
+            f"task {task.name!r} has no validation data, and no `evaluate`.",
+            "Add `def evaluate(self, model, backend, request, log)` to the task class;"
+            " docs/own_task.py has one.",
+        )
+    rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, request.seed)
+    evaluation, watch = Evaluation(task, backend, model), CompilationWatch(backend)
+    metrics: dict[str, float] = {}
+    samples = 0
+    for name, data in sets.items():
+        micro_batches = list(_first(task.evaluation_batches(data, settings), request.limit))
+        samples += sum(len(micro.keys) for micro in micro_batches)
+        loading = LoaderSettings(0, request.seed)
+        values = metrics_of(evaluation, data, micro_batches, loading, watch)
+        metrics |= {"_".join(filter(None, (name, k))): value for k, value in values.items()}
+    metrics = backend.all_gather_objects(metrics)[0]
+    return {"task": task.name, "samples": samples, "metrics": metrics}
+
+
+def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
+    if request.data_path is None:
+        return task
+    if not hasattr(task, "data_path"):
+        raise UsageError(
+            f"task {task.name!r} keeps no `data_path` that --data-path could replace.",
+            "Keep it in `__init__`: `self.data_path = data_path`.",
+        )
+    other = copy(task)
+    other.data_path = type(other.data_path)(request.data_path)
+    return other
+
+
+def _first(micro_batches: Iterable[MicroBatch], limit: int | None) -> Iterator[MicroBatch]:
+    """The micro-batches with the first `limit` samples in them; all where it is None."""
+    for micro in micro_batches:
+        if limit is None:
+            yield micro
+        elif limit > 0:
+            yield replace(micro, keys=micro.keys[:limit])
+            limit -= len(micro.keys)
+
+
+def metrics_of(
+    evaluation: Evaluation,
+    data: SampleSource,
+    micro_batches: Sequence[MicroBatch],
+    loading: LoaderSettings,
+    watch: CompilationWatch,
 ) -> dict[str, float]:
-    """The metrics of one set but for the task's `score`."""
-    task, backend = plan.task, learner.backend
-    micro_batches = list(task.evaluation_batches(data, plan.settings))
+    """The means and the computed metrics of one set; the model is in eval mode."""
+    task, backend = evaluation.task, evaluation.backend
     shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
-    # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
-    # or talk to other ranks can hang. Batches are made on the backend's own thread instead.
-    loader = make_loader(task, data, shares, replace(plan.loading, workers=0))
     accumulates = type(task).accumulate is not Task.accumulate
     parts: list[Rows] = []
-    learner.model.eval()
-    for batch in backend.batches(loader):
-        learner.evaluation_step(batch)
+    for batch in backend.batches(make_loader(task, data, shares, loading)):
+        evaluation.evaluation_step(batch)
         watch.done("evaluate", shapes_of([batch]))
         if accumulates:
-            parts.append(learner.rows_of(batch))
+            parts.append(evaluation.rows_of(batch))
             watch.done("accumulate", shapes_of([batch]))
-    learner.model.train()
-    values = learner.read_evaluation()
+    values = evaluation.read_evaluation()
     watch.done("read_evaluation")
     if accumulates:
         rows = in_data_order(backend.all_gather_objects(parts), micro_batches)
