@@ -225,6 +225,56 @@ def test_killing_the_parent_ends_the_child():
     assert_ends(child)
 
 
+# -- a model without a task ------------------------------------------------------------------------
+MODEL = """
+from torch import nn
+
+def make(width=16, wide=1_048_576):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, width), nn.Linear(width, wide))
+"""
+
+
+def test_a_bare_model_is_measured(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    found = result(
+        tpukit("probe-batch", "--model", f"{tmp_path / 'model.py'}:make", "--input", "image=3x2x2",
+               "--set", "wide=64", "--hw", "cpu", "--start", "2", "--max", "2", "--json")
+    )  # fmt: skip
+    assert found["task"] == f"{tmp_path / 'model.py'}:make" and found["command"] is None
+    assert found["largest_batch_per_device"] == 2
+    assert found["parameters"] == 12 * 16 + 16 + 16 * 64 + 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "gone.py:make", "--input", "x=3", "--hw", "cpu"], "there is no file"),
+        (["--model", "m.py:make"], "m.py:make has no input"),
+        (["--model", "m.py:make", "--input", "x=3:float8"], "'x=3:float8' cannot be read"),
+        (["--input", "x=3"], "only a model of your own takes inputs"),
+        (["--task", "summarize", "--model", "m.py:make"], "exclude each other"),
+    ],
+)
+def test_bad_usage_of_a_bare_model(arguments, says, tmp_path):
+    (tmp_path / "m.py").write_text(MODEL)
+    told = runs.failure(runs.tpukit("probe-batch", *arguments, cwd=tmp_path))
+    assert says in told and len(told.splitlines()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.plan
+@pytest.mark.xla
+def test_a_bare_model_is_compiled(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    found = result(
+        tpukit("probe-batch", "--model", f"{tmp_path / 'model.py'}:make", "--input", "image=3x2x2",
+               "--target", "v5e-8", "--max", "64", "--json", TPUKIT_CACHE_DIR=str(tmp_path))
+    )  # fmt: skip
+    assert (found["target"], found["devices"]) == ("v5e-8", 8)
+    assert found["memory"]["parameters"] == pytest.approx(4 * 17 * 1_048_576, rel=0.01)
+    assert found["memory"]["temporaries"] > 0 and found["step"]["flops"] > 0
+
+
 # -- the compiler ---------------------------------------------------------------------------------
 
 

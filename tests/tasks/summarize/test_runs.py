@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from runs import (
     SUPPORT,
     VIRTUAL_TPU,
@@ -23,7 +24,7 @@ from runs import (
     tpukit,
 )
 
-from tpukit import cli
+from tpukit import cli, load
 from tpukit.commands.output import Output
 from tpukit.tasks.summarize.data.dialogues import write_dialogues
 from tpukit.tasks.summarize.generation.decoding import PREFILL_LENGTHS
@@ -243,3 +244,17 @@ def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-un
     transformers = pytest.importorskip("transformers")
     assert transformers.GPT2LMHeadModel.from_pretrained(place / "merged").config.n_layer == 2
     assert (latest(place / "lora") / "tokenizer.tiktoken").is_file()
+
+
+def test_test_exports_what_transformers_loads(place, whole, tmp_path):  # type: ignore[no-untyped-def]
+    here(place, "test", "--run", whole, "--export", tmp_path)
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    prompt = "\n\n### DIALOGUE:\nTom: Hello.\n\n### SUMMARY:\n"
+    assert repr("\n\n### SUMMARY:\n") in (tmp_path / "README.md").read_text()
+    tokens = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    trained = load(whole)
+    assert tokens[0].tolist() == list(trained.task.tokenizer.encode(prompt))
+    with torch.no_grad():
+        assert (theirs(tokens).logits - trained.model(tokens)).abs().max() < 1e-4

@@ -154,9 +154,13 @@ def model_label(model: str | Factory | nn.Module) -> str:
 
 
 def absolute(spec: str) -> str:
-    """The specification with its file's whole path."""
+    """The specification with its file's whole path. Raises ConfigError where there is no file."""
     place, _, name = spec.rpartition(":")
-    return f"{Path(place).resolve()}:{name}" if place.endswith(".py") else spec
+    if not place.endswith(".py"):
+        return spec
+    if not Path(place).is_file():
+        raise ConfigError(f"--model: there is no file {place}.", "Check the path before the colon.")
+    return f"{Path(place).resolve()}:{name}"
 
 
 def load_factory(spec: str) -> Factory:
