@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,6 +58,17 @@ def require_steppable(optimizer: Any) -> None:
         raise _refused(name, "it takes sparse gradients, which are neither reduced nor clipped")
 
 
+def require_whole_matrices(optimizer: Optimizer) -> None:
+    """Raises UsageError for an optimizer that a shard of each matrix is not enough for."""
+    if type(optimizer).__name__ in ("Adafactor", "Muon"):
+        raise UsageError(
+            f"the optimizer {type(optimizer).__name__} needs whole matrices, and --shard leaves a"
+            " rank a part of each.",
+            "Leave --shard out, or use AdamW, SGD or Lion; a TPU shards Adafactor too.",
+            id="optimizer",
+        )
+
+
 def _refused(name: str, reason: str) -> UsageError:
     return UsageError(
         f"the optimizer {name} cannot be used: {reason}.",
@@ -109,20 +121,30 @@ def _first_values(optimizer: Optimizer, group: dict[str, Any], zeros: Tensor) ->
     values = optimizer.state[parameter] = FirstValues()
     try:
         optimizer.step()
+        assigned, values.times = values.times, Counter()
+        optimizer.step()
     finally:
         optimizer.param_groups = kept
         del optimizer.state[parameter]
-    return values.first
+    # Assigned by each step once: the value is what the first step left, unless it is zeros.
+    left = {key for key, times in assigned.items() if times == 1 and key in values.times}
+    return {key: v for key, v in values.first.items() if key not in left or _is_zeros(v)}
+
+
+def _is_zeros(value: Any) -> bool:
+    return isinstance(value, Tensor) and not bool(value.any())
 
 
 class FirstValues(dict[str, Any]):
-    """A dict that remembers the first value of each key."""
+    """A dict that remembers the first value of each key, and how often one was assigned."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first: dict[str, Any] = {}
+        self.times: Counter[str] = Counter()
 
     def __setitem__(self, key: str, value: Any) -> None:
+        self.times[key] += 1
         self.first.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
         super().__setitem__(key, value)
 

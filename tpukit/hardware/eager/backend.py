@@ -44,7 +44,13 @@ from tpukit.hardware.eager.grad_scaling import (
     Update,
     clip_factor,
 )
-from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer, set_rates
+from tpukit.hardware.optimizers import (
+    adopt,
+    gradients_of,
+    named_optimizer,
+    require_whole_matrices,
+    set_rates,
+)
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
@@ -119,6 +125,8 @@ class EagerBackend(TorchOps):
         own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
         optimizer = own or named_optimizer(groups, settings)
+        if isinstance(self.parallelism, FSDP):
+            require_whole_matrices(optimizer)
         adopt(optimizer, settings, torch.zeros_like, lambda value, p: value.to(p.device))
         return optimizer
 

@@ -125,6 +125,9 @@ class XlaBackend(XlaOps):
             return XlaAdamW(groups, settings, self.mesh.zeros_like)
         optimizer = own or named_optimizer(groups, settings)
         choose_traced_form(optimizer)
+        if optimizer.state:
+            # Made in its constructor: one graph, where reading each would be many.
+            torch_xla.sync()
         adopt(optimizer, settings, host_zeros, lambda value, _: self._send_state(value))
         if type(optimizer) is torch.optim.Adafactor:
             return XlaAdafactor(optimizer, self.mesh.send)

@@ -18,7 +18,9 @@ from tpukit.hardware.optimizers import set_rates
 
 UNLIKE_ZERO = 1e-12
 """A rate in place of 0, which would be a constant of another graph, as 1 would be."""
-PROVEN = "AdamW, Adam, SGD, RMSprop, Adagrad, NAdam, RAdam, Adafactor, Lion"
+PROVEN = "AdamW, Adam, NAdam, Adamax, SGD, RMSprop, Adagrad, Adadelta, Adafactor, Lion"
+ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
+"""Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
 
 
 class XlaAdamW(Optimizer):
@@ -157,7 +159,8 @@ def choose_traced_form(optimizer: Optimizer) -> None:
                 "Leave dampening at 0.",
                 id="optimizer",
             )
-        forms = {"capturable": True, "foreach": False, "fused": False}
+        capturable = not isinstance(optimizer, ON_HOST)
+        forms = {"capturable": capturable, "foreach": False, "fused": False}
         group.update({name: value for name, value in forms.items() if name in group})
         group["lr"] = float(group["lr"])
 

@@ -1,0 +1,332 @@
+"""Optimizers and schedules of a task's own, on the CPU: the arithmetic, the state, the refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_task import Tiny
+
+from tpukit.errors import ConfigError, UsageError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.train.config import TrainConfig, build
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.step import build_learner
+from tpukit.train.storage.checkpoint import Snapshot, list_checkpoints
+from tpukit.train.storage.restore import seed_everything
+from tpukit.train.storage.run_folder import RunFolder, open_run
+from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.task import ParameterGroup
+
+OPTIM = torch.optim
+RATE = 2e-3
+MAKERS = {
+    "AdamW": lambda groups: OPTIM.AdamW(groups, RATE, weight_decay=0.0),
+    "Adam-amsgrad": lambda groups: OPTIM.Adam(groups, RATE, amsgrad=True),
+    "SGD": lambda groups: OPTIM.SGD(groups, RATE, momentum=0.9, nesterov=True),
+    "SGD-plain": lambda groups: OPTIM.SGD(groups, RATE),
+    "SGD-dampening": lambda groups: OPTIM.SGD(groups, RATE, momentum=0.9, dampening=0.5),
+    "RMSprop": lambda groups: OPTIM.RMSprop(groups, RATE, momentum=0.9, centered=True),
+    "Adagrad": lambda groups: OPTIM.Adagrad(groups, RATE, initial_accumulator_value=0.1),
+    "Adadelta": lambda groups: OPTIM.Adadelta(groups, RATE),
+    "Adamax": lambda groups: OPTIM.Adamax(groups, RATE),
+    "NAdam": lambda groups: OPTIM.NAdam(groups, RATE),
+    "RAdam": lambda groups: OPTIM.RAdam(groups, RATE),
+    "ASGD": lambda groups: OPTIM.ASGD(groups, RATE),
+    "Rprop": lambda groups: OPTIM.Rprop(groups, RATE),
+    "Adafactor": lambda groups: OPTIM.Adafactor(groups, RATE),
+}
+
+
+class Optimizing(Tiny):
+    """The tiny task with an optimizer of its own."""
+
+    name = "optimizing"
+    make = staticmethod(MAKERS["SGD"])
+
+    def build_optimizer(self, groups, settings):
+        return self.make([group.options() for group in groups])
+
+
+def optimizing(make):
+    task = Optimizing()
+    task.make = make
+    return task
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Runs a task in the run folder, and again; what it printed is in `lines`."""
+
+    def run(task, folder="run", **config):
+        lines: list[str] = []
+        settings = {"max_steps": 4, "global_batch_size": 16, "log_every": 2, "ckpt_every": 2,
+                    "num_workers": 0, "lr": RATE, **config}  # fmt: skip
+        request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / folder))
+        result = train_run(request, FakeBackend(), lines.append)
+        return request.folder, result, lines
+
+    return run
+
+
+def learner_of(task, **config):
+    seed_everything(0)
+    return build_learner(task, FakeBackend(), task.build_model(None), TrainConfig(**config))
+
+
+def batch_of(task, step):
+    [batch] = task.example_batches(4)
+    batch["x"] += torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+    return batch
+
+
+def parameters(learner):
+    return [p.detach().clone() for p in learner.model.parameters()]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_step_is_torchs_own(name):
+    task = optimizing(MAKERS[name])
+    learner = learner_of(task, lr=RATE, clip_norm=0.0)
+    seed_everything(0)
+    model = task.build_model(None)
+    optimizer = MAKERS[name](model.parameters())
+    for step in range(8):
+        batch = batch_of(task, step)
+        learner.train_step([batch], RATE)
+        optimizer.zero_grad()
+        task.loss(model, batch)["loss"].mean().backward()
+        optimizer.step()
+    for found, expected in zip(parameters(learner), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD-dampening", "Adafactor", "NAdam", "Adagrad"])
+def test_a_resumed_run_ends_in_the_same_bytes(train, name):
+    task = optimizing(MAKERS[name])
+    whole, *_ = train(task, "whole")
+    train(task, max_steps=2)
+    resumed, *_ = train(task)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (f.checkpoints / "step-00000004" / file for f in (whole, resumed))
+        assert one.read_bytes() == other.read_bytes(), file
+
+
+class Counting(OPTIM.SGD):
+    """Keeps what torch's own do not: a number a parameter, and an option that changes."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = group.get("seen", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 / (state["count"] + group["seen"]))
+        return super().step()
+
+
+def test_numbers_and_changed_options_are_state_too(train):
+    def make(groups):
+        return Counting(groups, RATE)
+
+    whole, *_ = train(optimizing(make), "whole")
+    train(optimizing(make), max_steps=2)
+    resumed, *_ = train(optimizing(make))
+    states = [
+        open_run(folder.path, print).checkpoint.state.optimizer for folder in (whole, resumed)
+    ]
+    assert states[0] == states[1]
+    assert states[0]["values"]["group/0/seen"] == 4
+    assert states[0]["values"]["count/0.weight"] == 4
+    weights = [open_run(folder.path, print).weights()["0.weight"] for folder in (whole, resumed)]
+    assert torch.equal(*weights)
+
+
+class Listing(OPTIM.SGD):
+    """Keeps a list, which a checkpoint cannot hold."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["history"] = []
+        return super().step()
+
+
+def lbfgs(groups):
+    return OPTIM.LBFGS([p for group in groups for p in group["params"]])
+
+
+REFUSED = {
+    "closure": (lbfgs, "LBFGS.*closure"),
+    "sparse": (lambda groups: OPTIM.SparseAdam(groups[0]["params"]), "SparseAdam.*sparse"),
+    "list": (lambda groups: [MAKERS["SGD"](groups)] * 2, "one loss"),
+    "foreign": (
+        lambda groups: OPTIM.SGD([torch.nn.Parameter(torch.ones(2))], RATE),
+        "not the model's",
+    ),
+    "history": (lambda groups: Listing(groups, RATE), "Listing keeps a list as history/0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_stepped_or_kept_is_refused_with_the_reason(train, name):
+    make, reason = REFUSED[name]
+    with pytest.raises(UsageError, match=reason) as caught:
+        train(optimizing(make))
+    assert caught.value.hint
+
+
+def test_another_optimizer_does_not_go_on_with_a_run(train):
+    train(optimizing(MAKERS["SGD"]), max_steps=2)
+    with pytest.raises(ConfigError, match="the optimizer SGD; it is Adafactor now") as caught:
+        train(optimizing(MAKERS["Adafactor"]))
+    assert caught.value.id == "changed-arithmetic"
+
+
+def test_a_named_optimizer_is_part_of_the_arithmetic(train):
+    train(Tiny(), max_steps=2, optimizer="sgd")
+    with pytest.raises(ConfigError, match="optimizer was 'sgd', now 'lion'"):
+        train(Tiny(), optimizer="lion")
+    with pytest.raises(ConfigError, match="one of adamw, adam, sgd"):
+        build(TrainConfig, {"optimizer": "sdg"})
+
+
+def test_a_checkpoint_of_earlier_versions_is_read(train, monkeypatch):
+    """It names no optimizer: neither in its identity nor beside the state."""
+    from tpukit.train import engine
+
+    def as_before(state, *rest):
+        known = {n: v for n, v in state.identity.items() if n not in ("optimizer", "momentum")}
+        return Snapshot(replace(state, optimizer={}, identity=known), *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "Snapshot", as_before)
+        folder, *_ = train(Tiny(), max_steps=2)
+    state = json.loads((list_checkpoints(folder.checkpoints)[0] / "state.json").read_text())
+    assert state["optimizer"] == {} and "optimizer" not in state["identity"]
+    _, result, _ = train(Tiny())
+    assert (result.resumed_from, result.steps) == (2, 4)
+
+
+# -- groups and rates ----------------------------------------------------------------------------
+class Grouped(Tiny):
+    """Layer-wise rates, and a layer that is frozen."""
+
+    name = "grouped"
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model[0].requires_grad_(False)
+        return model
+
+    def parameter_groups(self, model, weight_decay):
+        layers = [[p for p in layer.parameters() if p.requires_grad] for layer in model]
+        return [
+            ParameterGroup(own, weight_decay, lr_scale=0.5**depth)
+            for depth, own in enumerate(filter(None, reversed(layers)))
+        ]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_groups_have_their_own_rates_and_frozen_layers_stay(optimizer):
+    learner = learner_of(Grouped(), optimizer=optimizer, lr=RATE, clip_norm=0.0, weight_decay=0.0)
+    before = parameters(learner)
+    learner.train_step([batch_of(Grouped(), 0)], RATE)
+    assert [group["lr"] for group in learner.optimizer.param_groups] == [RATE, RATE / 2]
+    moved = [float((a - b).abs().max()) for a, b in zip(before, parameters(learner), strict=True)]
+    assert moved[:2] == [0.0, 0.0] and all(moved[2:])
+    if optimizer == "adamw":  # a first step is the rate in every direction
+        assert max(moved[2:4]) == pytest.approx(RATE / 2, rel=1e-2)
+        assert max(moved[4:]) == pytest.approx(RATE, rel=1e-2)
+    assert not any(key.endswith("/0.weight") for key in learner.optimizer_state.tensors())
+
+
+def test_the_rates_that_an_optimizer_is_built_with_are_the_peaks():
+    """As torch's schedulers have it: --lr 1e-3 does not override a rate that the task wrote."""
+    task = optimizing(lambda groups: OPTIM.SGD([{**groups[0], "lr": 0.1}, groups[1]], lr=RATE))
+    learner = learner_of(task, lr=RATE)
+    learner.train_step([batch_of(task, 0)], RATE / 4)
+    rates = [group["lr"] for group in learner.optimizer.param_groups]
+    assert rates == pytest.approx([0.1 / 4, RATE / 4])
+
+
+class Sawtooth(Tiny):
+    """A schedule of its own."""
+
+    name = "sawtooth"
+
+    def learning_rate(self, step, total_steps, config):
+        return config.lr * (1 + step % 3)
+
+
+def test_a_task_has_its_own_schedule(train):
+    folder, *_ = train(Sawtooth(), log_every=1)
+    rates = [row["lr"] for row in read_metrics(folder) if row["kind"] == "train"]
+    assert rates == pytest.approx([RATE, 2 * RATE, 3 * RATE, RATE])
+
+
+def test_a_rate_that_is_not_a_number_is_named(train):
+    class Broken(Tiny):
+        def learning_rate(self, step, total_steps, config):
+            return math.nan if step == 1 else config.lr
+
+    with pytest.raises(UsageError, match=r"Broken\.learning_rate gave nan for step 1"):
+        train(Broken())
+
+
+# -- two networks ----------------------------------------------------------------------------------
+class Adversarial(Tiny):
+    """A generator and a discriminator, stepped together: each loss reaches its own network."""
+
+    name = "adversarial"
+
+    def build_model(self, ops):
+        return torch.nn.ModuleDict({
+            "generator": torch.nn.Linear(8, 2), "discriminator": torch.nn.Linear(2, 1),
+        })  # fmt: skip
+
+    def parameter_groups(self, model, weight_decay):
+        return [
+            ParameterGroup(list(model["generator"].parameters())),
+            ParameterGroup(list(model["discriminator"].parameters()), lr_scale=4.0),
+        ]
+
+    def losses(self, model, batch):
+        critic = model["discriminator"]
+        fixed = {name: value.detach() for name, value in critic.named_parameters()}
+        made = model["generator"](batch["x"])
+        fooled = torch.func.functional_call(critic, fixed, (made,))
+        told = torch.nn.functional.softplus
+        caught = told(-critic(batch["y"])) + told(critic(made.detach()))
+        return told(-fooled)[:, 0], caught[:, 0]
+
+    def loss(self, model, batch):
+        generator, discriminator = self.losses(model, batch)
+        return {"loss": generator + discriminator, "generator": generator}
+
+
+def test_two_networks_learn_from_their_own_losses():
+    """The documented way of a GAN: the sum's gradient is each loss' own for its network."""
+    task = Adversarial()
+    learner = learner_of(task, optimizer="sgd", momentum=0.0, lr=RATE, clip_norm=0.0)
+    seed_everything(0)
+    model, batch = task.build_model(None), batch_of(task, 0)
+    generator, discriminator = task.losses(model, batch)
+    own = [
+        torch.autograd.grad(loss.mean(), list(model[name].parameters()), retain_graph=True)
+        for loss, name in ((generator, "generator"), (discriminator, "discriminator"))
+    ]
+    learner.train_step([batch], RATE)
+    scales = [RATE] * 2 + [4 * RATE] * 2
+    expected = [
+        parameter.detach() - rate * gradient
+        for parameter, rate, gradient in zip(
+            model.parameters(), scales, [*own[0], *own[1]], strict=True
+        )
+    ]
+    for found, wanted in zip(parameters(learner), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
