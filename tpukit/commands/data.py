@@ -13,12 +13,18 @@ import typer
 
 from tpukit.commands.data_dialogues import dialogues
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.errors import InterruptedRunError
-from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, LARGEST_SEED
+from tpukit.errors import ConfigError, InterruptedRunError
+from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems
 
 if TYPE_CHECKING:
     from tpukit.tasks.eit.simulation.generate_data import DatasetPlan
 
+RANGES = {
+    "n": Range(10, LARGEST_BATCH),
+    "seed": SEED,
+    "start": Range(0, LARGEST_COUNT),
+    "workers": Range(1, 1024),
+}
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -44,16 +50,12 @@ class Contrast(StrEnum):
 @app.command()
 def eit(
     out: Annotated[Path, typer.Option(help="Folder for train/, valid/, test/.")] = Path("data"),
-    n: Annotated[
-        int, typer.Option(max=LARGEST_BATCH, help="Samples: 80 % train, 10 % valid, 10 % test.")
-    ] = (10_000),
+    n: Annotated[int, typer.Option(help="Samples: 80 % train, 10 % valid, 10 % test.")] = (10_000),
     seed: Annotated[
         int,
-        typer.Option(min=0, max=LARGEST_SEED, help="Seed; a sample depends on it and its index."),
+        typer.Option(help="Seed; a sample depends on it and its index."),
     ] = 0,
-    start: Annotated[
-        int, typer.Option(min=0, max=LARGEST_COUNT, help="Index of the first sample.")
-    ] = 0,
+    start: Annotated[int, typer.Option(help="Index of the first sample.")] = 0,
     labels: Annotated[
         Labels, typer.Option(help="classes: -1 resistive, +1 conductive; difference: sigma - 1.")
     ] = Labels.classes,
@@ -69,9 +71,7 @@ def eit(
     recon: Annotated[
         bool, typer.Option("--recon", help="Add Tikhonov and Gauss-Newton images (TR, xs_gn).")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Worker processes (all cores).")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes (all cores).")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -79,6 +79,9 @@ def eit(
     from tpukit.tasks.eit.simulation.generate_data import DatasetPlan
     from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
+    given = {"n": n, "seed": seed, "start": start, "workers": workers}
+    if problems := range_problems(given, RANGES):
+        raise ConfigError(" ".join(problems), "Try --n 1000.")
     settings = SimulationSettings(
         seed=seed,
         labels=labels.value,

@@ -8,19 +8,16 @@ from typing import Annotated
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.io.ranges import LARGEST_BATCH, LARGEST_SEED
+from tpukit.errors import ConfigError
+from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
 
 
 def dialogues(
     out: Annotated[
         Path, typer.Option(help="Folder for train.csv, test.csv, test_references.csv.")
     ] = Path("data"),
-    n: Annotated[
-        int, typer.Option(max=LARGEST_BATCH, help="Rows; a tenth (at most 5000) for testing.")
-    ] = 20_000,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed; a row depends on it and its index.")
-    ] = 0,
+    n: Annotated[int, typer.Option(help="Rows; a tenth (at most 5000) for testing.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed; a row depends on it and its index.")] = 0,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -29,6 +26,9 @@ def dialogues(
 
     from tpukit.tasks.summarize.data.dialogues import write_dialogues
 
+    ranges = {"n": Range(2, LARGEST_BATCH), "seed": SEED}
+    if problems := range_problems({"n": n, "seed": seed}, ranges):
+        raise ConfigError(" ".join(problems), "At least one dialogue to train, one to test.")
     output = Output(as_json=as_json)
     written = write_dialogues(out, n, seed)
     output.text(f"{written.train_rows:,} rows in {written.train}")

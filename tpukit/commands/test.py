@@ -16,7 +16,7 @@ from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
-from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, LARGEST_SEED
+from tpukit.io.ranges import BATCH, COUNT, SEED, Range, range_problems
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 DEFAULT_RUN = Path("results/deit")
+RANGES = {
+    "sampling_steps": Range(1, 1000),
+    "samples": Range(1, 10**6),
+    "limit": COUNT,
+    "batch_size": BATCH,
+    "seed": SEED,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,25 +51,17 @@ class TestOptions:
     data_path: Annotated[
         Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
     ] = None
-    sampling_steps: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="EIT: DDIM steps (5).")
-    ] = None
+    sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None
     samples: Annotated[
         int,
-        typer.Option(
-            min=1, max=10**6, help="EIT: images per measurement; their mean is evaluated."
-        ),
+        typer.Option(help="EIT: images per measurement; their mean is evaluated."),
     ] = 1
-    limit: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_COUNT, help="Only the first N samples.")
-    ] = None
+    limit: Annotated[int | None, typer.Option(help="Only the first N samples.")] = None
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size", min=1, max=LARGEST_BATCH, help="Samples in a batch, over all devices."
-        ),
+        typer.Option("--batch-size", help="Samples in a batch, over all devices."),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and pictures (in the run folder).")
     ] = None
@@ -94,6 +93,8 @@ def test(
 
     if run is not None and checkpoint is not None:
         raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
+    if problems := range_problems(vars(options), RANGES):
+        raise ConfigError(" ".join(problems), "`tpukit test --help` lists the options.")
     output = Output(as_json=as_json)
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)

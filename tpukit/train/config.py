@@ -87,6 +87,9 @@ class TrainConfig(HardwareOptions):
     """Decay of the EMA weights that are validated and tested (default: the task's, or no EMA)."""
     ema_every: int = 1
     """Optimizer steps between two updates of the EMA weights."""
+    ema_warmup: int = 100
+    """Optimizer steps in which the EMA weights copy the weights; their decay then rises to
+    ema_decay. 0: ema_decay from the first step."""
     check_bf16: bool = False
     """Compare one step in bf16 and fp32 before training."""
     profile: bool = False
@@ -117,6 +120,10 @@ ARITHMETIC = (
 )
 """Fields that a resumed run must share with the run it goes on with."""
 
+ADDED_ARITHMETIC: Mapping[str, Any] = {"ema_warmup": 0}
+"""Fields of the arithmetic that came later, and their value in runs that do not record them. A
+resumed run goes on with that value where none was given."""
+
 RANGES: Mapping[str, Range] = {
     "devices": Range(1, 4096),
     "memory_limit": Range(1, 2**60),
@@ -140,6 +147,7 @@ RANGES: Mapping[str, Range] = {
     "early_stopping": Range(0, LARGEST_COUNT),
     "ema_decay": DECAY,
     "ema_every": COUNT,
+    "ema_warmup": Range(0, LARGEST_COUNT),
     "max_time": Range(1, 10 * 365 * 86400, whole=False),
 }
 """What the numbers among the fields may be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -12,8 +13,11 @@ from tpukit.hardware.backend import Backend
 
 
 class EMA:
-    """EMA weights <- decay EMA weights + (1 - decay) weights, every `every` steps.
+    """EMA weights <- d EMA weights + (1 - d) weights, every `every` steps.
 
+    For the first `warmup` steps d is 0: the EMA weights copy the weights. n steps later d is
+    min(decay, 1 - (1 + n)^(-2/3)), as in ema_pytorch. Without a warm-up d is `decay`, and the EMA
+    keeps the initial weights for about `every` / (1 - decay) steps.
     `weights` mirrors the trained parameters by name; their placement (sharded or not) too.
     """
 
@@ -23,15 +27,24 @@ class EMA:
         weights: dict[str, Tensor],
         decay: float,
         every: int,
+        warmup: int,
     ) -> None:
         self.parameters = dict(parameters)
         self.weights = weights
         self.decay = decay
         self.every = every
+        self.warmup = warmup
+
+    def decay_at(self, steps_done: int) -> float:
+        """d of the update after step `steps_done`."""
+        if self.warmup == 0:
+            return self.decay
+        since = max(steps_done - self.warmup, 0)
+        return min(self.decay, 1 - math.pow(1 + since, -2 / 3))
 
     def update(self, backend: Backend, steps_done: int) -> None:
         """After step `steps_done`: the update where one is due, else nothing."""
-        weight = 1 - self.decay if steps_done % self.every == 0 else 0.0
+        weight = 1 - self.decay_at(steps_done) if steps_done % self.every == 0 else 0.0
         backend.lerp(list(self.weights.values()), list(self.parameters.values()), weight)
 
     @contextmanager
@@ -46,8 +59,8 @@ class EMA:
 
 
 @torch.no_grad()
-def start_ema(parameters: Mapping[str, nn.Parameter], decay: float, every: int) -> EMA:
+def start_ema(parameters: Mapping[str, nn.Parameter], decay: float, every: int, warmup: int) -> EMA:
     """EMA weights that start at the parameters' present values."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     weights = {name: p.detach().clone() for name, p in trained.items()}
-    return EMA(trained, weights, decay, every)
+    return EMA(trained, weights, decay, every, warmup)

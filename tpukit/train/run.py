@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from tpukit.errors import ConfigError, DataError, InterruptedRunError
@@ -15,7 +15,7 @@ from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import split_batch
-from tpukit.train.config import ARITHMETIC, TrainConfig
+from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import StreamPlan, is_stream
 from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.loader import LoaderSettings
@@ -27,7 +27,12 @@ from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
 from tpukit.train.storage.restore import load_learner
-from tpukit.train.storage.resume import claim_folder, find_checkpoint, require_same_arithmetic
+from tpukit.train.storage.resume import (
+    as_recorded,
+    claim_folder,
+    find_checkpoint,
+    require_same_arithmetic,
+)
 from tpukit.train.storage.run_folder import versions, write_config
 from tpukit.train.storage.run_log import (
     RunLog,
@@ -56,9 +61,7 @@ def train_run(
         claim_folder(request, backend, stack, log)
         checkpoint = find_checkpoint(request, backend, log)
         if checkpoint is not None:
-            restored = request.task.restore(checkpoint.artifacts())
-            expect(restored, Task, request.task.restore, "a task (`self`)")  # type: ignore[type-abstract]
-            request = replace(request, task=restored)
+            request = as_recorded(request, checkpoint)
         plan = plan_run(request, backend)
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
@@ -179,6 +182,8 @@ def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
 def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:
     values = {"task": task.name, **task.identity()}
     values |= {name: getattr(config, name) for name in ARITHMETIC}
+    values |= {n: getattr(config, n) for n, older in ADDED_ARITHMETIC.items()
+               if getattr(config, n) != older}  # fmt: skip
     if config.schedule != "constant" or type(task).learning_rate is not Task.learning_rate:
         # The rate depends on how long the run is.
         values["total_steps"] = total_steps

@@ -161,7 +161,9 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     optimizer = build_optimizer(task, backend, prepared, config)
     ema = None
     if config.ema_decay is not None:
-        ema = start_ema(backend.parameters(prepared), config.ema_decay, config.ema_every)
+        ema = start_ema(
+            backend.parameters(prepared), config.ema_decay, config.ema_every, config.ema_warmup
+        )
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.
     backend.finish()

@@ -110,6 +110,7 @@ class TrainingDefaults:
     clip_norm: float | None = 1.0
     ema_decay: float | None = None
     ema_every: int = 1
+    ema_warmup: int = 100
     optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.0
     adam: AdamSettings = field(default_factory=AdamSettings)
@@ -202,6 +203,11 @@ class Task(ABC):
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the arithmetic: a resumed run must have the same."""
         return {}
+
+    def as_recorded(self, identity: Mapping[str, Any]) -> Self:
+        """This task with the settings of an older run, whose checkpoint has this identity, where
+        later versions have another default."""
+        return self
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         """A task that uses a run's artifacts instead of what opening the data would give.

@@ -1,13 +1,20 @@
 """The EIT task: its draws, its loss, its settings."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from tpukit.errors import CheckpointError, ConfigError
+from tpukit.hardware.backend import AdamSettings
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data.normalisation import Normalisation
+from tpukit.tasks.eit.model import network
 from tpukit.tasks.eit.task import NORMALISATION_FILE, EITTask
+from tpukit.train.config import resolve
+from tpukit.train.schedule import learning_rate
+from tpukit.train.step import build_learner
 from tpukit.train.task import sample_rng, stack_samples
 
 
@@ -89,7 +96,7 @@ def test_normalisation_goes_with_the_run(task):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"size": "publishd"}, "Did you mean published"), ({"sampling_steps": 0}, "1..1000")],
+    [({"size": "publishd"}, "Did you mean published"), ({"sampling_steps": 0}, "[1, 1000]")],
 )
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ConfigError) as caught:
@@ -97,10 +104,81 @@ def test_bad_settings_are_named(settings, message):
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_published_training_is_the_default_of_the_published_size():
-    published = EITTask().defaults
-    assert (published.lr, published.clip_norm, published.ema_decay, published.ema_every) == (
-        1e-5, 1.0, 0.995, 10,
+@pytest.mark.parametrize("size", ["published", "published-reference"])
+def test_published_training_is_the_default_of_the_published_sizes(size):
+    published = EITTask(size=size)
+    recipe = published.defaults
+    assert (recipe.lr, recipe.clip_norm, recipe.ema_decay, recipe.ema_every, recipe.ema_warmup) == (
+        1e-5, 1.0, 0.995, 10, 100,
     )  # fmt: skip
-    assert EITTask(size="published-reference").defaults.lr == published.lr
+    assert (recipe.max_steps, recipe.schedule, recipe.weight_decay) == (200_000, "constant", 0.0)
+    assert recipe.adam == AdamSettings((0.9, 0.999))
+    assert published.identity()["loss"] == "l1"
     assert EITTask(size="tiny").identity() != EITTask(size="small").identity()
+
+
+def test_an_older_run_goes_on_with_the_loss_it_was_trained_with():
+    """Checkpoints that do not record a loss were trained with l2."""
+    before = {"size": "published"}
+    assert EITTask().as_recorded(before).identity() == before
+    assert EITTask(loss="l1").as_recorded(before).identity() != before
+    now = EITTask().identity()
+    assert EITTask().as_recorded(now).identity() == now
+
+
+class PublishedLoop:
+    """The public code's training, written plainly: one process, one micro-batch, fp32."""
+
+    def __init__(self, model):
+        self.model, self.ema = model, copy.deepcopy(model)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+        self.kept = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
+        self.step = 0
+
+    def train(self, batch):
+        kept = torch.from_numpy(self.kept[batch["t"].long()]).float().view(-1, 1, 1, 1)
+        noisy = kept.sqrt() * batch["image"] + (1 - kept).sqrt() * batch["noise"]
+        loss = (self.model(noisy, batch["t"], batch["voltages"]) - batch["image"]).abs().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        if self.step % 10 == 0:
+            self.average()
+        return loss.item()
+
+    def average(self):
+        since = self.step - 100
+        decay = 0.0 if since <= 0 else min(0.995, 1 - (1 + since) ** (-2 / 3))
+        for mean, value in zip(self.ema.parameters(), self.model.parameters(), strict=True):
+            mean.data.mul_(decay).add_(value.data, alpha=1 - decay)
+
+
+def test_the_published_sizes_train_by_the_published_recipe(monkeypatch):
+    """Losses, weights and EMA weights after 120 steps of a narrow network."""
+    narrow = network.NetworkConfig(width=16, heads=2, levels=1, patch=4, image_side=32)
+    monkeypatch.setitem(network.SIZES, "published", narrow)
+    task, backend = EITTask(size="published-reference"), FakeBackend()
+    config = resolve({n: getattr(task.defaults, n) for n in (
+        "global_batch_size", "max_steps", "lr", "schedule", "clip_norm", "ema_decay", "ema_every",
+        "ema_warmup", "weight_decay")})  # fmt: skip
+    torch.manual_seed(0)
+    model = task.build_model(backend)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    plain = PublishedLoop(copy.deepcopy(model))
+    learner = build_learner(task, backend, model, config)
+    batches = task.example_batches(4) + task.example_batches(2)
+    for step in range(120):
+        batch = batches[step % 2]
+        learner.train_step([batch], learning_rate(step, 200_000, config))
+        expected = plain.train(batch)
+        assert learner.read_metrics().means["loss"] == pytest.approx(expected, rel=1e-4)
+    trained = dict(model.named_parameters())
+    for name, value in plain.model.named_parameters():
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=5e-6)
+    averaged = dict(plain.ema.named_parameters())
+    for name, value in learner.ema.weights.items():
+        torch.testing.assert_close(value, averaged[name], rtol=0, atol=5e-6)

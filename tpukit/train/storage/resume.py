@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
-from tpukit.train.config import TrainConfig
+from tpukit.train.config import ADDED_ARITHMETIC, TrainConfig
 from tpukit.train.engine import RunPlan
+from tpukit.train.mistakes.returned import expect
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.storage.checkpoint import (
     Checkpoint,
@@ -22,6 +24,7 @@ from tpukit.train.storage.checkpoint import (
 )
 from tpukit.train.storage.run_folder import RunFolder, locked
 from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
+from tpukit.train.task import Task
 
 EARLIER_VALUES = {"optimizer": "adamw", "momentum": TrainConfig.momentum}
 """What runs had that were made before these fields existed."""
@@ -88,6 +91,20 @@ def find_checkpoint(
             "All hosts must share the run folder.",
         )
     return checkpoint
+
+
+def as_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingRequest:
+    """The request with the run's artifacts, and its settings where defaults have changed since."""
+    identity = checkpoint.state.identity
+    recorded = {
+        name: older
+        for name, older in ADDED_ARITHMETIC.items()
+        if name not in identity and getattr(request.config, name) == getattr(TrainConfig, name)
+    }
+    task = request.task.as_recorded(identity)
+    restored = task.restore(checkpoint.artifacts())
+    expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
+    return replace(request, task=restored, config=replace(request.config, **recorded))
 
 
 def require_same_arithmetic(

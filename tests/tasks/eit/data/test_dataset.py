@@ -17,7 +17,7 @@ from tpukit.errors import CheckpointError, DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data import packed
 from tpukit.tasks.eit.data.conditioning import voltage_map
-from tpukit.tasks.eit.data.dataset import existing_data_path, open_split
+from tpukit.tasks.eit.data.dataset import data_normalisation, existing_data_path, open_split
 from tpukit.tasks.eit.data.normalisation import (
     Normalisation,
     find_normalisation,
@@ -164,6 +164,9 @@ def test_normalisation_beside_the_splits_goes_before_data(tmp_path):
         save_normalisation(folder, Normalisation(values, values))
     assert find_normalisation([first, second]).mean[0] == 1
     assert find_normalisation([tmp_path / "none", second]).mean[0] == 2
+    (first / "uef2017").mkdir()
+    # A measured set's own folder: the public code looks in the parent.
+    assert data_normalisation(first / "uef2017").mean[0] == 1
 
 
 def test_normalisation_travels_with_a_run():

@@ -11,8 +11,10 @@ from runs import failure, result, tpukit
 from scipy.io import loadmat
 
 from tpukit.errors import DataError
-from tpukit.tasks.eit.data.measured import check_units, open_test_set
+from tpukit.tasks.eit.data.measured import TestSet, check_units, open_test_set
 from tpukit.tasks.eit.data.normalisation import Normalisation
+from tpukit.tasks.eit.evaluation import evaluate
+from tpukit.tasks.eit.evaluation.evaluate import Reconstructed
 from tpukit.tasks.eit.evaluation.pictures import draw_grid
 from tpukit.tasks.eit.simulation.generate_data import DatasetPlan, make_dataset
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings
@@ -50,10 +52,11 @@ def test_metrics_baselines_and_intervals(tested):
     fields, told = tested
     assert (fields["task"], fields["data"], fields["samples"]) == ("eit", "simulated", 3)
     expected = {f"{m}{s}" for m in METRICS for s in ("", "_single", "_baseline", "_noser")}
-    assert set(fields["metrics"]) == set(fields["intervals"]) == expected
-    for name, value in fields["metrics"].items():
-        low, high = fields["intervals"][name]
-        assert low <= value <= high
+    pooled = {f"rmse_pooled{s}" for s in ("", "_single", "_baseline", "_noser")}
+    assert set(fields["intervals"]) == expected and set(fields["metrics"]) == expected | pooled
+    for name, (low, high) in fields["intervals"].items():
+        assert low <= fields["metrics"][name] <= high
+    assert all(fields["metrics"][n] >= fields["metrics"][n.replace("_pooled", "")] for n in pooled)
     assert fields["metrics"]["correlation_noser"] > 0.5
     assert "95 % interval" in told and "PSNR as published" in told
 
@@ -127,7 +130,7 @@ def slow(*values):
         (["--checkpoint", "nowhere.pt"], ["nowhere.pt"]),
         slow(["--checkpoint", "a", "--run", "b"], ["--run and --checkpoint"]),
         slow(["--hw", "gpo"], ["gpo", "gpu"]),
-        (["--sampling-steps", "0"], ["sampling_steps = 0", "1..1000"]),
+        (["--sampling-steps", "0"], ["--sampling-steps 0", "[1, 1000]"]),
         (["--out", "FILE/below"], ["cannot be written", "--out"]),
     ],
 )
@@ -189,6 +192,28 @@ def test_voltages_in_other_units_are_noticed(place):
 def test_empty_folder(tmp_path):
     with pytest.raises(DataError, match=r"No \.npz"):
         open_test_set(str(tmp_path), None)
+
+
+def test_the_pictures_colours_have_a_scale(tmp_path):
+    """A bar from red to blue stands in an otherwise white margin."""
+    draw_grid(tmp_path / "grid.png", {"ours": np.zeros((1, 128, 128))}, ["a"], {}, "caption")
+    margin = imread(tmp_path / "grid.png")[:, -90:, :3]
+    assert (margin[..., 0] > margin[..., 2] + 0.5).any()
+    assert (margin[..., 2] > margin[..., 0] + 0.3).any()
+
+
+def test_every_frame_is_drawn_or_the_picture_says_which(monkeypatch, tmp_path):
+    drawn = {}
+    monkeypatch.setattr(
+        evaluate, "draw_grid",
+        lambda path, columns, names, notes, caption: drawn.update({len(names): caption}),
+    )  # fmt: skip
+    for count in (22, 50):
+        names = [str(n) for n in range(count)]
+        images = np.zeros((count, 128, 128), np.float32)
+        frames = TestSet("a set", names, np.zeros((count, 208), np.float32), images, real=False)
+        evaluate._draw(frames, [Reconstructed("ours", "", images)], {}, tmp_path)
+    assert drawn == {22: "a set, all 22 frames.", 40: "a set, first 40 of 50 frames."}
 
 
 def test_grid_of_one_row_without_notes(tmp_path):

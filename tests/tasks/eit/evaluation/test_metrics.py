@@ -12,6 +12,7 @@ from tpukit.tasks.eit.evaluation.metrics import (
     disk_mask,
     mean_with_interval,
     measure_all,
+    pooled_rmse,
     psnr,
     rmse,
     ssim,
@@ -45,6 +46,8 @@ def test_rmse_and_psnr_as_published(pair):
     images, truth = pair
     expected = [np.sqrt(((a - b) ** 2).mean()) for a, b in zip(images, truth, strict=True)]
     np.testing.assert_allclose(rmse(images, truth), expected)
+    pooled = np.sqrt(((images - truth) ** 2).mean())
+    assert pooled_rmse(rmse(images, truth)) == pytest.approx(pooled)
     peaks = (truth / 2 + 0.5).max((1, 2))
     errors = (((images - truth) / 2) ** 2).mean((1, 2))
     np.testing.assert_allclose(psnr(images, truth), 10 * np.log10(peaks**2 / errors), rtol=1e-6)

@@ -47,8 +47,8 @@ def open_split(
 
 
 def data_normalisation(root: Path) -> Normalisation:
-    """`mean.pth` and `std.pth` beside the split folders, else in `./data`."""
-    return find_normalisation(list(dict.fromkeys([root, DEFAULT_FOLDER])))
+    """`mean.pth` and `std.pth` beside the split folders, else in the parent, else in `./data`."""
+    return find_normalisation(list(dict.fromkeys([root, root.resolve().parent, DEFAULT_FOLDER])))
 
 
 def existing_data_path(path: Path) -> Path:

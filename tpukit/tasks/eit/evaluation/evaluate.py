@@ -16,7 +16,13 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_file
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
-from tpukit.tasks.eit.evaluation.metrics import METRICS, Values, mean_with_interval, measure_all
+from tpukit.tasks.eit.evaluation.metrics import (
+    METRICS,
+    Values,
+    mean_with_interval,
+    measure_all,
+    pooled_rmse,
+)
 from tpukit.tasks.eit.evaluation.pictures import draw_grid, save_predictions
 from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.model.diffusion import Reconstructions
@@ -26,8 +32,8 @@ from tpukit.train.requests import EvaluationRequest
 
 Images = NDArray[np.float32]
 
-SHOWN = 12
-"""Rows of the picture."""
+SHOWN = 40
+"""Most rows of the picture."""
 CALIBRATION = (
     "The simulation's ranges of contrast, size and noise were chosen after looking at the measured "
     "voltages of these sets."
@@ -115,6 +121,9 @@ def _report(
             summary = mean_with_interval(values)
             result["metrics"][name] = summary.mean
             result["intervals"][name] = [summary.low, summary.high]
+            metric, way, suffix = name.partition("_")
+            if metric == "rmse":
+                result["metrics"][f"rmse_pooled{way}{suffix}"] = pooled_rmse(values)
         _write_table(out / "metrics.csv", frames.names, measured)
         result["per_sample"] = str(out / "metrics.csv")
         _log_metrics(frames, ways, result, log)
@@ -136,7 +145,9 @@ def _draw(
         for way in ordered
         if measured
     }
-    caption = f"{frames.title}. {CALIBRATION}" if frames.real else frames.title
+    count = len(frames.names)
+    drawn = f"first {SHOWN} of {count:,} frames" if count > SHOWN else f"all {count} frames"
+    caption = f"{frames.title}, {drawn}." + (f" {CALIBRATION}" if frames.real else "")
     draw_grid(out / "reconstructions.png", columns, frames.names[shown], notes, caption)
 
 
@@ -162,6 +173,8 @@ def _log_metrics(
             low, high = result["intervals"][name]
             cells.append(f"{result['metrics'][name]:.3f} [{low:.3f}, {high:.3f}]")
         log(f"{way.label:20}" + "".join(f"{cell:>26}" for cell in cells))
+    pooled = [f"{way.label} {result['metrics'][f'rmse_pooled{way.suffix}']:.3f}" for way in ways]
+    log(f"RMSE as published, one root over all frames: {', '.join(pooled)}")
     log("PSNR as published: on x/2 + 1/2, its peak that of each true image.")
     if frames.real:
         log(CALIBRATION)

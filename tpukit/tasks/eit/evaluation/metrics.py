@@ -48,6 +48,11 @@ def rmse(images: Images, truth: Images) -> Values:
     return values
 
 
+def pooled_rmse(values: Values) -> float:
+    """One root over all frames together, as the public code reports it, of each frame's RMSE."""
+    return float(np.sqrt(np.mean(values**2)))
+
+
 def psnr(images: Images, truth: Images) -> Values:
     """Peak signal to noise in dB, as published: on x/2 + 1/2, the peak that of the truth.
 

@@ -31,14 +31,15 @@ def draw_grid(
     from matplotlib.figure import Figure
 
     rows = len(names)
-    figure = Figure(figsize=(INCHES * len(columns) + 0.6, (INCHES + 0.2) * rows + 0.7))
+    width, height = INCHES * len(columns) + 1.2, max((INCHES + 0.2) * rows + 0.85, 2.6)
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, len(columns), squeeze=False)
     for column, (title, images) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=9)
         for row in range(rows):
             cell = axes[row, column]
-            cell.imshow(_masked(images[row]), vmin=-1, vmax=1, cmap="RdBu_r")
+            drawn = cell.imshow(_masked(images[row]), vmin=-1, vmax=1, cmap="RdBu_r")
             cell.set_xticks([])
             cell.set_yticks([])
             cell.set_frame_on(False)
@@ -46,8 +47,15 @@ def draw_grid(
                 cell.set_xlabel(notes[title][row], fontsize=7)
     for row, name in enumerate(names):
         axes[row, 0].set_ylabel(name, fontsize=7)
+    figure.subplots_adjust(
+        left=0.35 / width, right=1 - 0.85 / width, bottom=0.55 / height, top=1 - 0.3 / height,
+        wspace=0.05, hspace=0.15,
+    )  # fmt: skip
+    place = figure.add_axes((1 - 0.7 / width, 1 - 2.3 / height, 0.12 / width, 2.0 / height))
+    bar = figure.colorbar(drawn, cax=place, ticks=[-1, 0, 1])
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label("conductivity change", fontsize=7)
     figure.text(0.5, 0.005, caption, ha="center", fontsize=6, wrap=True)
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
     stream = io.BytesIO()
     figure.savefig(stream, dpi=110, format="png")
     write_file(path, stream.getvalue())
