@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tpukit import __version__
 from tpukit.errors import TpukitError, UsageError
+from tpukit.io.secrets import without_secrets
 
 # Newer typers carry their own click: its classes are reached through typer's public names.
 ClickUsageError: Any = typer.BadParameter.__mro__[1]
@@ -183,9 +184,9 @@ def _report(
     from tpukit.commands.output import write_json_error
 
     prefix = "" if exit_code > SIGNAL_BASE else "Error: "
-    print(f"{prefix}{message}", file=sys.stderr)
+    print(without_secrets(f"{prefix}{message}"), file=sys.stderr)
     if hint:
-        print(f"  {hint}", file=sys.stderr)
+        print(without_secrets(f"  {hint}"), file=sys.stderr)
     if "--json" in arguments:
         write_json_error(message, hint, error_id)
     return exit_code

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tpukit.io.secrets import without_secrets
+
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
 ]
@@ -29,7 +31,7 @@ class Output:
 
     def text(self, message: str = "") -> None:
         """A line for people."""
-        print(message, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+        print(without_secrets(message), file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def result(self, fields: Mapping[str, Any]) -> None:
         """The JSON object; nothing without `--json`."""
@@ -59,5 +61,6 @@ def reserve_stdout() -> int:
 
 def write_json_error(message: str, hint: str | None, error_id: str) -> None:
     """The one JSON object of a failure."""
-    body = {"error": {"message": message, "hint": hint, "id": error_id}}
+    hint = hint and without_secrets(hint)
+    body = {"error": {"message": without_secrets(message), "hint": hint, "id": error_id}}
     os.write(reserve_stdout(), (json.dumps(body) + "\n").encode())

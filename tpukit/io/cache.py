@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
+
+from tpukit.errors import UsageError
 
 VARIABLE = "TPUKIT_CACHE_DIR"
 
@@ -11,14 +15,27 @@ VARIABLE = "TPUKIT_CACHE_DIR"
 def cache_folder() -> Path:
     """`$TPUKIT_CACHE_DIR`, else `tpukit` in the user's cache folder (`$XDG_CACHE_HOME`).
 
-    Where the home folder cannot be written, a temporary folder of this user.
+    Where the home folder cannot be written, a temporary folder of this user. Raises `UsageError`
+    where another user may write to it: what it holds would be theirs.
     """
     if given := os.environ.get(VARIABLE):
-        return Path(given)
-    from platformdirs import user_cache_path
+        folder = Path(given)
+    else:
+        from platformdirs import user_cache_path
 
-    folder = user_cache_path("tpukit", appauthor=False)
-    return folder if is_writable(folder) else _temporary_folder()
+        folder = user_cache_path("tpukit", appauthor=False)
+        if not is_writable(folder):
+            return _temporary_folder()
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
+            raise UsageError(
+                f"The cache folder {folder} can be written by other users.",
+                f"Run `chmod o-w {folder}`, or name a folder of your own with {VARIABLE}.",
+                id="cache-folder",
+            )
+    return folder
 
 
 def is_writable(folder: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpukit.commands.output import Output
+from tpukit.io.secrets import without_secrets
 from tpukit.knowledge.error_table import ROLES, Role, read_known_errors
 from tpukit.probe.logs import ExplainedLog, explain_log, open_log
 from tpukit.probe.logs.explanations import Explanation, shorten
@@ -38,7 +39,9 @@ def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: O
         "checks": [],
         "findings": [],
         "explanations": [explanation.as_json() for explanation in log.explanations],
-        "unknown": [{"line": line.number, "text": line.text} for line in log.unknown],
+        "unknown": [
+            {"line": line.number, "text": without_secrets(line.text)} for line in log.unknown
+        ],
         "lines": log.lines,
         "notes": log.notes,
     })  # fmt: skip

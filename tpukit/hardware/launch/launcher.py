@@ -26,6 +26,7 @@ from tpukit.io.process import PARENT_VARIABLE, allowed_cores
 
 STATUS_VARIABLE = "TPUKIT_STATUS"
 """The folder where each rank of a launch writes its process id, exit code and output."""
+LOOPBACK = "127.0.0.1"
 SHOWN_LINES = 20
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -79,11 +80,11 @@ def torchrun_command(arguments: Sequence[str], ranks: int, master_port: int | No
     rendezvous = (
         ["--standalone"]
         if master_port is None
-        else ["--master-addr=127.0.0.1", f"--master-port={master_port}"]
+        else [f"--master-addr={LOOPBACK}", f"--master-port={master_port}"]
     )
     return [
         *(sys.executable, "-m", "tpukit.hardware.launch.torchrun"),
-        *(f"--nproc-per-node={ranks}", *rendezvous),
+        *(f"--nproc-per-node={ranks}", f"--local-addr={LOOPBACK}", *rendezvous),
         # After "--" torchrun does not read our options (--run, say) as abbreviations of its own.
         *("-m", "--", "tpukit.hardware.launch.rank", *arguments),
     ]
@@ -113,8 +114,12 @@ def read_statuses(folder: Path) -> list[RankStatus]:
 
 def _environment(status: Path, ranks: int) -> dict[str, str]:
     threads = max(1, allowed_cores() // ranks)
+    loopback = "lo" if sys.platform.startswith("linux") else "lo0"
     return {
         "OMP_NUM_THREADS": str(threads),
+        # The ranks of one host need no other interface.
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
         **os.environ,
         STATUS_VARIABLE: str(status),
         PARENT_VARIABLE: str(os.getpid()),

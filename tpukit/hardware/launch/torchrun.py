@@ -9,10 +9,12 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
+from typing import Any
 
-from tpukit.hardware.launch.launcher import STATUS_VARIABLE
+from tpukit.hardware.launch.launcher import LOOPBACK, STATUS_VARIABLE
 from tpukit.hardware.tpu_stack import RANKS_VARIABLE
 from tpukit.io.process import PARENT_VARIABLE, die_with_parent
 
@@ -29,6 +31,7 @@ def main() -> int:
 
     if ranks := os.environ.get(RANKS_VARIABLE):
         _describe_tpu(int(ranks))
+    _listen_on_loopback()
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as failed:
@@ -44,6 +47,31 @@ def _describe_tpu(ranks: int) -> None:
     importlib.import_module("torch_tpu")  # makes torch.tpu
     distributed = importlib.import_module("torch.tpu.distributed")
     distributed.set_tpu_launch_env(nproc_per_node=ranks)
+
+
+def _listen_on_loopback() -> None:
+    """Keeps torchrun's stores, which trust whoever connects, off the network: one host needs none.
+
+    torch binds them to every interface and offers no option but a socket that listens already.
+    """
+    import torch.distributed as dist
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
+
+    everywhere: Any = dist.TCPStore  # type: ignore[attr-defined]
+
+    class LoopbackStore(everywhere):  # type: ignore[misc]
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None,
+            is_master: bool = False, *arguments: Any, **options: Any,
+        ) -> None:  # fmt: skip
+            if is_master:
+                listening = socket.create_server((LOOPBACK, port))
+                port = listening.getsockname()[1]
+                options["master_listen_fd"] = listening.detach()
+            super().__init__(LOOPBACK, port, world_size, is_master, *arguments, **options)
+
+    for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
+        module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
 
 
 def _name_killed(exit_codes: dict[int, int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tpukit.io.secrets import without_secrets
 from tpukit.knowledge.error_table import KnownError, Role
 from tpukit.probe.logs.memory_advice import advise
 
@@ -64,7 +65,7 @@ class Explanation:
             "cause": self.cause,
             "fix": self.fix,
             "source": self.entry.source,
-            "text": self.text,
+            "text": without_secrets(self.text),
             "role": self.role,
             "confidence": self.confidence,
             "count": self.count,

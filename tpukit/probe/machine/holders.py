@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpukit.hardware.host import Host
 
@@ -43,9 +44,15 @@ def _held_path(host: Host, pid: int, paths: Sequence[str]) -> str | None:
 
 
 def process_name(host: Host, pid: int) -> str:
-    """The first words of a process' command line."""
-    command = (host.read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
-    return command[:80] or (host.read(f"/proc/{pid}/comm") or "?").strip()
+    """A process' program and, for Python, its module or script: the rest may hold secrets."""
+    words = (host.read(f"/proc/{pid}/cmdline") or "").split("\0")
+    program, flags = words[0], [word for word in words[1:4] if word]
+    if not program:
+        return (host.read(f"/proc/{pid}/comm") or "?").strip()
+    if not Path(program).name.startswith("python") or not flags:
+        return program
+    shown = flags[:2] if flags[0] == "-m" else flags[:1]
+    return " ".join([program, *shown]) if shown[0] == "-m" or shown[0][:1] != "-" else program
 
 
 def _ancestors(host: Host) -> set[int]:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
+from tpukit.io.secrets import without_secrets
 from tpukit.train.mistakes.raised import task_failure
 from tpukit.train.storage.run_folder import RunFolder
 
@@ -36,7 +37,8 @@ class RunLog:
 
     def note(self, message: str) -> None:
         """A line for log.txt alone."""
-        self._text.write(f"{datetime.now().isoformat(timespec='seconds')} {message}\n")
+        line = f"{datetime.now().isoformat(timespec='seconds')} {without_secrets(message)}"
+        self._text.write(f"{line}\n")
         self._text.flush()
 
     def metric_line(self, values: Mapping[str, Any]) -> None:
