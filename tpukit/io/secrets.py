@@ -1,17 +1,17 @@
-"""Secrets in text that is printed or kept: replaced by `***`."""
+"""Secrets in text that is printed or kept: replaced by `[left out]`."""
 
 from __future__ import annotations
 
 import re
 
-HIDDEN = "***"
+HIDDEN = "[left out]"
 _SECRETS = re.compile(
     # Name and password, or a token, in a URL.
     r"(?<=://)[^\s/@\"'\\]+(?=@)"
     # Tokens that name their issuer.
-    r"|\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA)[\w-]{12,}"
+    r"|\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|AIza)[\w-]{8,}"
     # `token=...`, `--password ...`
-    r"|(?<=token=)[^\s\"'\\&,;]{6,}|(?<=secret=)[^\s\"'\\&,;]{6,}|(?<=password=)[^\s\"'\\&,;]{6,}"
+    r"|(?<=token=)[^\s\"'\\&,;]+|(?<=secret=)[^\s\"'\\&,;]+|(?<=password=)[^\s\"'\\&,;]+"
     r"|(?<=key=)[^\s\"'\\&,;]{6,}|(?<=--token )[^\s\"'\\]+|(?<=--password )[^\s\"'\\]+",
     re.IGNORECASE,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.commands.reports.machine import as_json, without_secrets
+from tpukit.commands.reports.machine import as_json, for_others
 from tpukit.errors import DataError
 from tpukit.probe.machine import RecordedHost, gather
 from tpukit.probe.machine.checks import QUICK, Asked, run_check
@@ -271,6 +271,6 @@ def test_recording_must_name_its_sources(tmp_path):
 
 def test_report_leaves_secrets_out():
     text = "HF hf_abcdefghijklmnop at https://ada:pw123@host/x in /home/ada/run token=abc"
-    clean = without_secrets(text, "/home/ada")
+    clean = for_others(text, "/home/ada")
     for secret in ("hf_abcdefghijklmnop", "pw123", "/home/ada", "token=abc"):
         assert secret not in clean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tpukit import __version__
 from tpukit.commands.output import Output
 from tpukit.commands.reports.plural import counted
+from tpukit.io.secrets import without_secrets
 from tpukit.knowledge.environment import allowed
 from tpukit.probe.machine import Facts, RealHost, gather
 from tpukit.probe.machine.checks import Asked, Result, run_checks
@@ -19,10 +19,6 @@ from tpukit.probe.machine.checks.tpu import describe_devices
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "-   "}
 _ACTION = ("fail", "warn")
 _ORDER = (*_ACTION, "skip", "pass")
-_SECRETS = re.compile(
-    r"(?i)\b(?:hf_|ghp_|gho_|github_pat_|sk-|xox[bp]-|AKIA|AIza)[\w-]{8,}"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|\b(?:token|key|secret|password)=\S+"
-)
 
 
 def check_machine(
@@ -110,11 +106,9 @@ def _report(facts: Facts, results: list[Result]) -> str:
         *(line for result in results for line in _told(result)),
         "```",
     ]
-    return without_secrets("\n".join(lines), facts.host.environment.get("HOME", ""))
+    return for_others("\n".join(lines), facts.host.environment.get("HOME", ""))
 
 
-def without_secrets(text: str, home: str) -> str:
-    """The text without tokens, passwords in addresses, and the home folder's name."""
-    if len(home) > 1:
-        text = text.replace(home, "~")
-    return _SECRETS.sub("[left out]", text)
+def for_others(text: str, home: str) -> str:
+    """The text without tokens, passwords, and the home folder's name."""
+    return without_secrets(text.replace(home, "~") if len(home) > 1 else text)
