@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpukit.commands.data_dialogues import dialogues
+from tpukit.commands.generated_sets import dialogues, images
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError, InterruptedRunError
 from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems
@@ -130,3 +130,4 @@ def parse_noise(text: str) -> tuple[float, float]:
 
 
 app.command()(dialogues)
+app.command()(images)

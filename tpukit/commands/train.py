@@ -1,4 +1,4 @@
-"""`tpukit train`: EIT diffusion, or a task of the user's own."""
+"""`tpukit train`: EIT diffusion, image classification, or a task of the user's own."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def train(
     network: NetworkOptions,
     plan: PlanOption = None,
     task: Annotated[
-        str, typer.Option("--task", help="`eit`, or your own: my_file.py:MyTask.")
+        str, typer.Option("--task", help="`eit`, `images`, or your own: my_file.py:MyTask.")
     ] = "eit",
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Train EIT diffusion, or a task of your own.
+    """Train EIT diffusion, an image classifier, or a task of your own.
 
     The same command again resumes a run that was stopped.
     """

@@ -19,6 +19,7 @@ from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.task import Task
 
 BUILT_IN = {
+    "images": ("tpukit.tasks.images.task", "ImagesTask"),
     "eit": ("tpukit.tasks.eit.task", "EITTask"),
     "summarize": ("tpukit.tasks.summarize.task", "SummarizeTask"),
 }

@@ -15,6 +15,7 @@ from tpukit.train.loader import LoaderSettings, make_loader
 from tpukit.train.task import PlanSettings, SampleSource, Task
 
 ROWS_PER_DEVICE = 16
+IN_PROCESS = LoaderSettings(workers=0, seed=0)
 
 
 @torch.no_grad()
@@ -24,6 +25,7 @@ def infer(
     forward: Callable[[Batch], Tensor],
     backend: Backend,
     rows_per_device: int = ROWS_PER_DEVICE,
+    loading: LoaderSettings = IN_PROCESS,
 ) -> NDArray[Any]:
     """`forward(batch)` (rows, ...) of every sample, (samples, ...) in order, float32 on the host.
 
@@ -36,7 +38,7 @@ def infer(
         for micro in task.evaluation_batches(data, settings)
     ]
     parts = []
-    for batch in backend.batches(make_loader(task, data, shares, LoaderSettings(0, seed=0))):
+    for batch in backend.batches(make_loader(task, data, shares, loading)):
         with backend.autocast():
             outputs = forward(batch)
         parts.append(backend.to_host({"outputs": outputs.float()})["outputs"].numpy())

@@ -24,7 +24,9 @@ PlaceOptions = Annotated[
 """Where the task would be trained, and on what data."""
 TaskOption = Annotated[
     str,
-    typer.Option("--task", rich_help_panel=TASK, help="`eit`, `summarize`, or my_file.py:MyTask."),
+    typer.Option(
+        "--task", rich_help_panel=TASK, help="`eit`, `images`, `summarize`, or my_file.py:MyTask."
+    ),
 ]
 TargetOption = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`tpukit data dialogues`: generated dialogues with summaries."""
+"""`tpukit data dialogues` and `tpukit data images`: generated data sets."""
 
 from __future__ import annotations
 
@@ -36,3 +36,31 @@ def dialogues(
     output.text(f"Train on them: tpukit summarize-train --preset quick --data-path {out}")
     output.result({name: str(v) if isinstance(v, Path) else v
                    for name, v in dataclasses.asdict(written).items()})  # fmt: skip
+
+
+def images(
+    out: Annotated[
+        Path, typer.Option(help="Folder for train/CLASS/, valid/CLASS/, test/, test.csv.")
+    ] = Path("data"),
+    n: Annotated[int, typer.Option(help="Images: 80 % train, 10 % valid, 10 % test.")] = 4000,
+    seed: Annotated[int, typer.Option(help="Seed; an image depends on it and its index.")] = 0,
+    side: Annotated[int, typer.Option(help="Height and width.")] = 64,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Generate images of eight shapes, to classify."""
+    import dataclasses
+
+    from tpukit.tasks.images.data.shapes import CLASSES, write_shapes
+
+    ranges = {"n": Range(10 * len(CLASSES), LARGEST_BATCH), "seed": SEED, "side": Range(16, 1024)}
+    if problems := range_problems({"n": n, "seed": seed, "side": side}, ranges):
+        raise ConfigError(" ".join(problems), "Each part needs an image of each class.")
+    output = Output(as_json=as_json)
+    written = write_shapes(out, n, seed, side)
+    output.text(
+        f"{written.train:,} training, {written.valid:,} validation and {written.test:,} test"
+        f" images of {written.classes} classes in {out}"
+    )
+    output.text(f"Train on them: tpukit train --task images --preset quick --data-path {out}")
+    output.result({**dataclasses.asdict(written), "path": str(out)})

@@ -1,0 +1,133 @@
+"""The images task from the command line, on every kind of hardware that is here."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+
+import pytest
+from runs import (
+    VIRTUAL_TPU,
+    failure,
+    parameters,
+    relative_difference,
+    result,
+    same_bytes,
+    tpukit,
+)
+
+SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--set", "mixup=0.8",
+         "--set", "cutmix=1.0", "--set", "layer_decay=0.9"]  # fmt: skip
+XLA = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    made = result(tpukit("data", "images", "--out", folder, "--n", "160", "--side", "32", "--json"))
+    assert (made["train"], made["valid"], made["test"], made["classes"]) == (128, 16, 16, 8)
+    return folder
+
+
+def train(data, run, *more, steps=6, env=None):
+    return tpukit(
+        "train", "--task", "images", "--data-path", data, *SIZES, "--global-batch-size", "16",
+        "--set", "warmup_steps=0", "--set", "schedule=constant", "--set", "ema_decay=0.9",
+        "--max-steps", str(steps), "--ckpt-every", "3", "--results-dir", run, "--json", *more,
+        env=env,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(shapes, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "cpu"
+    done = result(train(shapes, run, "--hw", "cpu", "--accumulate", "1"))
+    assert done["finished"]
+    return run
+
+
+def test_accumulation_gives_the_same_weights(shapes, trained, tmp_path):
+    result(train(shapes, tmp_path / "run", "--hw", "cpu", "--accumulate", "4"))
+    assert relative_difference(parameters(tmp_path / "run"), parameters(trained)) < 1e-4
+
+
+def test_two_ranks_give_the_same_weights(shapes, trained, tmp_path):
+    result(train(shapes, tmp_path / "run", "--hw", "cpu", "--devices", "2"))
+    assert relative_difference(parameters(tmp_path / "run"), parameters(trained)) < 1e-4
+
+
+@pytest.mark.xla
+def test_xla_gives_the_same_weights_without_recompilation(shapes, trained, tmp_path):
+    done = result(train(shapes, tmp_path / "run", "--hw", "tpu", "--precision", "fp32", env=XLA))
+    assert done["compilations_after_warmup"] == 0
+    assert relative_difference(parameters(tmp_path / "run"), parameters(trained)) < 1e-4
+
+
+def test_a_resumed_run_ends_in_the_same_bytes(shapes, trained, tmp_path):
+    run = tmp_path / "run"
+    result(train(shapes, run, "--hw", "cpu", "--accumulate", "1", steps=3))
+    resumed = result(train(shapes, run, "--hw", "cpu", "--accumulate", "1"))
+    assert resumed["resumed_from"] == 3
+    assert same_bytes(run, trained)
+
+
+def test_evaluation_writes_metrics_and_pictures(trained, tmp_path):
+    found = result(tpukit("test", "--run", trained, "--hw", "cpu", "--out", tmp_path, "--json"))
+    assert found["samples"] == 16
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    right = sum(row["label"] == row["predicted"] for row in rows)
+    assert found["metrics"]["accuracy"] == right / 16
+    low, high = found["intervals"]["accuracy"]
+    assert low <= found["metrics"]["accuracy"] <= high
+    assert all(
+        (tmp_path / name).stat().st_size > 5000 for name in ("confusion.png", "mistakes.png")
+    )
+
+
+def test_a_submission_has_the_ids_and_the_order_of_the_sample(shapes, trained, tmp_path):
+    sample = tmp_path / "sample_submission.csv"
+    sample.write_text("id,shape\n" + "".join(f"{i:06},x\n" for i in (5, 2, 11)))
+    out = tmp_path / "submission.csv"
+    predict = ("predict", "--run", trained, "--hw", "cpu", "--out", out, "--json")
+    assert result(tpukit(*predict, "--sample-submission", sample))["rows"] == 3
+    rows = list(csv.DictReader(out.open()))
+    assert [row["id"] for row in rows] == ["000005", "000002", "000011"]
+    classes = {row["shape"] for row in rows}
+    assert classes <= {entry.name for entry in (shapes / "train").iterdir()}
+    # All of test.csv, as probabilities: the same classes are the most probable.
+    assert result(tpukit(*predict, "--set", "probabilities=true"))["rows"] == 16
+    by_id = {row.pop("id"): row for row in csv.DictReader(out.open())}
+    assert sum(map(float, by_id["000005"].values())) == pytest.approx(1, abs=1e-5)
+    for row in rows:
+        found = by_id[row["id"]]
+        assert max(found, key=lambda name: float(found[name])) == row["shape"]
+
+
+def test_flipped_images_are_averaged(shapes, trained, tmp_path):
+    """A mirrored image has the same averaged probabilities."""
+    from PIL import Image, ImageOps
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    image = Image.open(shapes / "test" / "000000.png")
+    image.save(folder / "a.png")
+    ImageOps.mirror(image).save(folder / "b.png")
+    out = tmp_path / "out.csv"
+    result(tpukit("predict", "--run", trained, "--hw", "cpu", "--data-path", folder, "--out", out,
+                  "--set", "tta=flip", "--set", "probabilities=true", "--json"))  # fmt: skip
+    first, second = (
+        [float(v) for v in list(row.values())[1:]] for row in csv.DictReader(out.open())
+    )
+    assert first == pytest.approx(second, abs=1e-5)
+
+
+def test_a_damaged_image_ends_the_run_with_its_name(shapes, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(shapes, data)
+    damaged = next((data / "train").glob("star/*.png"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    told = failure(train(data, tmp_path / "run", "--hw", "cpu", "--num-workers", "1"))
+    assert f"star/{damaged.name}: not an image that can be read" in told
+    assert "damaged=skip" in told
+    done = result(train(data, tmp_path / "run", "--hw", "cpu", "--set", "damaged=skip", "--json"))
+    assert done["finished"]

@@ -1,0 +1,96 @@
+"""Which images and classes are found, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from tpukit.errors import DataError
+from tpukit.tasks.images.data.listing import find_training_images
+from tpukit.tasks.images.images_config import ImagesConfig
+
+
+def put(path, colour=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), (colour, 0, 0)).save(path)
+
+
+def find(root, classes=None, **settings):
+    return find_training_images(ImagesConfig(data_path=str(root), **settings), classes)
+
+
+def test_folders_of_classes_with_a_validation_part(tmp_path):
+    for part, count in (("train", 3), ("val", 2)):
+        for name in ("cat", "dog"):
+            for i in range(count):
+                put(tmp_path / part / name / f"{i}.png")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no image")
+    train, valid = find(tmp_path)
+    assert train.classes == valid.classes == ("cat", "dog")
+    assert (train.labels, valid.labels) == ((0, 0, 0, 1, 1, 1), (0, 0, 1, 1))
+    assert all(str(tmp_path / "val") in file for file in valid.files)
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_a_fraction_of_each_class_is_for_validation(tmp_path, inner):
+    for name, count in {"cat": 20, "dog": 4, "fox": 1}.items():
+        for i in range(count):
+            put(tmp_path / inner / name / f"{i}.jpg")
+    train, valid = find(tmp_path)
+    assert [valid.labels.count(k) for k in range(3)] == [2, 1, 0]
+    assert [train.labels.count(k) for k in range(3)] == [18, 3, 1]
+    assert not set(train.files) & set(valid.files)
+    assert find(tmp_path) == (train, valid)
+    assert len(find(tmp_path, valid_fraction=0.0)[1]) == 0
+
+
+def test_a_table_of_ids_and_labels(tmp_path):
+    for name in ("a.jpg", "b.png", "c.jpeg"):
+        put(tmp_path / "train_images" / name)
+    (tmp_path / "train.csv").write_text("image_id,breed\na,10\nb.png,9\nc,10\n")
+    train, _ = find(tmp_path, valid_fraction=0.0)
+    # Numbers in the order of numbers.
+    assert train.classes == ("9", "10")
+    assert [file.rpartition("/")[2] for file in train.files] == ["a.jpg", "b.png", "c.jpeg"]
+    assert train.labels == (1, 0, 1)
+    (tmp_path / "other.csv").write_text("label,extra,path\nx,1,a\ny,2,b\n")
+    named = find(tmp_path, table="other.csv", id_column="path", label_column="label",
+                 valid_fraction=0.0)[0]  # fmt: skip
+    assert named.classes == ("x", "y")
+
+
+def test_a_table_whose_file_is_missing_names_the_line(tmp_path):
+    put(tmp_path / "images" / "a.jpg")
+    (tmp_path / "train.csv").write_text("id,label\na,1\nb,2\nc,1\n")
+    with pytest.raises(DataError, match=r"train\.csv, line 3: there is no image 'b' .* and 1 more"):
+        find(tmp_path)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no folder") as caught:
+        find(tmp_path / "nowhere")
+    assert "tpukit data images" in caught.value.hint
+    with pytest.raises(DataError, match="no folders of classes"):
+        find(tmp_path)
+    put(tmp_path / "train" / "cat" / "1.png")
+    (tmp_path / "train" / "dog").mkdir()
+    with pytest.raises(DataError, match="class 'dog' is empty"):
+        find(tmp_path)
+    with pytest.raises(DataError, match=r"table 'x\.csv'"):
+        find(tmp_path, table="x.csv")
+    put(tmp_path / "train" / "dog" / "1.png")
+    with pytest.raises(DataError, match="class 'dog' is not one of the model's 1"):
+        find(tmp_path, classes=("cat",))
+    (tmp_path / "train.csv").write_text("id,label\n1,a\n")
+    with pytest.raises(DataError, match="label_column breed: there is no such column") as caught:
+        find(tmp_path, table="train.csv", label_column="breed")
+    assert "id, label" in caught.value.hint
+
+
+def test_the_digest_sees_other_labels(tmp_path):
+    for name in ("cat", "dog"):
+        for i in range(2):
+            put(tmp_path / name / f"{i}.png")
+    first = find(tmp_path, valid_fraction=0.0)[0].digest()
+    (tmp_path / "cat" / "0.png").rename(tmp_path / "dog" / "7.png")
+    assert find(tmp_path, valid_fraction=0.0)[0].digest() != first

@@ -1,0 +1,1 @@
+"""Image classification with timm models."""

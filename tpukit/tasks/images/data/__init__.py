@@ -1,0 +1,1 @@
+"""Images on disk: which there are, decoding, augmentation, a generated set."""

@@ -1,0 +1,120 @@
+"""timm's transforms, each sample's random draws its own; mixup and cutmix of pairs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from tpukit.tasks.images.images_config import ImagesConfig
+
+Pixels = NDArray[np.uint8]
+Transform = Callable[[Image.Image], Any]
+
+
+def training_transform(config: ImagesConfig, side: int, interpolation: str) -> Transform:
+    """PIL image -> (3, side, side) uint8, randomly cropped, flipped and coloured."""
+    from timm.data import create_transform
+
+    transform: Transform = create_transform(
+        side, is_training=True, normalize=False, scale=(config.smallest_crop, 1.0),
+        hflip=config.hflip, vflip=config.vflip, color_jitter=config.color_jitter,
+        auto_augment=config.auto_augment, interpolation=interpolation,
+    )  # fmt: skip
+    return transform
+
+
+def evaluation_transform(side: int, interpolation: str, crop_pct: float) -> Transform:
+    """PIL image -> (3, side, side) uint8: resized, its middle."""
+    from timm.data import create_transform
+
+    transform: Transform = create_transform(
+        side, is_training=False, normalize=False, interpolation=interpolation, crop_pct=crop_pct
+    )
+    return transform
+
+
+@contextmanager
+def global_generators(seed: int) -> Iterator[None]:
+    """Seeds the generators that timm's transforms draw from, and puts them back."""
+    state, states = torch.random.get_rng_state(), (random.getstate(), np.random.get_state())
+    # torch.manual_seed would seed every device as well.
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+# -- mixup and cutmix ----------------------------------------------------------------------------
+# Rows 2k and 2k + 1 of a micro-batch are a pair, whatever the number of ranks and devices. The host
+# draws the share and the box; pixels are mixed on the device.
+
+
+def draw_mix(rng: np.random.Generator, config: ImagesConfig, side: int) -> dict[str, Any]:
+    """`share` of an image that stays its own, and the `box` (top, bottom, left, right) that its
+    partner fills: mixup has an empty box."""
+    box = np.zeros(4, np.int32)
+    cuts = config.cutmix > 0 and (config.mixup == 0 or rng.random() < 0.5)
+    alpha = config.cutmix if cuts else config.mixup
+    share = float(rng.beta(alpha, alpha)) if alpha > 0 else 1.0
+    if cuts:
+        box = _draw_box(rng, share, side)
+        share = 1 - float((box[1] - box[0]) * (box[3] - box[2])) / side**2
+    return {"share": np.float32(share), "box": box}
+
+
+def _draw_box(rng: np.random.Generator, share: float, side: int) -> NDArray[np.int32]:
+    half = np.sqrt(1 - share) * side / 2
+    row, column = rng.integers(side, size=2)
+    edges = [row - half, row + half, column - half, column + half]
+    return np.clip(np.round(edges), 0, side).astype(np.int32)
+
+
+def not_mixed() -> dict[str, Any]:
+    """An image that stays as it is."""
+    return {"share": np.float32(1.0), "box": np.zeros(4, np.int32)}
+
+
+def share_draws(batch: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """Gives the second row of each pair the first one's draws; a row without a partner keeps its
+    image."""
+    for name in ("share", "box"):
+        paired = batch[name][: len(batch[name]) // 2 * 2]
+        paired[1::2] = paired[0::2]
+    alone = samples // 2 * 2
+    batch["share"][alone:] = 1.0
+    batch["box"][alone:] = 0
+    return batch
+
+
+def partners(rows: Tensor) -> Tensor:
+    """(rows, ...): each row's partner; the last one of an odd number is its own."""
+    even = rows.shape[0] // 2 * 2
+    pairs = rows[:even].reshape(-1, 2, *rows.shape[1:]).flip(1).flatten(0, 1)
+    return pairs if even == rows.shape[0] else torch.cat([pairs, rows[even:]])
+
+
+def mix(images: Tensor, share: Tensor, box: Tensor) -> Tensor:
+    """Images (rows, 3, side, side) mixed with their partners by `draw_mix`'s draws."""
+    others = partners(images)
+    lines = torch.arange(images.shape[-1], device=images.device)
+    top, bottom, left, right = (edge.view(-1, 1, 1, 1) for edge in box.unbind(1))
+    rows, columns = lines.view(1, 1, -1, 1), lines.view(1, 1, 1, -1)
+    inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+    cut = (box[:, 1] > box[:, 0]).view(-1, 1, 1, 1)
+    part = share.view(-1, 1, 1, 1)
+    return torch.where(
+        inside, others, torch.where(cut, images, images * part + others * (1 - part))
+    )

@@ -1,0 +1,267 @@
+"""Which images there are, and of which classes.
+
+Layouts, tried in this order:
+    train/CLASS/*            with valid/CLASS/* or val/CLASS/*, where there is one
+    train.csv                a table of ids and labels beside a folder of images
+    CLASS/*                  folders of classes alone
+Where no part is for validation, a fraction of each class is.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tpukit.errors import DataError
+from tpukit.tasks.images.images_config import ImagesConfig
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+VALIDATION_FOLDERS = ("valid", "val", "validation")
+IMAGE_FOLDERS = ("train_images", "images", "train")
+TEST_FOLDERS = ("test_images", "test", "images")
+SPLIT_SEED = 0
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Image files with their classes."""
+
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    """Positions in `classes`."""
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def digest(self) -> str:
+        """Changes when a file is added, removed or labelled otherwise."""
+        digest = hashlib.sha256("\n".join(self.classes).encode())
+        for file, label in zip(self.files, self.labels, strict=True):
+            digest.update(f"{Path(file).name} {label}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def part(self, places: Iterable[int]) -> LabelledImages:
+        """The images at these positions."""
+        chosen = sorted(places)
+        files = tuple(self.files[i] for i in chosen)
+        return LabelledImages(files, tuple(self.labels[i] for i in chosen), self.classes)
+
+
+def find_training_images(
+    config: ImagesConfig, classes: Sequence[str] | None = None
+) -> tuple[LabelledImages, LabelledImages]:
+    """The training and the validation images.
+
+    classes: those of the run that goes on; None: those of the data.
+
+    Raises DataError naming what is missing.
+    """
+    root = Path(config.data_path)
+    if not root.is_dir():
+        raise DataError(
+            f"there is no folder {root}.",
+            "Give the images' folder with --data-path, or generate some: tpukit data images",
+        )
+    table = _table(config)
+    if table is None and (root / "train").is_dir():
+        train = read_class_folders(root / "train", classes)
+        valid = _existing(root, VALIDATION_FOLDERS)
+        if valid is not None:
+            return train, read_class_folders(valid, train.classes)
+    elif table is not None:
+        train = read_table(table, config, classes)
+    else:
+        train = read_class_folders(root, classes)
+    return _split(train, config.valid_fraction)
+
+
+def _table(config: ImagesConfig) -> Path | None:
+    root = Path(config.data_path)
+    if config.table is not None:
+        if not (root / config.table).is_file():
+            raise DataError(
+                f"table {config.table!r}: there is no file {root / config.table}.",
+                "Give its name in the data path: --set table=train.csv",
+            )
+        return root / config.table
+    return root / "train.csv" if (root / "train.csv").is_file() else None
+
+
+def _existing(root: Path, names: Iterable[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> LabelledImages:
+    """`folder/CLASS/*` (and folders in them), in the order of names.
+
+    Raises DataError for a folder without classes, an empty class, or one that is not in `classes`.
+    """
+    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    if not found:
+        raise DataError(
+            f"{folder} has no folders of classes.",
+            f"Put the images into {folder}/CLASS/, or name a table: --set table=train.csv",
+        )
+    known = tuple(found if classes is None else classes)
+    _require_known(found, known, str(folder))
+    files: list[str] = []
+    labels: list[int] = []
+    for name in found:
+        own = image_files(folder / name)
+        if not own:
+            raise DataError(
+                f"class {name!r} is empty: there is no image in {folder / name}.",
+                f"Add images ({', '.join(SUFFIXES[:3])}, ...) or remove the folder.",
+            )
+        files += own
+        labels += [known.index(name)] * len(own)
+    return LabelledImages(tuple(files), tuple(labels), known)
+
+
+def _require_known(found: Iterable[str], known: Sequence[str], place: str) -> None:
+    new = sorted(set(found) - set(known))
+    if new:
+        raise DataError(
+            f"{place}: class {new[0]!r} is not one of the model's {len(known)}"
+            f" ({', '.join(known[:3])}, ...).",
+            "Use the classes that the run was trained on, or train a new run (--results-dir).",
+        )
+
+
+def image_files(folder: Path) -> list[str]:
+    """Every image file below a folder, in the order of names."""
+    found = [
+        os.path.join(place, name)  # noqa: PTH118 - a million paths
+        for place, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+    ]
+    return sorted(found)
+
+
+# -- tables --------------------------------------------------------------------------------------
+def table_rows(table: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file with a header. Raises DataError where it has none."""
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = [dict(row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{table}: not a CSV file in UTF-8 ({error}).") from error
+    if not rows:
+        raise DataError(f"{table} has no rows.", "Expected a header and a row for each image.")
+    return rows
+
+
+def read_table(
+    table: Path, config: ImagesConfig, classes: Sequence[str] | None = None
+) -> LabelledImages:
+    """The images of a table of ids and labels.
+
+    Raises DataError naming the row of a missing file.
+    """
+    rows = table_rows(table)
+    id_column = column_of(table, rows, config.id_column, 0, "id_column")
+    label_column = column_of(table, rows, config.label_column, 1, "label_column")
+    labels = [row[label_column] or "" for row in rows]
+    known = tuple(sorted(set(labels), key=_numbers_first) if classes is None else classes)
+    _require_known(labels, known, f"{table}, column {label_column!r}")
+    position = {name: place for place, name in enumerate(known)}
+    folder = _images_of(table, config)
+    files = files_of([row[id_column] or "" for row in rows], folder, str(table))
+    return LabelledImages(tuple(files), tuple(position[label] for label in labels), known)
+
+
+def _numbers_first(name: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(name), name
+    except ValueError:
+        return 1, 0.0, name
+
+
+def column_of(
+    table: Path, rows: Sequence[dict[str, str]], name: str | None, place: int, setting: str
+) -> str:
+    """The column that a setting names, else the one at `place`."""
+    columns = list(rows[0])
+    if name is None and place < len(columns):
+        return columns[place]
+    if name not in columns:
+        raise DataError(
+            f"{table}: {setting} {name or place + 1}: there is no such column.",
+            f"Its columns are {', '.join(map(str, columns))}: --set {setting}=NAME",
+        )
+    return name
+
+
+def _images_of(table: Path, config: ImagesConfig) -> Path:
+    root = Path(config.data_path)
+    if config.folder is not None:
+        folder = root / config.folder
+        if not folder.is_dir():
+            raise DataError(f"folder {config.folder!r}: there is no folder {folder}.")
+        return folder
+    return _existing(root, IMAGE_FOLDERS) or table.parent
+
+
+def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
+    """The file of each id, which may lack its suffix.
+
+    Raises DataError for ids without a file.
+    """
+    by_name: dict[str, str] = {}
+    for file in image_files(folder):
+        relative = os.path.relpath(file, folder)
+        for name in (relative, os.path.basename(file)):  # noqa: PTH119 - a million paths
+            by_name.setdefault(name, file)
+            by_name.setdefault(os.path.splitext(name)[0], file)  # noqa: PTH122
+    missing = [(row, name) for row, name in enumerate(ids, start=2) if name not in by_name]
+    if missing:
+        row, name = missing[0]
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(
+            f"{table}, line {row}: there is no image {name!r} in {folder}{more}.",
+            "Name the folder of the images with --set folder=NAME (of predict: --data-path).",
+        )
+    return [by_name[name] for name in ids]
+
+
+# -- parts ---------------------------------------------------------------------------------------
+def _split(images: LabelledImages, fraction: float) -> tuple[LabelledImages, LabelledImages]:
+    """A fraction of each class, at least one of those with several images, is for validation."""
+    labels = np.array(images.labels)
+    valid: set[int] = set()
+    for label in range(len(images.classes)):
+        places = np.flatnonzero(labels == label)
+        order = np.random.default_rng([SPLIT_SEED, label]).permutation(places)
+        count = round(fraction * len(places)) or int(fraction > 0 and len(places) > 1)
+        valid.update(int(place) for place in order[:count])
+    train = set(range(len(images))) - valid
+    return images.part(train), images.part(valid)
+
+
+def find_test_files(config: ImagesConfig, given: Path | None) -> list[str]:
+    """The images to predict: those of a folder, or of the data path's test folder."""
+    folder = given or _existing(Path(config.data_path), TEST_FOLDERS)
+    if folder is None or not folder.is_dir():
+        raise DataError(
+            f"there is no folder {given or Path(config.data_path) / 'test'} of images to predict.",
+            "Give it with --data-path DIR.",
+        )
+    inner = _existing(folder, TEST_FOLDERS) if not image_files_directly(folder) else None
+    files = image_files(inner or folder)
+    if not files:
+        raise DataError(f"there is no image in {folder}.", "Give another folder with --data-path.")
+    return files
+
+
+def image_files_directly(folder: Path) -> bool:
+    """Whether images lie in the folder itself."""
+    return any(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder))

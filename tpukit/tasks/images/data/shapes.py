@@ -1,0 +1,139 @@
+"""Generated images of shapes: a set to try with, of any size.
+
+Image `i` of a part is a function of (seed, part, i) alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from tpukit.io.files import write_file
+
+Point = tuple[float, float]
+CLASSES = ("arrow", "circle", "cross", "ring", "square", "star", "triangle", "wave")
+PARTS = {"train": 0.8, "valid": 0.1, "test": 0.1}
+NOISE = 12.0
+DISTRACTORS = 4
+LEAST_CONTRAST = 60.0
+"""Distance of a shape's colour from the background's."""
+
+
+@dataclass(frozen=True)
+class WrittenShapes:
+    """What was written; the fields of `--json`."""
+
+    path: Path
+    train: int
+    valid: int
+    test: int
+    classes: int
+
+
+def draw_shape(seed: int, part: str, index: int, side: int) -> tuple[Image.Image, str]:
+    """Image `index` of a part, the same on every machine, and its class."""
+    rng = random.Random(f"{seed}/{part}/{index}")
+    name = CLASSES[index % len(CLASSES)]
+    scale = 2
+    background = _colour(rng)
+    canvas = Image.new("RGB", (scale * side, scale * side), background)
+    draw = ImageDraw.Draw(canvas)
+    for _ in range(DISTRACTORS):
+        points = [(rng.uniform(0, scale * side), rng.uniform(0, scale * side)) for _ in range(2)]
+        draw.line(points, _colour(rng), width=rng.randint(1, 3))
+    radius = rng.uniform(0.18, 0.4) * scale * side
+    margin = radius * 1.05
+    centre = tuple(rng.uniform(margin, scale * side - margin) for _ in range(2))
+    colour = _colour(rng)
+    while math.dist(colour, background) < LEAST_CONTRAST:
+        colour = _colour(rng)
+    _draw(draw, name, (centre[0], centre[1]), radius, rng.uniform(0, 2 * math.pi), colour)
+    small = np.asarray(canvas.resize((side, side), Image.Resampling.BILINEAR), np.float32)
+    noise = np.random.default_rng(rng.getrandbits(64)).normal(0, NOISE, small.shape)
+    return Image.fromarray(np.clip(small + noise, 0, 255).astype(np.uint8)), name
+
+
+def _colour(rng: random.Random) -> tuple[int, int, int]:
+    return rng.randrange(256), rng.randrange(256), rng.randrange(256)
+
+
+def _draw(
+    draw: ImageDraw.ImageDraw,
+    name: str,
+    centre: Point,
+    radius: float,
+    turn: float,
+    colour: tuple[int, int, int],
+) -> None:
+    x, y = centre
+    box = (x - radius, y - radius, x + radius, y + radius)
+    width = max(2, round(radius / 4))
+    if name == "circle":
+        draw.ellipse(box, colour)
+    elif name == "ring":
+        draw.ellipse(box, outline=colour, width=width)
+    elif name == "wave":
+        line = [(t / 10 - 1, 0.4 * math.sin(t / 10 * 2 * math.pi)) for t in range(21)]
+        draw.line(_placed(line, centre, radius, turn), colour, width=width)
+    else:
+        draw.polygon(_placed(_outline(name), centre, radius, turn), colour)
+
+
+def _outline(name: str) -> list[Point]:
+    """Corners of a shape within the unit circle."""
+    if name == "cross":
+        third = 1 / 3
+        quarter = [(third, 0.94), (third, third), (0.94, third)]
+        turned = [quarter]
+        for _ in range(3):
+            turned.append([(y, -x) for x, y in turned[-1]])
+        return [point for part in turned for point in part]
+    if name == "arrow":
+        return [(1, 0), (0.1, 0.7), (0.1, 0.25), (-0.95, 0.25), (-0.95, -0.25), (0.1, -0.25),
+                (0.1, -0.7)]  # fmt: skip
+    corners = {"triangle": 3, "square": 4, "star": 10}[name]
+    radii = [1.0 if name != "star" or k % 2 == 0 else 0.4 for k in range(corners)]
+    angles = [2 * math.pi * k / corners for k in range(corners)]
+    return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]
+
+
+def _placed(points: list[Point], centre: Point, radius: float, turn: float) -> list[Point]:
+    cos, sin = radius * math.cos(turn), radius * math.sin(turn)
+    return [(centre[0] + x * cos - y * sin, centre[1] + x * sin + y * cos) for x, y in points]
+
+
+def write_shapes(out: Path, count: int, seed: int, side: int) -> WrittenShapes:
+    """train/CLASS/*.png, valid/CLASS/*.png, test/*.png, test.csv (ids) and test_labels.csv."""
+    numbers = {part: round(share * count) for part, share in PARTS.items()}
+    for part in ("train", "valid"):
+        for index in range(numbers[part]):
+            image, name = draw_shape(seed, part, index, side)
+            _write(out / part / name / f"{index:06}.png", image)
+    labels = []
+    for index in range(numbers["test"]):
+        image, name = draw_shape(seed, "test", index, side)
+        _write(out / "test" / f"{index:06}.png", image)
+        labels.append((f"{index:06}", name))
+    _write_csv(out / "test.csv", [("id",), *((name,) for name, _ in labels)])
+    _write_csv(out / "test_labels.csv", [("id", "label"), *labels])
+    return WrittenShapes(out, **numbers, classes=len(CLASSES))
+
+
+def _write(path: Path, image: Image.Image) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = io.BytesIO()
+    image.save(stream, "png")
+    write_file(path, stream.getvalue(), sync=False)
+
+
+def _write_csv(path: Path, rows: list[tuple[str, ...]]) -> None:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    write_file(path, stream.getvalue().encode())

@@ -1,0 +1,1 @@
+"""Evaluation and prediction of image classifiers: metrics, pictures, submissions."""

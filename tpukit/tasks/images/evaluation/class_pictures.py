@@ -1,0 +1,85 @@
+"""Pictures of a classifier's results: confusion matrix, mistakes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpukit.io.files import write_file
+from tpukit.tasks.images.data.image_decoding import decode
+from tpukit.tasks.images.data.listing import LabelledImages
+
+NAMED_CLASSES = 40
+"""With more their names would overlap."""
+COUNTED_CLASSES = 15
+"""With more their counts are not written in."""
+COLUMNS = 4
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> None:
+    stream = io.BytesIO()
+    figure.savefig(stream, dpi=110, format="png")
+    write_file(path, stream.getvalue())
+
+
+def draw_confusion(path: Path, counts: NDArray[np.int64], classes: Sequence[str]) -> None:
+    """A PNG: rows are true classes, columns predicted ones; colour is the share of the row."""
+    side = min(14.0, 3.0 + 0.35 * len(classes))
+    figure = _figure(side, side)
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    if len(classes) <= NAMED_CLASSES:
+        axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(classes)), classes, fontsize=8)
+    if len(classes) <= COUNTED_CLASSES:
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center",
+                      fontsize=7, color=colour)  # fmt: skip
+    axes.set_title(f"{counts.trace()} of {counts.sum()} right", fontsize=10)
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def draw_mistakes(
+    path: Path,
+    images: LabelledImages,
+    probabilities: NDArray[np.float32],
+    places: NDArray[np.int64],
+    side: int,
+) -> None:
+    """A PNG of the images at `places`, each with its class, the predicted one and its share."""
+    rows = max(1, -(-len(places) // COLUMNS))
+    figure = _figure(2.2 * COLUMNS, 2.6 * rows)
+    cells = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for cell in cells:
+        cell.set_axis_off()
+    if not len(places):
+        cells[0].text(0, 0.5, "no mistakes", fontsize=10)
+    for cell, place in zip(cells, places, strict=False):
+        best = int(probabilities[place].argmax())
+        cell.imshow(decode(images.files[place], side))
+        cell.set_title(
+            f"{images.classes[images.labels[place]]}\npredicted {images.classes[best]}"
+            f" {probabilities[place, best]:.0%}\n{Path(images.files[place]).name}",
+            fontsize=7,
+        )
+    figure.tight_layout()
+    _save(figure, path)

@@ -1,0 +1,178 @@
+"""`tpukit test` for image classifiers: accuracy, confusion matrix, the worst mistakes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from tpukit.errors import DataError
+from tpukit.hardware.backend import Backend
+from tpukit.io.files import write_file
+from tpukit.io.process import WorkerInit
+from tpukit.tasks.images.data.listing import (
+    LabelledImages,
+    find_training_images,
+    read_class_folders,
+    read_table,
+)
+from tpukit.tasks.images.evaluation.class_pictures import draw_confusion, draw_mistakes
+from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.task import ImagesTask, Log
+from tpukit.train.inference import infer
+from tpukit.train.loader import LoaderSettings
+from tpukit.train.requests import EvaluationRequest
+
+Probabilities = NDArray[np.float32]
+SHOWN_MISTAKES = 12
+Z = 1.959964
+"""Of a 95 % interval of the normal distribution."""
+
+
+def evaluate_classes(
+    task: ImagesTask, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+) -> dict[str, Any]:
+    """The JSON fields of `tpukit test`. Every rank must call it; rank 0 writes."""
+    images = _test_images(task, request)
+    if request.limit is not None:
+        images = images.part(range(min(request.limit, len(images))))
+    probabilities = class_probabilities(task, model, backend, images, request.batch_size)
+    if not backend.is_main:
+        return {}
+    assert request.run is not None
+    out = request.out or request.run.path / f"test-{Path(request.data or 'valid').name}"
+    out.mkdir(parents=True, exist_ok=True)
+    return _report(task, images, probabilities, out, request.data or "valid", log)
+
+
+def class_probabilities(
+    task: ImagesTask,
+    model: nn.Module,
+    backend: Backend,
+    images: LabelledImages,
+    batch_size: int | None = None,
+) -> Probabilities:
+    """(images, classes); the ranks and their DataLoader workers share the work."""
+    rows = (batch_size or task.defaults.rows_per_device * backend.devices) // backend.devices or 1
+    loading = LoaderSettings(backend.loader_workers(None), 0, WorkerInit())
+    forward = lambda batch: task.probabilities(model, batch)  # noqa: E731
+    return infer(task, task.samples(images), forward, backend, rows, loading)
+
+
+def _test_images(task: ImagesTask, request: EvaluationRequest) -> LabelledImages:
+    """The run's validation images, or a folder or table with labels."""
+    settings = {**vars(task.config)}
+    if request.data_path is not None:
+        settings["data_path"] = str(request.data_path)
+    config, classes = ImagesConfig(**settings), task.class_names
+    if request.data in (None, "valid"):
+        _, valid = find_training_images(config, classes)
+        if not len(valid):
+            raise DataError(
+                "the data has no validation images.", "Name labelled images: --data FOLDER"
+            )
+        return valid
+    if request.data == "train":
+        return find_training_images(config, classes)[0]
+    for path in (Path(request.data or ""), Path(config.data_path) / (request.data or "")):
+        if path.is_dir():
+            return read_class_folders(path, classes)
+        if path.is_file():
+            return read_table(path, config, classes)
+    raise DataError(
+        f"--data {request.data}: there is no such folder or table.",
+        "Give valid, train, a folder of class folders, or a CSV of ids and labels.",
+    )
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+def accuracies(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, float]:
+    """Top-1, top-5 (of more than five classes), the mean of the classes' own, and the loss."""
+    own = probabilities[np.arange(len(labels)), labels]
+    better = (probabilities > own[:, None]).sum(1)
+    right = better < 1
+    present = np.unique(labels)
+    found = {
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": float(np.mean([right[labels == label].mean() for label in present])),
+        "loss": float(-np.log(np.maximum(own, 1e-12)).mean()),
+    }
+    if probabilities.shape[1] > 5:
+        found["top5_accuracy"] = float((better < 5).mean())
+    return found
+
+
+def proportion_interval(share: float, count: int) -> list[float]:
+    """95 % confidence interval of a proportion (Wilson, 1927)."""
+    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z * np.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    return [float(centre - half), float(centre + half)]
+
+
+def confusion_matrix(
+    predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int
+) -> NDArray[np.int64]:
+    """(classes, classes): images of a row's class that were given a column's."""
+    counts = np.bincount(labels * classes + predicted, minlength=classes * classes)
+    return counts.reshape(classes, classes)
+
+
+def _report(
+    task: ImagesTask,
+    images: LabelledImages,
+    probabilities: Probabilities,
+    out: Path,
+    data: str,
+    log: Log,
+) -> dict[str, Any]:
+    labels = np.array(images.labels, dtype=np.int64)
+    predicted = probabilities.argmax(1)
+    metrics = accuracies(probabilities, labels)
+    counted = [name for name in ("accuracy", "top5_accuracy") if name in metrics]
+    intervals = {name: proportion_interval(metrics[name], len(labels)) for name in counted}
+    confusion, mistakes = out / "confusion.png", out / "mistakes.png"
+    draw_confusion(confusion, confusion_matrix(predicted, labels, len(images.classes)),
+                   images.classes)  # fmt: skip
+    worst = worst_mistakes(probabilities, labels)[:SHOWN_MISTAKES]
+    draw_mistakes(mistakes, images, probabilities, worst, task.input.side)
+    _write_predictions(out / "predictions.csv", images, probabilities)
+    low, high = intervals["accuracy"]
+    log(
+        f"{len(images)} images of {len(images.classes)} classes: accuracy"
+        f" {metrics['accuracy']:.1%} [{low:.1%}, {high:.1%}]"
+        + (f", top-5 {metrics['top5_accuracy']:.1%}" if "top5_accuracy" in metrics else "")
+        + f", mean over classes {metrics['balanced_accuracy']:.1%}"
+    )
+    log(f"Pictures: {confusion}, {mistakes}; predictions: {out / 'predictions.csv'}")
+    return {
+        "task": task.name,
+        "data": data,
+        "samples": len(images),
+        "metrics": metrics,
+        "intervals": intervals,
+        "predictions": str(out / "predictions.csv"),
+        "pictures": [str(confusion), str(mistakes)],
+    }
+
+
+def worst_mistakes(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions of wrong predictions, the most certain first."""
+    predicted = probabilities.argmax(1)
+    wrong = np.flatnonzero(predicted != labels)
+    certainty = probabilities[wrong, predicted[wrong]]
+    return wrong[np.argsort(-certainty, kind="stable")]
+
+
+def _write_predictions(path: Path, images: LabelledImages, probabilities: Probabilities) -> None:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["file", "label", "predicted", "probability"])
+    for file, label, row in zip(images.files, images.labels, probabilities, strict=True):
+        best = int(row.argmax())
+        writer.writerow([file, images.classes[label], images.classes[best], f"{row[best]:.6g}"])
+    write_file(path, stream.getvalue().encode())

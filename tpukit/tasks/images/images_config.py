@@ -1,0 +1,84 @@
+"""Settings of the image classification task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tpukit.errors import ConfigError
+from tpukit.io.ranges import Range, range_problems
+
+RANGES = {
+    "image_size": Range(16, 4096),
+    "valid_fraction": Range(0, 0.9, whole=False),
+    "hflip": Range(0, 1, whole=False),
+    "vflip": Range(0, 1, whole=False),
+    "color_jitter": Range(0, 1, whole=False),
+    "smallest_crop": Range(0.001, 1, whole=False),
+    "mixup": Range(0, 10, whole=False),
+    "cutmix": Range(0, 10, whole=False),
+    "smoothing": Range(0, 0.999, whole=False),
+    "drop_path": Range(0, 0.999, whole=False),
+    "layer_decay": Range(0.01, 1, whole=False),
+    "classes": Range(1, 10**6),
+}
+
+
+@dataclass(frozen=True)
+class ImagesConfig:
+    """The task's settings (`--set NAME=VALUE`)."""
+
+    data_path: str = "./data"
+    """Folder of the images; see `listing.py` for the layouts."""
+    table: str | None = None
+    """CSV of ids and labels, in the data path (default: train.csv, where there is one)."""
+    folder: str | None = None
+    """Folder of the table's images, in the data path (default: train_images, images or train)."""
+    id_column: str | None = None
+    """Column of the image's name or path (default: the first)."""
+    label_column: str | None = None
+    """Column of the class (default: the second)."""
+    valid_fraction: float = 0.1
+    """Part of each class that is validated on, where the data has no validation part."""
+    model: str = "convnext_tiny"
+    """Any timm model."""
+    pretrained: str = "none"
+    """Initial weights: none, timm (downloaded from timm's hub), or a .safetensors or .pth file."""
+    image_size: int | None = None
+    """Height and width of the model's input (default: the model's own)."""
+    drop_path: float = 0.0
+    """Rate of stochastic depth, for models that have it."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each layer to the one before; 1 is off."""
+    auto_augment: str | None = None
+    """timm's policy, such as rand-m9-mstd0.5-inc1 (default: none)."""
+    smallest_crop: float = 0.08
+    """Smallest part of the image's area that a random crop keeps; 1 crops nothing."""
+    hflip: float = 0.5
+    """Probability of a horizontal flip."""
+    vflip: float = 0.0
+    """Probability of a vertical flip."""
+    color_jitter: float = 0.4
+    """Strength of random brightness, contrast and saturation; not used with auto_augment."""
+    mixup: float = 0.0
+    """Alpha of mixup (Zhang et al., 2018); 0 is off."""
+    cutmix: float = 0.0
+    """Alpha of cutmix (Yun et al., 2019); 0 is off. With both, each pair draws one of them."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+    damaged: Literal["stop", "skip"] = "stop"
+    """Image files that cannot be read end the run, or are replaced by the next image."""
+    tta: Literal["none", "flip"] = "none"
+    """Test-time augmentation of `test` and `predict`: flip averages with the mirrored image."""
+    probabilities: bool = False
+    """Whether `predict` writes a column of probabilities for each class."""
+    classes: int = 1000
+    """Number of classes where no data is opened, as in `probe-batch`."""
+
+    def __post_init__(self) -> None:
+        problems = range_problems(vars(self), RANGES)
+        for name, allowed in {"damaged": ("stop", "skip"), "tta": ("none", "flip")}.items():
+            if getattr(self, name) not in allowed:
+                problems.append(f"{name} {getattr(self, name)!r} is not {' or '.join(allowed)}.")
+        if problems:
+            raise ConfigError(" ".join(problems))

@@ -1,0 +1,208 @@
+"""The image classification task: any timm model on folders or tables of images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tpukit.errors import CheckpointError
+from tpukit.hardware.backend import Backend, Batch, ModelOps, ParameterGroup
+from tpukit.tasks.images.classifier import (
+    InputFormat,
+    build_classifier,
+    input_format,
+    layer_groups,
+    load_pretrained,
+    require_model,
+)
+from tpukit.tasks.images.data.augmentation import (
+    Transform,
+    draw_mix,
+    evaluation_transform,
+    global_generators,
+    mix,
+    not_mixed,
+    partners,
+    share_draws,
+    training_transform,
+)
+from tpukit.tasks.images.data.image_files import ImageFiles
+from tpukit.tasks.images.data.listing import LabelledImages, find_training_images
+from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.train.requests import EvaluationRequest, PredictionRequest
+from tpukit.train.task import (
+    Datasets,
+    MicroBatch,
+    Preset,
+    Sample,
+    Task,
+    TrainingDefaults,
+    stack_samples,
+)
+
+Log = Callable[[str], None]
+CLASSES_FILE = "classes.json"
+ELSEWHERE = ("data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities",
+             "damaged", "classes", "pretrained")  # fmt: skip
+"""Settings that do not decide the arithmetic of a run that goes on."""
+
+
+class ImagesTask(Task):
+    """Learns the class of an image.
+
+    A sample is a decoded image and its label; `draw` crops and augments it. A batch has `image`
+    (rows, 3, side, side) uint8, `label` (rows,), and mixup's `share` (rows,) and `box` (rows, 4).
+    """
+
+    name = "images"
+    config_class = ImagesConfig
+    defaults = TrainingDefaults(
+        global_batch_size=128,
+        rows_per_device=64,
+        epochs=10,
+        lr=1e-3,
+        schedule="cosine",
+        warmup_steps=100,
+        final_lr_fraction=0.01,
+        weight_decay=0.05,
+    )
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "quick": Preset(
+            train={"global_batch_size": 64, "epochs": None, "max_steps": 150, "warmup_steps": 15,
+                   "lr": 2e-3},
+            task={"model": "resnet10t", "image_size": 64, "smallest_crop": 0.5},
+        ),
+    }  # fmt: skip
+
+    def __init__(self, *, class_names: Sequence[str] | None = None, **settings: Any) -> None:
+        """Settings are the fields of `ImagesConfig`; `class_names` a run's, None: the data's."""
+        self.config = ImagesConfig(**settings)
+        require_model(self.config.model)
+        self.class_names = None if class_names is None else tuple(class_names)
+
+    @cached_property
+    def input(self) -> InputFormat:
+        """The format of the model's images."""
+        return input_format(self.config)
+
+    @cached_property
+    def transforms(self) -> dict[bool, Transform]:
+        """PIL image -> pixels, by whether it is augmented."""
+        side, interpolation = self.input.side, self.input.interpolation
+        return {
+            True: training_transform(self.config, side, interpolation),
+            False: evaluation_transform(side, interpolation, self.input.crop_pct),
+        }
+
+    # -- data ------------------------------------------------------------------------------------
+    def datasets(self) -> Datasets:
+        """The images of the data path, and their classes."""
+        train, valid = find_training_images(self.config, self.class_names)
+        self.class_names = train.classes
+        return Datasets(
+            self.samples(train, augment=True),
+            self.samples(valid) if len(valid) else None,
+            artifacts={CLASSES_FILE: json.dumps(list(train.classes)).encode()},
+            identity={"data": f"{train.digest()}{valid.digest()}"},
+        )
+
+    def samples(self, images: LabelledImages, *, augment: bool = False) -> ImageFiles:
+        """A data set of these images."""
+        skip = self.config.damaged == "skip"
+        return ImageFiles(images, self.input.side, augment=augment, skip_damaged=skip)
+
+    def identity(self) -> dict[str, Any]:
+        return {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        if CLASSES_FILE not in artifacts:
+            raise CheckpointError(
+                f"The checkpoint holds no {CLASSES_FILE}.", "Is it a run of the images task?"
+            )
+        return type(self)(class_names=json.loads(artifacts[CLASSES_FILE]), **asdict(self.config))
+
+    def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """The pixels of a decoded image, with the draws of mixup and cutmix."""
+        with global_generators(int(rng.integers(2**32))):
+            pixels = self.transforms[sample["augment"]](sample["image"])
+        mixed = draw_mix(rng, self.config, self.input.side) if sample["augment"] else not_mixed()
+        return {"image": pixels, "label": sample["label"], **mixed}
+
+    def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+        return share_draws(stack_samples(samples, micro.rows), len(samples))
+
+    def example_batches(self, rows: int) -> list[Batch]:
+        side = self.input.side
+        sample = {"image": torch.zeros(3, side, side, dtype=torch.uint8), "label": 0, **not_mixed()}
+        return [stack_samples([sample] * rows, rows)]
+
+    # -- model -----------------------------------------------------------------------------------
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        classes = self.config.classes if self.class_names is None else len(self.class_names)
+        return build_classifier(self.config, classes)
+
+    def initialize(self, model: nn.Module, data: Datasets) -> None:
+        if self.config.pretrained != "none":
+            load_pretrained(model, self.config)
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+        return list(layer_groups(model, weight_decay, self.config.layer_decay))
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each row's cross-entropy; while training with label smoothing and mixed pairs."""
+        image, label = self.input.normalised(batch["image"]), batch["label"]
+        mixes = model.training and (self.config.mixup > 0 or self.config.cutmix > 0)
+        smoothing = self.config.smoothing if model.training else 0.0
+        if mixes:
+            image = mix(image, batch["share"], batch["box"])
+        scores = model(image).float()
+        loss = F.cross_entropy(scores, label, reduction="none", label_smoothing=smoothing)
+        if mixes:
+            other = F.cross_entropy(
+                scores, partners(label), reduction="none", label_smoothing=smoothing
+            )
+            loss = batch["share"] * loss + (1 - batch["share"]) * other
+        own = scores.gather(1, label[:, None])
+        better = (scores > own).sum(1)
+        right = {"accuracy": (better < 1).float()}
+        if scores.shape[1] > 5:
+            right["top5_accuracy"] = (better < 5).float()
+        return {"loss": loss, **right}
+
+    def probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(rows, classes) of each row's image; with test-time augmentation their mean."""
+        image = self.input.normalised(batch["image"])
+        scores: Tensor = model(image).float().softmax(1)
+        if self.config.tta == "flip":
+            scores = (scores + model(image.flip(3)).float().softmax(1)) / 2
+        return scores
+
+    # -- a trained run -----------------------------------------------------------------------------
+    def evaluate(
+        self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+    ) -> dict[str, Any]:
+        """Accuracies with intervals, a confusion matrix and the worst mistakes as pictures."""
+        from tpukit.tasks.images.evaluation.evaluate import evaluate_classes
+
+        return evaluate_classes(self, model, backend, request, log)
+
+    def check_prediction(self, request: PredictionRequest) -> None:
+        from tpukit.tasks.images.evaluation.prediction import find_images
+
+        find_images(self, request)
+
+    def predict(
+        self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+    ) -> dict[str, Any]:
+        """Writes the classes of images to a CSV file."""
+        from tpukit.tasks.images.evaluation.prediction import predict_classes
+
+        return predict_classes(self, model, backend, request, log)
