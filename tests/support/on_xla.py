@@ -127,6 +127,77 @@ def extremes():
     return counts
 
 
+def optimizers(*names):
+    """For each: the largest relative difference from the CPU's weights, compilations a step."""
+    backend = opened()
+    return {name: compared(backend, MAKERS[name]) for name in names}
+
+
+def lion(parameters, lr):
+    from timm.optim.lion import Lion
+
+    return Lion(parameters, lr, weight_decay=0.01)
+
+
+class Reading(torch.optim.SGD):
+    """Reads a value of the device in its step."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None and float(parameter.grad.norm()) < 0:
+                raise ArithmeticError
+        return super().step()
+
+
+MAKERS = {
+    "AdamW": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.01),
+    "Adam": lambda p, lr: torch.optim.Adam(p, lr, amsgrad=True),
+    "NAdam": torch.optim.NAdam,
+    "Adamax": torch.optim.Adamax,
+    "SGD": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9, nesterov=True),
+    "RMSprop": lambda p, lr: torch.optim.RMSprop(p, lr, momentum=0.9, centered=True),
+    "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta,
+    "Adafactor": lambda p, lr: torch.optim.Adafactor(p, lr, weight_decay=0.01),
+    "Lion": lion,
+    "reading": Reading,
+}
+
+
+def compared(backend, make):
+    from tpukit.errors import UsageError
+    from tpukit.hardware.fake import FakeBackend
+
+    expected, _ = optimized(FakeBackend(), make)
+    try:
+        found, counts = optimized(backend, make)
+    except UsageError as error:
+        return {"refused": error.message}
+    difference = max(float((found[n] - expected[n]).norm() / expected[n].norm()) for n in expected)
+    return {"difference": difference, "compiled": [c - counts[0] for c in counts]}
+
+
+def optimized(backend, make):
+    """Weights after eight steps of changing rates, and compilations up to each."""
+    from hardware_run import Net
+
+    from tpukit.hardware.backend import OptimizerSettings
+
+    torch.manual_seed(0)
+    model, counts = backend.prepare(Net()), []
+    trained = list(backend.parameters(model).values())
+    optimizer = backend.optimizer([], OptimizerSettings(lr=1e-3), make(trained, 1e-3))
+    for step, lr in enumerate((5e-4, 1e-3, 1.0e-3, 7e-4, 5e-4, 3e-4, 2e-4, 1e-4)):
+        rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+        [batch] = backend.batches([{"x": rows, "y": rows.sin()}])
+        with backend.micro_batch(model, first=True, last=True):
+            backend.backward((model(batch["x"]) - batch["y"]).square().sum())
+        weight = torch.ones_like(batch["x"][:, 0]).sum()
+        backend.step(optimizer, lr=lr, weight=weight, clip_norm=0.5, after=lambda norm: None)
+        counts.append(backend.compilations())
+    return backend.to_host(backend.parameters(model)), counts
+
+
 def repeated_passes():
     """Compilations over five passes with the same weights, an autocast around all and each."""
     backend = open_backend(HardwareOptions(hw="tpu", precision="bf16", devices=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext as ok
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_task import Tiny
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.optimizers import require_whole_matrices
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
@@ -178,6 +180,13 @@ def test_what_cannot_be_stepped_or_kept_is_refused_with_the_reason(train, name):
     with pytest.raises(UsageError, match=reason) as caught:
         train(optimizing(make))
     assert caught.value.hint
+
+
+def test_shards_of_matrices_are_not_enough_for_adafactor():
+    for name in ("Adafactor", "SGD"):
+        optimizer = MAKERS[name]([torch.nn.Parameter(torch.ones(2, 2))])
+        with pytest.raises(UsageError, match="whole matrices") if name == "Adafactor" else ok():
+            require_whole_matrices(optimizer)
 
 
 def test_another_optimizer_does_not_go_on_with_a_run(train):

@@ -63,3 +63,21 @@ def test_no_rate_compiles_anew():
 def test_an_outer_autocast_compiles_one_graph():
     """The casts that it keeps would make the first pass another graph than the rest."""
     assert on_xla("repeated_passes", devices="1") == [1] * 5
+
+
+PROVEN = ["SGD", "Adafactor", "Lion"]
+MORE = ["AdamW", "Adam", "NAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"]
+
+
+@pytest.mark.parametrize("names", [PROVEN, pytest.param(MORE, marks=pytest.mark.slow)])
+def test_optimizers_equal_the_cpus_in_one_graph(names):
+    answers = on_xla("optimizers", *names, devices="4")
+    assert {name: answer["compiled"] for name, answer in answers.items()} == {
+        name: [0] * 8 for name in names
+    }
+    assert max(answer["difference"] for answer in answers.values()) < 1e-4, answers
+
+
+def test_an_optimizer_that_reads_values_is_refused_by_name():
+    told = on_xla("optimizers", "reading", devices="1")["reading"]["refused"]
+    assert "the optimizer Reading reads values" in told

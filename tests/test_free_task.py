@@ -1,0 +1,101 @@
+"""What a task may choose gives the same run on any hardware, stopped and resumed too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import (
+    SUPPORT,
+    VIRTUAL_TPU,
+    latest,
+    parameters,
+    relative_difference,
+    result,
+    same_bytes,
+    tpukit,
+)
+
+FREE = f"{SUPPORT / 'free_task.py'}:Free"
+BASE = [
+    "train", "--task", FREE, "--log-every", "4", "--ckpt-every", "4", "--precision", "fp32",
+    "--set", "best_metric=max:valid_far_auc", "--set", "clip_norm=0", "--json",
+]  # fmt: skip
+FOUR = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "4"}
+WAYS = {
+    "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
+    "xla-4": (["--hw", "tpu"], FOUR),
+    "xla-4-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], FOUR),
+    "fsdp-2": (["--hw", "cpu", "--devices", "2", "--shard"], {}),
+    "accumulate-4": (["--hw", "cpu", "--accumulate", "4"], {}),
+}
+DEFAULT = ("two-ranks", "xla-4")
+EXACT = ("valid_near_rows", "valid_far_rows", "valid_near_ordered", "valid_far_ordered")
+
+
+def marks(way):
+    found = [pytest.mark.xla] if "xla" in way else []
+    return [*found, *([] if way in DEFAULT else [pytest.mark.slow])]
+
+
+def train(run: Path, arguments, env, steps=8, optimizer="Adam"):
+    options = ["--max-steps", str(steps), "--set", f"optimizer_class={optimizer}"]
+    return result(tpukit(*BASE, *options, "--results-dir", run, *arguments, env=env))
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One process on a CPU."""
+    folder = tmp_path_factory.mktemp("whole")
+    summary = train(folder / "run", ["--hw", "cpu"], {"FREE_TASK_LOG": str(folder / "seen")})
+    return folder, summary
+
+
+def test_the_hook_sees_each_line_of_the_log(whole):
+    folder, _ = whole
+    seen = [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
+    assert seen == [{"kind": r["kind"], "step": r["step"]} for r in rows(folder / "run")]
+    assert len(seen) == 4
+
+
+def test_the_best_metric_decides(whole):
+    folder, summary = whole
+    found = [r["valid_far_auc"] for r in rows(folder / "run") if r["kind"] == "valid"]
+    assert summary["best"]["far_auc"] == max(found)
+    best = (folder / "run" / "checkpoints" / "best").read_text().strip()
+    assert best == f"step-{4 * (1 + found.index(max(found))):08d}"
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=marks(way)) for way in WAYS])
+def test_any_hardware_ends_alike(tmp_path, whole, way):
+    arguments, env = WAYS[way]
+    summary = train(tmp_path / "run", arguments, env)
+    reference = whole[0] / "run"
+    assert relative_difference(parameters(tmp_path / "run"), parameters(reference)) < 1e-4
+    for found, expected in zip(rows(tmp_path / "run"), rows(reference), strict=True):
+        for name, value in expected.items():
+            if name.startswith("valid") or name in ("loss", "lr"):
+                assert found[name] == pytest.approx(value, rel=1e-3), name
+            if name in EXACT:
+                assert found[name] == value
+    if "xla" in way:
+        assert summary["graphs"]["train"] == (2 if "accumulate" in way else 1)
+        assert summary["graphs"]["accumulate"] == 1
+        assert summary["compilations_after_warmup"] == 0
+    resumed_ends_in_the_same_bytes(tmp_path / "run", arguments, env)
+
+
+def resumed_ends_in_the_same_bytes(run, arguments, env):
+    """From the checkpoint of step 4, in the middle of a pass over the stream."""
+    shutil.copytree(run, run.with_name("whole"))
+    shutil.rmtree(latest(run))
+    (run / "checkpoints" / "latest").write_text("step-00000004\n")
+    summary = train(run, arguments, env)
+    assert summary["resumed_from"] == 4
+    assert same_bytes(run, run.with_name("whole"))

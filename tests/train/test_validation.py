@@ -1,0 +1,203 @@
+"""Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_task import Rows, Tiny
+
+from tpukit.errors import ConfigError, UsageError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.train.config import TrainConfig, build
+from tpukit.train.monitor.best import BestMetric, parse_best_metric
+from tpukit.train.monitor.validation import in_data_order
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.storage.run_folder import RunFolder, open_run
+from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, SampleKey
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Runs a task in one run folder; the result, the metrics, the log."""
+
+    def run(task, **config):
+        lines: list[str] = []
+        settings = {"max_steps": 6, "global_batch_size": 16, "log_every": 2, "ckpt_every": 2,
+                    "num_workers": 0, **config}  # fmt: skip
+        request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / "run"))
+        result = train_run(request, FakeBackend(), lines.append)
+        return result, read_metrics(request.folder), lines
+
+    return run
+
+
+class Ranked(Tiny):
+    """Row i of a validation set scores i, and the last `positive` of its rows are positive."""
+
+    name = "ranked"
+
+    def datasets(self):
+        return Datasets(Rows(64), {"even": Numbered(20, 10), "rare": Numbered(7, 2)})
+
+    def accumulate(self, model, batch):
+        return {"score": batch["number"], "label": batch["label"]}
+
+    def compute(self, rows):
+        assert np.array_equal(rows["score"], np.sort(rows["score"])), "in the order of the data"
+        positive = rows["score"][rows["label"] == 1]
+        negative = rows["score"][rows["label"] == 0]
+        auc = (positive[:, None] > negative[None]).mean()
+        return {"auc": auc, "positive": np.int64(len(positive)), "mean": rows["score"].mean()}
+
+
+class Numbered(Rows):
+    """Rows with their number and a label."""
+
+    def __init__(self, count: int, positive: int) -> None:
+        super().__init__(count)
+        self.positive = positive
+
+    def __getitem__(self, index):
+        label = int(index >= self.count - self.positive)
+        return {**super().__getitem__(index), "number": float(index), "label": label}
+
+
+def test_metrics_are_computed_over_all_rows_of_each_set(train):
+    _, metrics, _ = train(Ranked(), max_steps=2)
+    [found] = [row for row in metrics if row["kind"] == "valid"]
+    assert found["valid_even_auc"] == 1.0 and found["valid_rare_auc"] == 1.0
+    assert (found["valid_even_positive"], found["valid_rare_positive"]) == (10, 2)
+    assert (found["valid_even_mean"], found["valid_rare_mean"]) == (9.5, 3.0)
+    assert {"valid_even_loss", "valid_rare_worst"} <= found.keys()
+
+
+def test_rows_of_ranks_come_in_the_order_of_the_data():
+    """Two ranks, two batches of four rows out of order, the last row of the second filled."""
+    keys = [SampleKey(VALIDATION_EPOCH, sample) for sample in (6, 1, 3, 2, 0, 5, 4)]
+    micro_batches = [MicroBatch(tuple(keys[:4]), 4), MicroBatch(tuple(keys[4:]), 4)]
+
+    def part(*samples):
+        real = np.array([sample >= 0 for sample in samples], np.float32)
+        return {"sample": np.array(samples), "mask": real}
+
+    parts = [[part(6, 1), part(0, 5)], [part(3, 2), part(4, -1)]]
+    assert in_data_order(parts, micro_batches)["sample"].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    parts[0][0]["mask"][1] = 0.0  # a row that the task itself masks
+    assert in_data_order(parts, micro_batches)["sample"].tolist() == [0, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda batch: {"score": batch["number"].sum()}, r"'score' as a tensor of shape \(\)"),
+        (lambda batch: {"score": 1.0}, "'score' as a float"),
+    ],
+)
+def test_what_is_not_one_value_a_row_is_named(train, returned, told):
+    class Wrong(Ranked):
+        def accumulate(self, model, batch):
+            return returned(batch)
+
+    with pytest.raises(UsageError, match=told) as caught:
+        train(Wrong(), max_steps=2)
+    assert "Wrong.accumulate" in caught.value.message
+
+
+def test_what_is_not_a_number_is_named(train):
+    class Wrong(Ranked):
+        def compute(self, rows):
+            return {"auc": "high"}
+
+    with pytest.raises(UsageError, match=r"Wrong\.compute.*numbers by name"):
+        train(Wrong(), max_steps=2)
+
+
+# -- the best metric -------------------------------------------------------------------------------
+class Scripted(Tiny):
+    """Its validations score what the list says."""
+
+    name = "scripted"
+
+    def __init__(self, *values: float) -> None:
+        super().__init__()
+        self.values = list(values)
+
+    def score(self, model, backend, data):
+        return {"accuracy": self.values.pop(0)}
+
+
+@pytest.mark.parametrize(("how", "step"), [("max:valid_accuracy", 6), ("min:valid_accuracy", 4)])
+def test_the_best_checkpoint_is_that_of_the_metric(train, tmp_path, how, step):
+    result, *_ = train(Scripted(0.5, 0.3, 0.8), best_metric=how)
+    assert result.best == {"accuracy": {6: 0.8, 4: 0.3}[step], "step": step}
+    assert open_run(tmp_path / "run", print).checkpoint.state.step == step
+
+
+def test_of_several_sets_the_first_decides(train):
+    result, metrics, _ = train(Ranked())
+    losses = [row["valid_even_loss"] for row in metrics if row["kind"] == "valid"]
+    assert result.best["even_loss"] == min(losses)
+
+
+def test_an_unknown_metric_is_named_after_the_checkpoint_is_written(train, tmp_path):
+    with pytest.raises(UsageError, match=r"'valid_acc' is not among .*: valid_loss, .*accuracy"):
+        train(Scripted(0.5), best_metric="max:valid_acc")
+    assert open_run(tmp_path / "run", print).checkpoint.state.step == 2
+    result, *_ = train(Scripted(0.5, 0.6), best_metric="max:valid_accuracy")
+    assert (result.resumed_from, result.best["step"]) == (2, 6)
+
+
+def test_a_metric_has_a_form():
+    assert parse_best_metric("max:valid_auc") == BestMetric("valid_auc", largest=True)
+    assert parse_best_metric("valid_loss") == parse_best_metric("min:valid_loss")
+    with pytest.raises(ConfigError, match="best_metric 'auc' is not"):
+        build(TrainConfig, {"best_metric": "auc"})
+    assert not BestMetric("valid_auc", True).improves({"valid_auc": float("nan")}, {})
+
+
+# -- early stopping --------------------------------------------------------------------------------
+def test_early_stopping_ends_the_run_and_a_resumed_one_says_so(train, tmp_path):
+    early = {"max_steps": 20, "best_metric": "max:valid_accuracy", "early_stopping": 2}
+    result, _, lines = train(Scripted(0.5, 0.7, 0.6, 0.7, 0.9), **early)
+    assert (result.steps, result.finished, result.stopped_early) == (8, True, True)
+    assert any("Stopped early after step 8" in line and "0.7 of step 4" in line for line in lines)
+    again, _, lines = train(Scripted(), **early)
+    assert (again.steps, again.finished, again.stopped_early) == (8, True, True)
+    assert any("stopped early" in line and "early_stopping" in line for line in lines)
+    assert open_run(tmp_path / "run", print).checkpoint.state.step == 4
+    more, *_ = train(Scripted(0.6, 0.9, 0.8), **{**early, "early_stopping": 4, "max_steps": 14})
+    assert (more.resumed_from, more.steps, more.stopped_early) == (8, 14, False)
+    assert more.best == {"accuracy": 0.9, "step": 12}
+
+
+def test_patience_goes_on_over_a_resume(train):
+    early = {"best_metric": "max:valid_accuracy", "early_stopping": 3}
+    train(Scripted(0.5, 0.4), max_steps=4, **early)
+    result, *_ = train(Scripted(0.4, 0.4, 0.4), max_steps=20, **early)
+    assert (result.steps, result.stopped_early) == (8, True)
+
+
+def test_early_stopping_needs_validation_data(train):
+    class Unvalidated(Tiny):
+        def datasets(self):
+            return Datasets(Rows(64), None)
+
+    with pytest.raises(ConfigError, match="no validation data"):
+        train(Unvalidated(), early_stopping=2)
+
+
+# -- the hook --------------------------------------------------------------------------------------
+def test_a_hook_that_fails_is_one_warning(train):
+    class Tracked(Tiny):
+        rows: list[dict] = []  # noqa: RUF012
+
+        def on_log(self, row):
+            self.rows.append(row)
+            raise ConnectionError("the tracker is away")
+
+    result, metrics, lines = train(Tracked())
+    assert result.finished and Tracked.rows == metrics
+    warnings = [line for line in lines if "on_log" in line]
+    assert warnings == ["Warning: Tracked.on_log failed: ConnectionError: the tracker is away"]
