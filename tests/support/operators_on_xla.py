@@ -44,6 +44,12 @@ def batch_norm_of_evaluation(x, weight, bias):
     return F.batch_norm(x, mean, variance, weight, bias, training=False)
 
 
+def batch_norm_statistics(x):
+    mean, variance = torch.zeros(3, device=x.device), torch.ones(3, device=x.device)
+    F.batch_norm(x, mean, variance, training=True, momentum=0.5)
+    return x * variance[:, None, None] + mean[:, None, None]
+
+
 def rotary(x):
     turns = torch.polar(torch.ones(4, device=x.device), torch.arange(4.0, device=x.device))
     pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)))
@@ -106,6 +112,7 @@ CASES = {
         IMAGE,
     ),
     "batch norm of evaluation": (batch_norm_of_evaluation, IMAGE, (3,), (3,)),
+    "batch norm of training": (batch_norm_statistics, IMAGE),
     "causal attention": (
         lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True), *ATTENTION,
     ),

@@ -71,6 +71,11 @@ def register_lowerings() -> tuple[Library, ...]:
                 name, functools.partial(function, original), key, with_keyset=True,
                 allow_override=True,
             )  # fmt: skip
+    library.impl(
+        "native_batch_norm",
+        functools.partial(_batch_norm, get_kernel("aten::native_batch_norm", "XLA")),
+        "XLA", with_keyset=True, allow_override=True,
+    )  # fmt: skip
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", attention_in_one_dtype, "AutocastXLA")
@@ -224,6 +229,19 @@ def _index_put_(
     trailing = target.ndim - mask.ndim - len(leading)
     chosen = mask.reshape(*[1] * len(leading), *mask.shape, *[1] * trailing)
     return target.copy_(torch.where(chosen, values.to(target.dtype), target))
+
+
+def _batch_norm(
+    original: Any, keys: Any, image: Tensor, weight: Tensor | None, bias: Tensor | None,
+    mean: Tensor | None, variance: Tensor | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    """torch_xla's puts the batch's biased variance into the running one, torch the unbiased."""
+    count = image.numel() // image.shape[1]
+    kept = (1 - momentum) * variance if variance is not None else None
+    result = original.call_boxed(keys, image, weight, bias, mean, variance, training, momentum, eps)
+    if training and count > 1 and variance is not None and kept is not None:
+        variance.copy_(kept + (variance - kept) * (count / (count - 1)))
+    return result
 
 
 def _batch_norm_backward(original: Any, keys: Any, *arguments: Any) -> Any:

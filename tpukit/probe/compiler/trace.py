@@ -111,7 +111,8 @@ class TracingBackend(XlaBackend):
         index_of = {handle: index for index, handle in enumerate(handles)}
         resident: Counter[str] = Counter()
         elsewhere = 0
-        for handle in self._before:
+        # A buffer that the model made itself in a step before was sent by no one.
+        for handle in (h for h in self._before if h in known):
             resident[known[handle].kind] += known[handle].bytes_per_device
             elsewhere += 0 if handle in index_of else known[handle].bytes_per_device
         return Program(

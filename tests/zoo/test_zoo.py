@@ -1,0 +1,54 @@
+"""Models that others ship train on the XLA path as they are.
+
+pytest tests/zoo -m '' -k timm-resnet: one model.
+"""
+
+from __future__ import annotations
+
+import pytest
+from zoo_models import entries, exceptions
+from zoo_stages import CHECKS, outcome
+
+ENTRIES, EXCEPTIONS = entries(), exceptions()
+NAMES = [
+    pytest.param(name, marks=() if entry.quick else pytest.mark.slow)
+    for name, entry in ENTRIES.items()
+]
+
+
+def assert_as_listed(name: str, stage: str) -> None:
+    """What is listed as an exception fails, with the message that is listed; all else passes."""
+    listed = EXCEPTIONS.get(name, {"checks": []})
+    failed = outcome(name, stage).failed_checks()
+    assert failed.keys() == set(listed["checks"]) & set(CHECKS[stage]), failed
+    for message in failed.values():
+        assert listed["message"] in message
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_equals_the_cpu_s_and_later_ones_compile_nothing(name):
+    assert_as_listed(name, "trains")
+
+
+@pytest.mark.slow
+@pytest.mark.plan
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_step_compiles_for_a_tpu(name):
+    assert_as_listed(name, "compiles")
+
+
+def test_every_exception_is_of_a_model_and_says_why():
+    assert EXCEPTIONS.keys() <= ENTRIES.keys()
+    known = {check for checks in CHECKS.values() for check in checks}
+    for listed in EXCEPTIONS.values():
+        assert listed.keys() == {"checks", "message", "reason"}
+        assert listed["checks"] and set(listed["checks"]) <= known
+        assert listed["message"] and listed["reason"]
+
+
+def test_every_family_of_timm_is_in_the_zoo():
+    from timm.models import list_modules
+
+    families = {entry.family for entry in ENTRIES.values() if entry.library == "timm"}
+    assert families == set(list_modules())
