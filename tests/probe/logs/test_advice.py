@@ -112,3 +112,9 @@ def test_an_answer_fits_on_a_screen():
     assert len(shown) <= 45
     assert any("--json has all" in line for line in shown)
     assert len(report("ValueError: odd")) <= 5
+
+
+def test_advice_offers_tpukits_search_to_its_own_tasks_alone():
+    for entry in known_errors():
+        for part in entry.fix.split("`tpukit probe-batch")[:-1]:
+            assert part.endswith("for a tpukit task "), entry.id
