@@ -365,4 +365,14 @@ LOGS = {
     "index-too-high": TB + "IndexError: list index out of range",
     "assertion-failed": TB + "AssertionError: image size must be 224",
     "interrupted": TB + "KeyboardInterrupt",
+    # -- torch_tpu --------------------------------------------------------------------------------
+    "torch-tpu-oom": TB
+    + "RuntimeError: e0200: failed to run executable -- the XLA compiler failed with: out of memory allocating 17179869184 bytes",
+    "torch-tpu-operator-missing": TB
+    + "RuntimeError: operator 'aten::linalg_eig' is not implemented for TPU",
+    "torch-tpu-input-mismatch": TB + "RuntimeError: e0102: RuntimeProgramInputMismatch",
+    "torch-tpu-internal-function": TB
+    + "RuntimeError: torch.tpu.synchronize is internal to TorchTPU and can only be called by the torch package",
+    "torch-tpu-world-size": TB + "RuntimeError: invalid world_size configuration: 2",
+    "torch-tpu-failed-argument": TB + "RuntimeError: a required argument is in a failed state",
 }

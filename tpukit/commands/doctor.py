@@ -26,6 +26,12 @@ class HardwareChoice(StrEnum):
     cpu = "cpu"
 
 
+class SuccessorChoice(StrEnum):
+    """What follows torch_xla."""
+
+    torch_tpu = "torch_tpu"
+
+
 @app.command()
 def doctor(
     paths: Annotated[
@@ -50,6 +56,10 @@ def doctor(
     diff: Annotated[
         bool, typer.Option("--diff", help="Show the changes of --fix without applying them.")
     ] = False,
+    to: Annotated[
+        SuccessorChoice | None,
+        typer.Option("--to", help="Find what torch_xla code needs to move there instead."),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Skip the checks that import torch.")
     ] = False,
@@ -74,7 +84,7 @@ def doctor(
 
     Without arguments, check whether this machine is ready to train.
     """
-    _refuse_mixtures(paths or [], explain, fix or diff, report)
+    _refuse_mixtures(paths or [], explain, fix or diff or to is not None, report)
     output = Output(as_json=json)
     if explain is not None:
         from tpukit.commands.reports.explanation import explain_file
@@ -85,7 +95,15 @@ def doctor(
         from tpukit.commands.reports.code import scan_code
 
         write = fix and not diff
-        code = scan_code(paths, output, fix=write, show=fix or diff, strict=strict, verbose=verbose)
+        code = scan_code(
+            paths,
+            output,
+            fix=write,
+            show=fix or diff,
+            strict=strict,
+            verbose=verbose,
+            moves=to is not None,
+        )
     else:
         from tpukit.commands.reports.machine import check_machine
         from tpukit.probe.machine.checks.verdict import Asked
@@ -104,7 +122,8 @@ def _refuse_mixtures(paths: list[str], explain: str | None, rewrites: bool, repo
         )
     if rewrites and not paths:
         raise ConfigError(
-            "doctor: --fix and --diff need paths.", "Name files: tpukit doctor train.py --diff"
+            "doctor: --fix, --diff and --to need paths.",
+            "Name files: tpukit doctor train.py --diff",
         )
     if report and (paths or explain is not None):
         raise ConfigError(

@@ -25,7 +25,8 @@ OUT_OF_MEMORY_TEXTS = (
     r"exceeds available HBM",
     r"Used \S+ of \S+ \w+\. Exceeded \w+ capacity",
     r"Attempting to (?:reserve|allocate) \S+.*That was not possible",
-    r"Out of memory allocating \d+ bytes",
+    r"[Oo]ut of memory allocating \d+ bytes",
+    r"TPU ran out of memory while awaiting",
     r"Error allocating device buffer",
     # CUDA
     r"CUDA out of memory",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,9 @@ CallStatus = Literal["removed", "deprecated", "habit"]
 CallKind = Literal["name", "call", "module", "attribute", "environment", "shell", "form"]
 _EFFECTS = {"removed": "raises", "deprecated": "warns"}
 _TABLE = Path(__file__).parent / "tables" / "calls.toml"
+_MOVES = _TABLE.with_name("moves_torch_tpu.toml")
+LEFT = "torch_xla"
+"""The package that code moves away from."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class OldCall:
     """The argument at `position` counts where it is a text only."""
     pattern: str = ""
     """What a shell line shows, as a regular expression."""
+    remark: str = ""
+    """What a rewrite leaves to do."""
     signs: tuple[str, ...] = ()
     """Regular expressions for the forms in which a file shows the last name of `names`."""
     fix: Fix | None = None
@@ -90,6 +95,14 @@ def old_calls() -> tuple[OldCall, ...]:
     return tuple(_row(row) for row in rows)
 
 
+@cache
+def moves_to_torch_tpu() -> tuple[OldCall, ...]:
+    """What torch_tpu has instead of torch_xla's names."""
+    rows = tomllib.loads(_MOVES.read_text(encoding="utf-8"))["call"]
+    usual = {"status": "removed", "effect": "not in torch_tpu", "since": "torch_tpu 0.2"}
+    return tuple(_row(usual | row) for row in rows)
+
+
 @dataclass(frozen=True)
 class Successor:
     """What replaces torch_xla."""
@@ -108,11 +121,28 @@ def successor() -> Successor:
 @cache
 def call_table() -> CallTable:
     """The rows, indexed."""
+    return _indexed(old_calls())
+
+
+@cache
+def move_table() -> CallTable:
+    """The rows for code that moves from torch_xla to torch_tpu, indexed."""
+    about_others = (row for row in old_calls() if not _is_left(row))
+    return _indexed((*about_others, *moves_to_torch_tpu()))
+
+
+def _is_left(row: OldCall) -> bool:
+    """Whether a row is about the package that code moves away from, or its variables."""
+    roots = {name.partition(".")[0] for name in row.names}
+    return LEFT in roots or row.kind in ("environment", "shell")
+
+
+def _indexed(rows: Sequence[OldCall]) -> CallTable:
     by_name: dict[str, tuple[OldCall, ...]] = {}
     modules: dict[str, OldCall] = {}
     environment: dict[str, OldCall] = {}
-    shell = tuple((re.compile(row.pattern), row) for row in old_calls() if row.kind == "shell")
-    for row in old_calls():
+    shell = tuple((re.compile(row.pattern), row) for row in rows if row.kind == "shell")
+    for row in rows:
         for name in row.names:
             if row.kind == "environment":
                 environment[name] = row
@@ -121,7 +151,7 @@ def call_table() -> CallTable:
             elif row.kind not in ("shell", "form"):
                 by_name[name] = (*by_name.get(name, ()), row)
     lasts = frozenset(name.rpartition(".")[2] for name in (*by_name, *modules))
-    by_form = {row.id: row for row in old_calls() if row.kind == "form"}
+    by_form = {row.id: row for row in rows if row.kind == "form"}
     forms = tuple(re.compile(sign) for row in by_form.values() for sign in row.signs)
     return CallTable(by_name, modules, environment, shell, by_form, forms, lasts)
 

@@ -19,11 +19,18 @@ _LINES_NAMED = 5
 
 
 def scan_code(
-    paths: Sequence[str], output: Output, *, fix: bool, show: bool, strict: bool, verbose: bool
+    paths: Sequence[str],
+    output: Output,
+    *,
+    fix: bool,
+    show: bool,
+    strict: bool,
+    verbose: bool,
+    moves: bool = False,
 ) -> int:
     """Scans, shows or applies the requested changes; returns the exit code."""
-    fixes = _rewrite(paths, output, write=fix) if show else []
-    report = scan_paths(paths)
+    fixes = _rewrite(paths, output, write=fix, moves=moves) if show else []
+    report = scan_paths(paths, moves=moves)
     if not output.as_json:
         for line in report_lines(report, verbose=verbose):
             output.text(line)
@@ -43,11 +50,11 @@ def scan_code(
     return 1 if failing else 0
 
 
-def _rewrite(paths: Sequence[str], output: Output, *, write: bool) -> list[FileFix]:
+def _rewrite(paths: Sequence[str], output: Output, *, write: bool, moves: bool) -> list[FileFix]:
     """Prints the diffs, with `write` applies them; what was planned for each file."""
     from tpukit.probe.lint.fix import apply_fix, plan_fixes
 
-    fixes = plan_fixes(paths)
+    fixes = plan_fixes(paths, moves=moves)
     for fix in fixes:
         backup = apply_fix(fix) if write else None
         if output.as_json:

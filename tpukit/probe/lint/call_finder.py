@@ -233,9 +233,10 @@ class _Finder:
         assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
             for node, id, name in find_old_forms(self.module.tree, self.names):
-                row = self.table.by_form[id]
+                row = self.table.by_form.get(id)
                 old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
-                self._add(row, self.module.span(node), old, name, None)
+                if row is not None:
+                    self._add(row, self.module.span(node), old, name, row.fix)
 
     def shell_lines(self) -> None:
         """What a notebook's magics and shell lines run and set."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tpukit.errors import DataError
 from tpukit.io.files import replacing, sync_file
+from tpukit.knowledge.calls import LEFT
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.rewriting.line_diff import unified
@@ -45,26 +46,29 @@ class FileFix:
     """What the rewrite takes away (an option's effect)."""
 
 
-def plan_fixes(paths: Iterable[str]) -> list[FileFix]:
-    """The fixes of all files in these paths that have any; nothing is written yet."""
+def plan_fixes(paths: Iterable[str], *, moves: bool = False) -> list[FileFix]:
+    """The fixes of all files in these paths that have any; nothing is written yet.
+
+    moves: from torch_xla to torch_tpu.
+    """
     files = [file for path in paths for file in source_files(Path(path))]
-    planned = (plan_fix(file) for file in dict.fromkeys(files))
+    planned = (plan_fix(file, moves=moves) for file in dict.fromkeys(files))
     return [fix for fix in planned if fix is not None]
 
 
-def plan_fix(path: Path) -> FileFix | None:
+def plan_fix(path: Path, *, moves: bool = False) -> FileFix | None:
     """One file's fix; None where nothing in it can be rewritten."""
     try:
         data = read_bytes(path)
-        if not may_concern(data):
+        if not may_concern(data, moves=moves):
             return None
         text, encoding = decode_source(data)
         if text.encode(encoding) != data:
             return None
         if path.suffix == ".ipynb":
-            new, fixed = _fixed_notebook(str(path), text)
+            new, fixed = _fixed_notebook(str(path), text, moves)
         else:
-            new, fixed = _fixed_module(python_module(str(path), text))
+            new, fixed = _fixed_module(python_module(str(path), text), moves)
     except DataError:
         return None
     if not fixed or new == text:
@@ -74,14 +78,16 @@ def plan_fix(path: Path) -> FileFix | None:
     return FileFix(path, diff, new.encode(encoding), len(fixed), remarks)
 
 
-def _fixed_module(module: Module) -> tuple[str, list[ModuleFinding]]:
+def _fixed_module(module: Module, moves: bool) -> tuple[str, list[ModuleFinding]]:
     from tpukit.probe.lint.rewriting.rewrite import rewrite
 
     if module.tree is None:
         return module.text, []
-    places = [p for p in places_of(module) if not ignored(p, module.lines)]
+    places = [p for p in places_of(module, moves=moves) if not ignored(p, module.lines)]
     exports = Path(module.path).name == "__init__.py"
-    text, fixed = rewrite(module.text, module.tree, places, exports=exports)
+    text, fixed = rewrite(
+        module.text, module.tree, places, exports=exports, leaving=LEFT if moves else ""
+    )
     return unmask(text), fixed
 
 
@@ -89,12 +95,12 @@ def _fixed_module(module: Module) -> tuple[str, list[ModuleFinding]]:
 _CELL_MARK = "#~tpukit cell~"
 
 
-def _fixed_notebook(path: str, text: str) -> tuple[str, list[ModuleFinding]]:
+def _fixed_notebook(path: str, text: str, moves: bool) -> tuple[str, list[ModuleFinding]]:
     notebook = read_notebook(path, text)
     fixed: list[ModuleFinding] = []
     sources: dict[int, str] = {}
     for module in notebook_modules(path, notebook):
-        new, rewritten = _fixed_module(_marked(module))
+        new, rewritten = _fixed_module(_marked(module), moves)
         if rewritten:
             sources |= _new_sources(notebook, module.chunks, new.split(f"{_CELL_MARK}\n"))
             fixed += rewritten

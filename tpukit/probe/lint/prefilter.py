@@ -15,11 +15,17 @@ _BETWEEN_WORDS = bytes(
 )
 
 
-def may_concern(data: bytes) -> bool:
-    """Whether a file may contain a finding: most files need not be parsed."""
+_MOVES = re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)")
+
+
+def may_concern(data: bytes, *, moves: bool = False) -> bool:
+    """Whether a file may contain a finding: most files need not be parsed.
+
+    moves: one of `move_table`.
+    """
     # Source inside a text (a notebook's, say) writes its newlines so.
     data = data.replace(b"\\n", b"\n")
-    if may_hold_habits(data):
+    if may_hold_habits(data) or (moves and _MOVES.search(data)):
         return True
     variables = _words_without_import()
     words = _words(data)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 
 from tpukit.errors import DataError
 from tpukit.io.process import allowed_cores
 from tpukit.io.workers import worker_pool
-from tpukit.knowledge.calls import call_table
+from tpukit.knowledge.calls import call_table, move_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding, ModuleFinding
 from tpukit.probe.lint.names import Names
@@ -52,8 +53,10 @@ class ScanReport:
     seconds: float = 0.0
 
 
-def scan_paths(paths: Sequence[str]) -> ScanReport:
+def scan_paths(paths: Sequence[str], *, moves: bool = False) -> ScanReport:
     """Scans files, and the Python files and notebooks in folders.
+
+    moves: for what the code needs to move from torch_xla to torch_tpu instead.
 
     Raises DataError where a path does not exist, or the only file that is named cannot be read.
     """
@@ -65,7 +68,7 @@ def scan_paths(paths: Sequence[str]) -> ScanReport:
             raise DataError(f"{path}: no such file or folder", "Check the path.")
     files = list(dict.fromkeys(file for path in named for file in source_files(path)))
     asked_for = {str(path) for path in named}
-    for found, notes in _scan_all([str(file) for file in files], asked_for):
+    for found, notes in _scan_all([str(file) for file in files], asked_for, moves):
         report.findings += found
         report.notes += notes
     # A note on a whole file starts with its path; one on a cell names that too.
@@ -89,26 +92,30 @@ def source_files(path: Path) -> Iterator[Path]:
                 yield Path(folder) / name
 
 
-def _scan_all(files: list[str], asked_for: set[str]) -> Iterable[tuple[list[Finding], list[str]]]:
+def _scan_all(
+    files: list[str], asked_for: set[str], moves: bool
+) -> Iterable[tuple[list[Finding], list[str]]]:
     workers = min(allowed_cores(), 8)
     whole = [file in asked_for and len(asked_for) < _NAMED_FILES for file in files]
     if len(files) < _FILES_FOR_WORKERS or workers == 1:
-        return map(scan_file, files, whole)
+        return map(scan_file, files, whole, repeat(moves))
     with worker_pool(workers) as pool:
-        return list(pool.map(scan_file, files, whole, chunksize=32))
+        return list(pool.map(scan_file, files, whole, repeat(moves), chunksize=32))
 
 
-def scan_file(path: str, whole: bool = False) -> tuple[list[Finding], list[str]]:
+def scan_file(
+    path: str, whole: bool = False, moves: bool = False
+) -> tuple[list[Finding], list[str]]:
     """The findings of one file, and notes on what could not be read in it.
 
     whole: parse it even where the prefilter rules out a finding.
     """
     try:
         data = read_bytes(Path(path))
-        if not whole and not may_concern(data):
+        if not whole and not may_concern(data, moves=moves):
             return [], []
         with _uncollected():
-            return _scan(path, data)
+            return _scan(path, data, moves)
     except DataError as error:
         return [], [error.message]
 
@@ -126,18 +133,18 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _scan(path: str, data: bytes) -> tuple[list[Finding], list[str]]:
+def _scan(path: str, data: bytes, moves: bool) -> tuple[list[Finding], list[str]]:
     text, _ = decode_source(data)
     if path.endswith(".ipynb"):
         modules = notebook_modules(path, read_notebook(path, text))
     else:
         main = python_module(path, text)
         modules = [main, *embedded_modules(main)]
-    found = [finding for module in modules for finding in module_findings(module)]
+    found = [finding for module in modules for finding in module_findings(module, moves=moves)]
     return found, [note for module in modules for note in module.notes]
 
 
-def module_findings(module: Module) -> list[Finding]:
+def module_findings(module: Module, *, moves: bool = False) -> list[Finding]:
     """One module's findings in terms of files and cells."""
     return [
         Finding(
@@ -152,19 +159,19 @@ def module_findings(module: Module) -> list[Finding]:
             place.effect,
             _IN_A_TEXT if place.fix is not None and module.embedded else place.remark,
         )
-        for place in places_of(module)
+        for place in places_of(module, moves=moves)
         if not ignored(place, module.lines)
     ]
 
 
-def places_of(module: Module) -> list[ModuleFinding]:
+def places_of(module: Module, *, moves: bool = False) -> list[ModuleFinding]:
     """Everything found in a module, in order; nothing in one that does not parse."""
     if module.tree is None:
         return []
     try:
         names = Names(module.tree)
-        places = find_calls(module, names, call_table())
-        if may_hold_habits(module.text.encode("utf-8", errors="replace")):
+        places = find_calls(module, names, move_table() if moves else call_table())
+        if not moves and may_hold_habits(module.text.encode("utf-8", errors="replace")):
             places += find_habits(module, names)
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: skipped")

@@ -211,11 +211,12 @@ def _last(node: ast.AST) -> int:
 
 
 def unused_imports(
-    tree: ast.Module, rewritten: list[ModuleFinding], lines: Sequence[str]
+    tree: ast.Module, rewritten: list[ModuleFinding], lines: Sequence[str], leaving: str = ""
 ) -> set[tuple[int, int]]:
     """(line, column) of imported names that are unused after the rewrite.
 
-    Columns are those of the syntax tree.
+    Columns are those of the syntax tree. leaving: a package whose plain imports count too, and
+    those that nothing used.
     """
     loads: dict[str, list[int]] = {}
     bound: set[str] = set()
@@ -231,15 +232,24 @@ def unused_imports(
         inside = _lines_of(known)
         here = [place for place in rewritten if place.line in inside]
         for alias in known.node.names:
+            is_left = bool(leaving) and _package_of(known.node, alias) == leaving
             local = alias.asname or alias.name
+            if is_left and isinstance(known.node, ast.Import) and alias.asname is None:
+                local = leaving
             count = sum(line in inside for line in loads.get(local, ()))
             named = _uses_rewritten(known.node, alias, here)
-            through = _uses_through(known.node, alias, here, lines)
+            through = _uses_through(known.node, alias, here, lines, is_left)
             rewritten_here = named is not None and count <= named
-            all_through_it = 0 < count == through and local not in bound
-            if local not in quoted and (rewritten_here or all_through_it):
+            all_through_it = (is_left or count > 0) and count == through and local not in bound
+            if (is_left or local not in quoted) and (rewritten_here or all_through_it):
                 unused.add((alias.lineno, alias.col_offset))
     return unused
+
+
+def _package_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    if isinstance(node, ast.Import):
+        return alias.name.partition(".")[0]
+    return "" if node.level else (node.module or "").partition(".")[0]
 
 
 def _lines_of(known: _Import) -> range:
@@ -258,9 +268,9 @@ def _uses_rewritten(
         return None
     full, local = f"{node.module}.{alias.name}", alias.asname or alias.name
     same = [p for p in rewritten if p.name == full and p.fix and p.fix.to]
-    here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in same)
-    at_import = any(p.line == alias.lineno and p.column == alias.col_offset for p in same)
-    return here - at_import if same else None
+    uses = (p for p in same if (p.line, p.column) != (alias.lineno, alias.col_offset))
+    here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in uses)
+    return here if same else None
 
 
 def _uses_through(
@@ -268,14 +278,18 @@ def _uses_through(
     alias: ast.alias,
     rewritten: list[ModuleFinding],
     lines: Sequence[str],
+    is_left: bool,
 ) -> int:
     """How often a module under a name of its own (`xm`) stands in a place that is rewritten."""
     if isinstance(node, ast.ImportFrom) and node.level:
         return 0
-    if isinstance(node, ast.Import) and alias.asname is None:
+    is_plain = isinstance(node, ast.Import) and alias.asname is None
+    if is_plain and not is_left:
         return 0
     full = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
     local = alias.asname or alias.name
+    if is_plain:
+        full = local = alias.name.partition(".")[0]
     return sum(
         p.name.startswith(f"{full}.")
         and bool(p.fix and p.fix.to)

@@ -41,7 +41,9 @@ def other_meaning(fix: Fix, names: Names) -> str:
 
 
 def taken_away(row: OldCall, call: ast.Call | None) -> str:
-    """What an argument that the rewrite drops did: `nprocs=FLAGS.num_cores`."""
+    """What the rewrite leaves to do, or what an argument did that it drops."""
+    if row.remark:
+        return row.remark
     if call is None or row.fix is None or row.id != "xmp-spawn-nprocs":
         return ""
     values = [k.value for k in call.keywords if k.arg == "nprocs"] or call.args[2:3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -21,6 +22,7 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     with_arguments,
 )
 from tpukit.probe.lint.rewriting.edits import ImportPlanner, unused_imports
+from tpukit.probe.lint.rewriting.moved_calls import MOVES, moved_call, moved_text
 from tpukit.probe.lint.rewriting.statement_units import Unit, first_line, units_at
 
 Position = tuple[int, int]
@@ -29,11 +31,17 @@ _LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
 def rewrite(
-    text: str, tree: ast.Module, places: Sequence[ModuleFinding], *, exports: bool = False
+    text: str,
+    tree: ast.Module,
+    places: Sequence[ModuleFinding],
+    *,
+    exports: bool = False,
+    leaving: str = "",
 ) -> tuple[str, list[ModuleFinding]]:
     """The module's text with every place that has a fix rewritten where possible, and those.
 
     exports: other modules import names from this one, so unused imports stay.
+    leaving: a package whose imports go with their last use, also plain ones.
     """
     wanted = [place for place in places if place.fix is not None]
     if not wanted:
@@ -48,7 +56,7 @@ def rewrite(
         return text, []
     dropped = planner.doubled()
     if not exports:
-        dropped |= unused_imports(tree, trial, parts.lines)
+        dropped |= unused_imports(tree, trial, parts.lines, leaving)
     touched = {line for line, _ in dropped} | {i.after_line for i in planner.insertions} - {0}
     touched |= {place.line for place in trial}
     fixed: list[ModuleFinding] = []
@@ -213,18 +221,53 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
         for place in self._places(original_node.func):
             fix = place.fix
-            if fix is not None:
+            if fix is not None and fix.special != "removed":
                 new = self._new_call(fix, updated_node, place)
                 if new is not None:
-                    updated_node = new
                     self._done(place)
+                    return new
         return updated_node
 
-    def _new_call(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
+    def leave_Expr(  # noqa: N802
+        self, original_node: cst.Expr, updated_node: cst.Expr
+    ) -> cst.Expr | cst.RemovalSentinel:
+        """A call that is a statement of its own, and does nothing any more."""
+        call = original_node.value
+        for place in self._places(call.func) if isinstance(call, cst.Call) else ():
+            if place.fix is not None and place.fix.special == "removed":
+                self._done(place)
+                return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_SimpleString(  # noqa: N802
+        self, original_node: cst.SimpleString, updated_node: cst.SimpleString
+    ) -> cst.SimpleString:
+        for place in self._places(original_node):
+            if place.fix is not None and place.fix.special == "text":
+                self._done(place)
+                return updated_node.with_changes(value=moved_text(updated_node.value, place.fix.to))
+        return updated_node
+
+    def _moved(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.BaseExpression | None:
+        arguments = new_arguments(fix, call)
+        if arguments is None:
+            return None
+        if not fix.imports:
+            return moved_call(fix, call)
+        package = self.planner.spell(fix.imports, fix.imports, place.line)
+        if package is None:
+            return None
+        return moved_call(replace(fix, to=fix.to.replace(f"{fix.imports}.", f"{package}.")), call)
+
+    def _new_call(
+        self, fix: Fix, call: cst.Call, place: ModuleFinding
+    ) -> cst.BaseExpression | None:
         if fix.special == "mixed-precision":
             return mixed_precision(call)
         if fix.special == "dataloader-configuration":
             return self._loader_configuration(call, place)
+        if fix.special in MOVES:
+            return self._moved(fix, call, place)
         if not fix.parameters and not fix.drop and not fix.prepend and not fix.rename:
             return self._replaced_function(fix, call, place) if fix.arguments == "drop" else None
         arguments = new_arguments(fix, call)
