@@ -99,8 +99,8 @@ def old_calls() -> tuple[OldCall, ...]:
 def moves_to_torch_tpu() -> tuple[OldCall, ...]:
     """What torch_tpu has instead of torch_xla's names."""
     rows = tomllib.loads(_MOVES.read_text(encoding="utf-8"))["call"]
-    usual = {"status": "removed", "effect": "not in torch_tpu", "since": "torch_tpu 0.2"}
-    return tuple(_row(usual | row) for row in rows)
+    defaults = {"status": "removed", "effect": "not in torch_tpu", "since": "torch_tpu 0.2"}
+    return tuple(_row(defaults | row) for row in rows)
 
 
 @dataclass(frozen=True)
