@@ -13,7 +13,7 @@ from tiny_task import Tiny
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
-from tpukit.hardware.optimizers import require_whole_matrices
+from tpukit.hardware.optimizers.choice import require_whole_matrices
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, Batch, OptimizerSettings
-from tpukit.hardware.optimizers import require_steppable
+from tpukit.hardware.optimizers.choice import require_steppable
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
 from tpukit.train.monitor.evaluation import MOST_SUMS, Evaluation

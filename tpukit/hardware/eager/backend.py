@@ -44,13 +44,8 @@ from tpukit.hardware.eager.grad_scaling import (
     Update,
     clip_factor,
 )
-from tpukit.hardware.optimizers import (
-    adopt,
-    gradients_of,
-    named_optimizer,
-    require_whole_matrices,
-    set_rates,
-)
+from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
+from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_matrices
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout

@@ -44,7 +44,8 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
-from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
+from tpukit.hardware.optimizers.adopted import adopt, gradients_of
+from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers, prefetch
 from tpukit.hardware.xla.lowerings import as_compiled, register_lowerings

@@ -1,0 +1,1 @@
+"""Optimizers as the engine steps them, on any hardware."""
