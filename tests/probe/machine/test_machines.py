@@ -202,6 +202,16 @@ def test_torch_tpu_beside_torch_xla():
     assert "one environment" in results["torch-tpu"].verdict.message
 
 
+def test_variables_of_torch_tpu_and_of_torch_xla():
+    host = machine("laptop-with-torch-tpu")
+    host.environment = {"PJRT_DEVICE": "TPU", "TORCH_TPU_LAUNCH_BLOCKING": "1"}
+    _, results = check_all(host)
+    assert results["pjrt-device"].verdict.status == "skip"
+    assert results["variables"].verdict.fix == "unset TORCH_TPU_LAUNCH_BLOCKING"
+    host._tables["packages"]["torch-xla"] = "2.9.0"
+    assert check_all(host)[1]["pjrt-device"].verdict.status == "fail"
+
+
 def test_unknown_version_is_no_failure():
     host = machine("colab-tpu")
     host._tables["packages"] |= {"torch-xla": "2.13.0", "torch": "2.13.0"}

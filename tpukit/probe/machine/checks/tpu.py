@@ -77,6 +77,8 @@ def _once(holders: list[Holder]) -> list[Holder]:
 def pjrt_device(facts: Facts, asked: Asked) -> Verdict:
     """PJRT_DEVICE fits the hardware."""
     value = facts.host.environment.get("PJRT_DEVICE", "").upper()
+    if facts.version("torch-tpu") and not facts.version("torch-xla"):
+        return skipped("torch_tpu does not read it")
     if facts.tpu and value not in ("", "TPU"):
         status = failed if asked.hw == "tpu" else warned
         return status(
