@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
-MARKS_THAT_NEED = {"xla": "torch_xla", "plan": "libtpu"}
+MARKS_THAT_NEED = {"xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu"}
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command line does
 
 
 def pytest_configure() -> None:

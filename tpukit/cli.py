@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import signal
@@ -144,6 +145,8 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command line."""
+    # Before torch is imported: torch_tpu would load, and hang on a machine without a TPU.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
         code = app(
             args=arguments,
@@ -211,6 +214,12 @@ def _shortened(path: str) -> str:
     return path if len(path) <= NAME_MAX else f"{path[:60]}...{path[-20:]}"
 
 
+def _with_notes(message: str, error: Exception) -> str:
+    """The message, and where in the run: `in step 3`."""
+    notes = getattr(error, "__notes__", [])
+    return ", ".join([message.removesuffix("."), *notes]) if notes else message
+
+
 def _explain(error: Exception) -> tuple[str, str | None, str]:
     """Message, hint and id: tpukit's own error, or an unexpected one as the knowledge explains it.
 
@@ -221,8 +230,9 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
 
     failure = task_failure(error)
     if failure is None and isinstance(error, TpukitError):
-        return error.message, error.hint, error.id
-    message, hint, error_id, file = cause_line(error), None, "unexpected", None
+        return _with_notes(error.message, error), error.hint, error.id
+    message, hint, error_id = _with_notes(cause_line(error), error), None, "unexpected"
+    file = None
     if failure is not None:
         message, hint, error_id = failure.message, failure.hint, failure.id
         file = failure.traceback_file

@@ -16,6 +16,7 @@ from forked import CELLS, ForkServer
 from safetensors.torch import load_file
 
 SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parents[1]
 TINY = f"{SUPPORT / 'tiny_task.py'}:Tiny"
 VIRTUAL_TPU = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
 MARK = "TPUKIT_TEST_MARK"
@@ -113,3 +114,9 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def on_torch_tpu(**variables: str) -> dict[str, str]:
+    """The variables under which every process sees a TPU that is the CPU, through torch_tpu."""
+    paths = [str(SUPPORT / "torch_tpu_on_cpu"), os.environ.get("PYTHONPATH", str(ROOT))]
+    return {"PYTHONPATH": os.pathsep.join(paths), **variables}

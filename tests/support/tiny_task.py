@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import torch
 from torch import nn
 
 from tpukit.errors import DataError
@@ -104,6 +105,26 @@ class Broken(Tiny):
 
     def loss(self, model, batch):
         raise RuntimeError("the loss of this task is broken")
+
+
+class Exploding(Tiny):
+    """From a step on, or above a number of rows, the loss needs more memory than there is."""
+
+    name = "exploding"
+
+    def __init__(self, step: int = 10**6, rows: int = 10**6, **settings) -> None:
+        super().__init__(**settings)
+        self.step = step
+        self.most_rows = rows
+        self.calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        outputs = super().loss(model, batch)
+        if self.calls >= self.step or len(batch["x"]) > self.most_rows:
+            large = torch.ones(2**20, 2**20, device=batch["x"].device)
+            outputs["loss"] = outputs["loss"] * large[0, 0]
+        return outputs
 
 
 TASK_FILE = __file__

@@ -49,6 +49,9 @@ TEXTS_UNDER_LIMIT = (
     "Resource temporarily unavailable",
 )
 """Further texts under a memory limit, where a thread's stack or a mapping does not fit."""
+LATE_FAILURE = "a required argument is in a failed state"
+"""torch_tpu, of what uses the result of a failed program: that one's own error is only logged."""
+LOG_BYTES = 2**16
 _PATTERN = re.compile("|".join(OUT_OF_MEMORY_TEXTS), re.DOTALL)
 
 
@@ -189,7 +192,19 @@ def is_out_of_memory(error: BaseException, *, limited: bool = False) -> bool:
         is_named = isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError"
         if is_named or is_out_of_memory_text(str(seen)):
             return True
+        if LATE_FAILURE in str(seen) and is_out_of_memory_text(_logged()):
+            return True
         if limited and any(text in str(seen) for text in TEXTS_UNDER_LIMIT):
             return True
         seen = seen.__cause__
     return False
+
+
+def _logged() -> str:
+    """The end of this process' standard error where that is a file, as in a memory trial."""
+    path = Path("/proc/self/fd/2")
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace")

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpukit.errors import NonFiniteLossError, UsageError
+from tpukit.errors import JobError, NonFiniteLossError, UsageError
 from tpukit.hardware.backend import Batch
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.interrupts import StopRequest
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes
@@ -138,7 +139,12 @@ class Engine:
 
     def train_step(self, batches: list[Batch]) -> None:
         """One optimizer step at the rate its number has."""
-        self.learner.train_step(batches, self.rate(self.state.step))
+        try:
+            self.learner.train_step(batches, self.rate(self.state.step))
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, JobError):
+                error.add_note(f"in step {self.state.step + 1}")
+            raise
         self.state.step += 1
         self._window_steps += 1
         unexpected = self.watch.done("train", shapes_of(batches))

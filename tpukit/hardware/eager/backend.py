@@ -37,7 +37,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
-from tpukit.hardware.eager.distributed import DDP, FSDP, Parallelism, SingleProcess
+from tpukit.hardware.eager.distributed import DDP, FSDP, Parallelism, SingleProcess, local
 from tpukit.hardware.eager.grad_scaling import (
     PlainUpdate,
     ScaledUpdate,
@@ -170,7 +170,7 @@ class EagerBackend(TorchOps):
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
         after(norm)
-        self.eager.surface_errors()
+        self.eager.surface_errors([norm, local(optimizer.param_groups[-1]["params"][-1])])
 
     @torch.no_grad()
     def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
@@ -178,7 +178,7 @@ class EagerBackend(TorchOps):
             torch._foreach_lerp_(list(targets), list(sources), weight)
 
     def finish(self) -> None:
-        self.eager.surface_errors()
+        pass
 
     # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import base64
 import importlib.util
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +45,7 @@ class EagerDevice(Protocol):
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
     def limit_memory(self, limit_bytes: int) -> None: ...
-    def surface_errors(self) -> None:
+    def surface_errors(self, results: Sequence[Tensor]) -> None:
         """Raises a step's errors in that step, where they would otherwise appear later."""
         ...
 
@@ -88,7 +88,7 @@ class CpuDevice:
         self.bytes_before_limit = data_bytes()
         limit_host_memory(limit_bytes)
 
-    def surface_errors(self) -> None:
+    def surface_errors(self, results: Sequence[Tensor]) -> None:
         pass
 
     def compilations(self) -> int:
@@ -174,7 +174,7 @@ class CudaDevice:
         self.limit_bytes = limit_bytes
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.device)
 
-    def surface_errors(self) -> None:
+    def surface_errors(self, results: Sequence[Tensor]) -> None:
         pass
 
     def compilations(self) -> int:

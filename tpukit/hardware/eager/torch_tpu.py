@@ -9,8 +9,9 @@ import importlib.metadata
 import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stderr
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tpukit.errors import HardwareError
+from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadMemory
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.eager.distributed import move_tensors
-from tpukit.hardware.memory import meter_device_memory
+from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
 from tpukit.hardware.prefetch import prefetch
 
+FP32_OPERATORS = (
+    *("layer_norm", "group_norm", "rms_norm", "batch_norm"),
+    *("softmax.int", "log_softmax.int"),
+)
+"""Run in fp32 under autocast, as on GPUs. torch_tpu 0.2.0 leaves them in bf16; its layer norm and
+its compiled group norm fail where the input is bf16 and the weight fp32."""
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
+_LIBRARIES: list[Any] = []
+"""A registration ends with its library."""
 
 
 class TpuDevice:
@@ -79,12 +88,26 @@ class TpuDevice:
     def limit_memory(self, limit_bytes: int) -> None:
         raise HardwareError("--memory-limit: a TPU's memory cannot be limited.", "Leave it out.")
 
-    def surface_errors(self) -> None:
-        """Waits after a step that compiled: that is the one that may run out of memory."""
-        if self.compilations() != self._programs_seen:
-            torch.accelerator.synchronize()
-            # Operations are dispatched asynchronously: some compile only now.
-            self._programs_seen = self.compilations()
+    def surface_errors(self, results: Sequence[Tensor]) -> None:
+        """Waits for a step that compiled: that is the one that may run out of memory."""
+        if self.compilations() == self._programs_seen:
+            return
+        try:
+            for tensor in results:
+                # A wait for the device raises nothing: only reading what failed does.
+                tensor.detach().flatten()[:1].cpu()
+        except RuntimeError as error:
+            if LATE_FAILURE not in str(error):
+                raise
+            raise JobError(
+                "a program failed on the TPU; the runtime logs its own error (above)",
+                "Out of memory (RESOURCE_EXHAUSTED): a smaller --global-batch-size, --accumulate "
+                "or --shard. An operator that torch_tpu cannot compile: --precision fp32 or "
+                "--no-compile may avoid it.",
+                id="tpu-program-failed",
+            ) from error
+        # Operations are dispatched asynchronously: some have compiled only now.
+        self._programs_seen = self.compilations()
 
     def compilations(self) -> int:
         return int(self._tpu._get_cache_misses())
@@ -133,12 +156,33 @@ def _load_torch_tpu() -> None:
     [entry] = importlib.metadata.entry_points(group="torch.backends", name="torch_tpu")
     with redirect_stderr(io.StringIO()):  # it prints each of its own steps
         entry.load()()
+    _run_in_fp32(FP32_OPERATORS)
     if not hasattr(torch, "tpu") or torch.accelerator.current_accelerator() is None:
         raise HardwareError(
             "--hw tpu: torch_tpu found no TPU that it can use.",
             "Run `tpukit doctor`: it names the chips and who holds them.",
             id="no-tpu",
         )
+
+
+def _run_in_fp32(names: Sequence[str]) -> None:
+    """Casts the arguments of these operators under autocast on the TPU."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _LIBRARIES.append(library)
+    for name in names:
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, partial(_cast_and_run, operator), "AutocastPrivateUse1")
+
+
+def _cast_and_run(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast("tpu", enabled=False):
+        return operator(*map(_in_fp32, args), **kwargs)
+
+
+def _in_fp32(value: Any) -> Any:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.float() if is_float else value
 
 
 def _check_launch_variables() -> None:

@@ -1,0 +1,104 @@
+"""torch_tpu's device over the CPU plugin: the reference loop, generators, precision, memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from runs import SUPPORT, environment, on_torch_tpu, relative_difference
+
+pytestmark = pytest.mark.torch_tpu
+ALONE = {
+    "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+    "TORCH_TPU_TOPOLOGY": "1,1,1",
+}  # fmt: skip
+WAYS = {
+    "compiled": [],
+    "eager": ["--eager"],
+    "compiled-accumulate-2": ["--accumulate", "2"],
+    "eager-accumulate-4": ["--eager", "--accumulate", "4"],
+    "ddp-of-one-rank": ["--alone", "--accumulate", "2"],
+    "fsdp-of-one-rank": ["--alone", "--shard", "--accumulate", "2"],
+}
+
+
+def run(script, *arguments, env):
+    done = subprocess.run(
+        [sys.executable, SUPPORT / script, *arguments],
+        env=environment(env), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def case(name):
+    return json.loads(run("on_torch_tpu.py", name, env=on_torch_tpu()).splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """One CPU rank."""
+    out = tmp_path_factory.mktemp("reference") / "out.pt"
+    run("hardware_run.py", out, env={})
+    return torch.load(out)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_agree_with_the_cpu_after_20_steps(tmp_path, reference, way, unused_ports):
+    env = on_torch_tpu()
+    if "--alone" in WAYS[way]:
+        port, address = unused_ports
+        env |= {**ALONE, "MASTER_PORT": port}
+        env["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = f"localhost:{address}"
+    run("hardware_run.py", tmp_path / "out.pt", "--hw", "tpu", *WAYS[way], env=env)
+    left = torch.load(tmp_path / "out.pt")
+    assert relative_difference(left["parameters"], reference["parameters"]) < 1e-4
+    assert left["loss_and_norm"] == pytest.approx(reference["loss_and_norm"], rel=1e-4)
+    assert left["tied"] and left["exchanged"] and left["loaded"]
+    # Programs of single operations, and none once the first steps have made them.
+    assert left["compilations"][-1] == left["compilations"][4] == left["compilations_after_reading"]
+
+
+@pytest.fixture
+def unused_ports():
+    """Two free ports, as text."""
+    import socket
+
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return str(first.getsockname()[1]), str(second.getsockname()[1])
+
+
+def test_generators_are_saved_and_restored():
+    drawn = case("generators")
+    assert drawn["again"] == drawn["second"] != drawn["first"]
+
+
+def test_fp32_runs_multiply_in_fp32():
+    found = case("precision")
+    assert found["setting"] == "highest"
+    assert found["error"] < 1e-6
+    assert found["autocast"] == "torch.bfloat16"
+
+
+def test_batches_are_contiguous_on_the_device():
+    assert all(value > 0 for value in case("strided_batches")["gradient"])
+
+
+@pytest.mark.parametrize(
+    "untested",
+    [
+        "several ranks: the CPU plugin has no collectives between processes",
+        "memory in use and its peak: the CPU plugin keeps no statistics",
+        "torch_tpu's own attention kernel: Mosaic runs on TPUs alone",
+        "rows of the device in a profiler trace",
+        "the texts of a real TPU that runs out of memory",
+        "speed",
+    ],
+)
+def test_what_needs_a_tpu(untested):
+    pytest.skip(f"never executed, it needs a TPU: {untested}")

@@ -1,0 +1,62 @@
+"""Cases on torch_tpu over the CPU plugin, one a process: python on_torch_tpu.py CASE."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+
+
+def opened(precision="fp32", **options):
+    return open_backend(HardwareOptions(hw="tpu", precision=precision, **options))
+
+
+def generators():
+    """Dropout after the generators were restored, and before."""
+    backend = opened()
+    backend.seed(2**62 + 5)
+    first = dropout(backend)
+    state = backend.state()
+    second = dropout(backend)
+    backend.load_state(json.loads(json.dumps(state)))
+    return {"first": first, "second": second, "again": dropout(backend)}
+
+
+def dropout(backend):
+    return F.dropout(torch.ones(64, device=backend.device), 0.5).tolist()
+
+
+def precision():
+    """Largest relative error of a matrix product in fp32, and the type of one under autocast."""
+    backend = opened()
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, 64, 64, generator=generator)
+    product = left.to(backend.device) @ right.to(backend.device)
+    exact = left.double() @ right.double()
+    with backend.autocast("bf16"):
+        lower = left.to(backend.device) @ right.to(backend.device)
+    return {
+        "error": float((product.cpu() - exact).abs().max() / exact.abs().max()),
+        "setting": torch.get_float32_matmul_precision(),
+        "autocast": str(lower.dtype),
+    }
+
+
+def strided_batches():
+    """A batch of views with other strides, through a compiled model and its backward pass."""
+    backend = opened()
+    model = backend.prepare(torch.nn.Linear(8, 4))
+    host = torch.arange(64.0).view(8, 8)
+    for batch in backend.batches([{"x": host.t()}, {"x": host.t()}]):
+        loss = model(batch["x"]).square().sum()
+        backend.backward(loss)
+    return {"gradient": [p.grad.abs().sum().item() for p in model.parameters()]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
