@@ -37,7 +37,7 @@ class Range:
     def problem(self, name: str, value: Any) -> str:
         """`--lr inf is not a number in [0, 1000].`"""
         kind = "whole number" if self.whole else "number"
-        return f"{name} {value!r} is not a {kind} in {self}."
+        return f"{name} {shown(value)} is not a {kind} in {self}."
 
 
 COUNT = Range(1, LARGEST_COUNT)
@@ -45,6 +45,15 @@ BATCH = Range(1, LARGEST_BATCH)
 SEED = Range(0, LARGEST_SEED)
 FROM_ZERO = Range(0, 1000, whole=False)
 DECAY = Range(0, 1, whole=False, includes_high=False)
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, shortened."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write more than 4300 digits
+        return "of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}..."
 
 
 def flag(name: str) -> str:

@@ -7,6 +7,9 @@ import re
 from tpukit.errors import ConfigError
 
 GIB = 2**30
+LARGEST_SECONDS = 10 * 365 * 86400
+LARGEST = 2**60
+"""Bytes."""
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -16,7 +19,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
     if not match:
         raise ConfigError(f"invalid amount of memory {text!r}.", "Write 4GB, 500MB or 3.5GiB.")
-    return int(float(match[1]) * _BYTES[match[2] or ""])
+    count = float(match[1]) * _BYTES[match[2] or ""]
+    if count > LARGEST:
+        raise ConfigError(f"{count:.3g} bytes are more than {LARGEST}.", "Write 4GB or 500MB.")
+    return int(count)
 
 
 def format_bytes(count: float) -> str:
@@ -36,7 +42,10 @@ def parse_duration(text: str) -> float:
     if not match or not any(match.groups()):
         raise ConfigError(f"invalid duration {text!r}.", "Write 8h30m, 45m or 90s.")
     days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    total = days * 86400 + hours * 3600 + minutes * 60 + seconds
+    if total > LARGEST_SECONDS:
+        raise ConfigError(f"{total:.3g} seconds are more than ten years.", "Write 8h30m or 45m.")
+    return total
 
 
 def format_duration(seconds: float) -> str:

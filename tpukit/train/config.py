@@ -25,6 +25,7 @@ from tpukit.io.ranges import (
     Range,
     flag,
     range_problems,
+    shown,
 )
 from tpukit.train.monitor.best import parse_best_metric
 
@@ -185,7 +186,7 @@ def read_config_file(path: str | Path) -> ConfigFile:
         raise ConfigError(f"Config file {path} does not exist.", "Check --config.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config file {path} cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"Config file {path} is not valid TOML: {error}.", "Fix that line."
         ) from error
@@ -239,7 +240,9 @@ def _nearest_hint(
 ) -> str | None:
     """The known names, or the allowed values, closest to the mistyped ones."""
     near = [
-        nearest(str(values[name]), get_args(hints[name])) if name in hints else nearest(name, hints)
+        nearest(shown(values[name]).strip("'"), get_args(hints[name]))
+        if name in hints
+        else nearest(name, hints)
         for name in problems
         if name not in hints or _is_literal(hints[name])
     ]
@@ -260,7 +263,7 @@ def field_problems(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[
         if name not in hints:
             problems[name] = f"Unknown setting {name!r}."
         elif not _matches(value, hints[name]):
-            problems[name] = f"{flag(name)} {value!r} is not {_expected(hints[name])}."
+            problems[name] = f"{flag(name)} {shown(value)} is not {_expected(hints[name])}."
     return problems
 
 

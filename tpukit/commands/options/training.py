@@ -158,7 +158,7 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {pair!r} is not NAME=VALUE.", "Write --set lr=0.001.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # not TOML, or beyond what Python reads of it
             value = text
         settings[name] = value
     return settings

@@ -68,6 +68,7 @@ class RunFolder:
             raise _unusable(self.path, error) from error
         files = [self.config, self.metrics, self.log, self.lock, self.path / "loss.png"]
         files += [self.checkpoints / name for name in ("latest", "best")]
+        files += (self.path / "logs").iterdir()
         for file in files:
             if os.path.lexists(file) and not file.is_file():
                 raise UsageError(
@@ -187,7 +188,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
             f"{folder.path} is not a run folder: it has no config.toml.",
             "Give the folder that a training command wrote (--run DIR).",
         ) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder.config} cannot be read: {error}.") from error
 
 

@@ -67,14 +67,16 @@ class RunLog:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; one cut short by a kill is left out."""
+    """The lines of metrics.jsonl; one cut short by a kill, or damaged, is left out."""
     rows = []
     if folder.metrics.exists():
-        for line in folder.metrics.read_text(encoding="utf-8").splitlines():
+        for line in folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+                rows.append(row)
     return rows
 
 

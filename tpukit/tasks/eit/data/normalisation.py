@@ -69,12 +69,12 @@ def find_normalisation(folders: Sequence[Path]) -> Normalisation:
 
 
 def _load(path: Path) -> NDArray[np.float32]:
-    import torch
+    from tpukit.train.storage.foreign import read_foreign
 
     if not path.exists():
         raise DataError(f"{path} is missing.", "mean.pth and std.pth belong together.")
     try:
-        tensor = torch.load(path, map_location="cpu", weights_only=True)
+        tensor = read_foreign(path)
         values: NDArray[np.float32] = tensor.detach().float().numpy().reshape(-1)
     except Exception as error:
         raise DataError(

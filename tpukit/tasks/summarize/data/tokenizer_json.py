@@ -19,14 +19,17 @@ from tpukit.tasks.summarize.data.tokenizer import (
 def from_tokenizer_json(content: bytes, source: str) -> Tokenizer:
     """Reads a tokenizer.json. Raises `DataError` where it is not a byte-level BPE."""
     try:
-        parsed = json.loads(content)
-        model, vocabulary = parsed["model"], parsed["model"]["vocab"]
-        merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-    except (ValueError, KeyError, TypeError) as error:
+        return _read(json.loads(content), source)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{source} is not a byte-level BPE tokenizer.json.",
             "Give the tokenizer.json of a GPT-2 model, or a .tiktoken file.",
         ) from error
+
+
+def _read(parsed: Mapping[str, Any], source: str) -> Tokenizer:
+    vocabulary = parsed["model"]["vocab"]
+    merges = [m.split(" ") if isinstance(m, str) else m for m in parsed["model"]["merges"]]
     end = _end_of(parsed, vocabulary)
     specials = {added["content"] for added in parsed.get("added_tokens") or []}
     ranks = {

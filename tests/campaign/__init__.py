@@ -1,0 +1,1 @@
+"""Attacks on tpukit: fuzzed input, damaged files, kills, missing resources, two writers."""

@@ -1,0 +1,88 @@
+"""Attacks on tpukit, by number: seeded, resumable, each one reproduced by one command.
+
+    PYTHONPATH=tests:tests/support python -m campaign [--folder DIR] [--only KIND] [--number N]
+
+Without --number all attacks run that DIR/results.jsonl does not record yet. Prints the counts, and
+of each failure the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from campaign.damage import damage
+from campaign.processes import kill, starve, two_writers
+from campaign.readers import fuzz
+
+ATTACKS: dict[str, tuple[Callable[[int], None], int]] = {
+    "fuzz": (fuzz, 1000),  # ten inputs each
+    "damage": (damage, 1000),
+    "kill": (kill, 200),
+    "starve": (starve, 60),
+    "two-writers": (two_writers, 20),
+}
+"""Each kind with how many there are."""
+COMMAND = "PYTHONPATH=.:tests:tests/support python -m campaign"
+
+
+def attack(kind: str, number: int) -> str:
+    """What went wrong, in one line; empty where nothing did."""
+    try:
+        ATTACKS[kind][0](number)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return ""
+
+
+def main() -> int:
+    parse = argparse.ArgumentParser()
+    parse.add_argument("--folder", type=Path, default=Path("campaign"))
+    parse.add_argument("--only", choices=ATTACKS)
+    parse.add_argument("--number", type=int)
+    parse.add_argument("--most", type=int, help="attacks of each kind")
+    asked = parse.parse_args()
+    if asked.number is not None:
+        failure = attack(asked.only, asked.number)
+        print(failure or "no failure")
+        return bool(failure)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    results = asked.folder / "results.jsonl"
+    lines = results.read_text().splitlines() if results.exists() else []
+    known = {(row["kind"], row["number"]): row["failure"] for row in map(json.loads, lines)}
+    with results.open("a") as file:
+        for kind, number in _planned(asked.only, asked.most):
+            if (kind, number) not in known:
+                started = time.monotonic()
+                known[kind, number] = failure = attack(kind, number)
+                row = {"kind": kind, "number": number, "failure": failure,
+                       "seconds": round(time.monotonic() - started, 2)}  # fmt: skip
+                print(json.dumps(row), file=file, flush=True)
+    return _report(known)
+
+
+def _planned(only: str | None, most: int | None) -> Iterator[tuple[str, int]]:
+    for kind, (_, count) in ATTACKS.items():
+        if only in (None, kind):
+            yield from ((kind, number) for number in range(min(count, most or count)))
+
+
+def _report(known: dict[tuple[str, int], str]) -> int:
+    failures = {place: failure for place, failure in known.items() if failure}
+    done, failed = Counter(kind for kind, _ in known), Counter(kind for kind, _ in failures)
+    for kind in done:
+        print(f"{kind}: {done[kind]} attacks, {failed[kind]} failures")
+    for (kind, number), failure in failures.items():
+        print(f"{failure}\n  {COMMAND} --only {kind} --number {number}")
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
