@@ -5,13 +5,25 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 import torch
-from runs import SUPPORT, TINY, environment, latest, notebook, parameters, result, tpukit
+from runs import (
+    SUPPORT,
+    TINY,
+    VIRTUAL_TPU,
+    environment,
+    latest,
+    notebook,
+    parameters,
+    relative_difference,
+    result,
+    tpukit,
+)
 from tiny_task import Tiny
 
 import tpukit as package
@@ -99,6 +111,8 @@ handler = signal.getsignal(signal.SIGINT)
 short = dict(hw="cpu", max_steps=6, ckpt_every=6, log_every=2, global_batch_size=8)
 """
 TRAINS = """
+from accelerate import Accelerator
+own = Accelerator(cpu=True, mixed_precision="bf16")
 done = tpukit.fit(Line(width=12), num_workers=2, **short)
 answer["fit"] = vars(done)
 try:
@@ -110,6 +124,7 @@ except tpukit.TpukitError as error:
 resumed = tpukit.fit(Line(width=12), results_dir="stopped", **short)
 answer["resumed_from"] = resumed.resumed_from
 assert signal.getsignal(signal.SIGINT) is handler
+assert own.mixed_precision == "bf16", "an Accelerator of the notebook's own is left as it was"
 """
 IS_USED = """
 answer["test"] = tpukit.evaluate("results/line", hw="cpu")
@@ -196,6 +211,94 @@ def test_a_batch_is_found_for_a_task_of_a_cell(tmp_path):
     found = json.loads((tmp_path / "answer.json").read_text())["batch"]
     assert found["largest_batch_per_device"] == 2 and found["trials"][0]["fits"]
     assert found["command"].startswith("tpukit.fit(task, global_batch_size=2")
+
+
+IPYTHON = """
+version_info = (9, 0)
+
+class Shell:
+    kernel = object()
+
+def get_ipython():
+    return Shell()
+"""
+DISPLAY = """
+from pathlib import Path
+
+class Image:
+    def __init__(self, data, format):
+        self.data, self.format = data, format
+
+def display(image):
+    with Path("shown").open("ab") as file:
+        file.write(image.data[:8] + image.format.encode() + b";")
+"""
+
+
+def test_show_displays_curve_and_pictures_in_a_notebook(place, tmp_path):
+    """A package that records what is displayed stands in for IPython, which is not installed."""
+    (tmp_path / "IPython").mkdir()
+    (tmp_path / "IPython/__init__.py").write_text(IPYTHON)
+    (tmp_path / "IPython/display.py").write_text(DISPLAY)
+    shutil.copytree(place / "results/line", tmp_path / "run")
+    (tmp_path / "run/test").mkdir()
+    shutil.copy(place / "results/line/loss.png", tmp_path / "run/test/images.png")
+    done = notebook("import IPython, tpukit", "tpukit.show('run')", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "shown").read_bytes() == 2 * b"\x89PNG\r\n\x1a\npng;"
+    assert "test/images.png" in done.stdout
+
+
+# -- devices and ranks ----------------------------------------------------------------------------
+@pytest.mark.xla
+@pytest.mark.slow
+def test_a_notebook_trains_on_xla_before_the_cpu_and_not_after(tmp_path):
+    start = f"import sys; sys.path.append({str(SUPPORT)!r})\nimport tpukit, tiny_task"
+    fits = [
+        f"tpukit.fit(tiny_task.Tiny(), results_dir='{n}', **{ {**SHORT, 'hw': hw} })"
+        for n, hw in enumerate(("tpu", "cpu", "tpu"))
+    ]
+    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
+    done = notebook(start, *fits, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert relative_difference(parameters(tmp_path / "0"), parameters(tmp_path / "1")) < 1e-2
+    done = notebook(start, *fits[1:], cwd=tmp_path, env=env)
+    assert done.returncode == 1
+    assert "HardwareError: hw='tpu': this process computed gradients before" in done.stderr
+    assert "Restart the kernel" in done.stderr
+
+
+SCRIPT = f"""
+import sys
+sys.path.append({str(SUPPORT)!r})
+import tpukit
+from tiny_task import Tiny
+
+class Counting(Tiny):
+    def evaluate(self, model, backend, request, log):
+        return {{"ranks": sum(backend.all_gather_objects(1))}}
+
+if __name__ == "__main__":
+    run = tpukit.fit(Counting(width=16), results_dir="run", **{SHORT})
+    fields = tpukit.evaluate(run, hw="cpu")
+    if fields:
+        print(fields["ranks"], tpukit.load(run).config["decided"]["devices"])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_of_ones_own_under_torchrun(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "script.py"],
+        env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "2 2"
+    # The file of its class is recorded, and its last part does not run when it is imported.
+    told = tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--json")
+    assert result(told) == {"ranks": 1}
 
 
 # -- the same as the commands ---------------------------------------------------------------------

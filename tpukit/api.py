@@ -73,7 +73,7 @@ def fit(
     if _is_of_this_session(task):
         settings = dataclasses.replace(settings, train={"num_workers": 0, **settings.train})
     request = settings.request(task)
-    with opened_backend(hardware) as backend:
+    with opened_backend(hardware, once=False) as backend:
         from tpukit.train.run import train_run
 
         _check_gradients(backend)
@@ -106,7 +106,7 @@ def evaluate(
         return trained.task.evaluate(model, backend, request, log)
 
     with _failures_named():
-        return dict(use_model(trained, evaluated, hardware, log) or {})
+        return dict(use_model(trained, evaluated, hardware, log, once=False) or {})
 
 
 def predict(
@@ -137,7 +137,7 @@ def predict(
         return trained.task.predict(model, backend, request, log)
 
     with _failures_named():
-        return dict(use_model(trained, predicted, hardware, log) or {})
+        return dict(use_model(trained, predicted, hardware, log, once=False) or {})
 
 
 def load(

@@ -47,11 +47,13 @@ def tpukit(
     )  # fmt: skip
 
 
-def notebook(*cells: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def notebook(
+    *cells: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
     """The cells of a notebook, run as its kernel runs them; an error in one ends with code 1."""
     file = cwd / "cells.json"
     file.write_text(json.dumps(cells))
-    return fork_server().run([CELLS, str(file)], environment(), cwd, timeout)
+    return fork_server().run([CELLS, str(file)], environment(env), cwd, timeout)
 
 
 @functools.cache

@@ -45,10 +45,15 @@ def use_in_all_ranks(
 
 
 def use_model(
-    trained: TrainedTask, use: Use, hardware: HardwareOptions, log: Callable[[str], None]
+    trained: TrainedTask,
+    use: Use,
+    hardware: HardwareOptions,
+    log: Callable[[str], None],
+    *,
+    once: bool = True,
 ) -> Mapping[str, Any] | None:
     """What `use(model, backend, log)` returns; None in the ranks that are not the first."""
-    with opened_backend(hardware) as backend:
+    with opened_backend(hardware, once=once) as backend:
         log = log if backend.is_main else lambda _: None
         fields = use(trained.model_on(backend), backend, log)
         return fields if backend.is_main else None

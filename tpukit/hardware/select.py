@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,13 +46,25 @@ def open_backend(options: HardwareOptions) -> Backend:
 
 
 @contextmanager
-def opened_backend(options: HardwareOptions) -> Iterator[Backend]:
-    """The backend within the context; raises as `open_backend` does."""
+def opened_backend(options: HardwareOptions, *, once: bool = True) -> Iterator[Backend]:
+    """The backend within the context; raises as `open_backend` does.
+
+    Afterwards this process may hold as much memory, and compute as freely, as before.
+    once: this process opens no other one; else ranks stay joined until it ends, as they cannot join
+        a second time.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
     backend = open_backend(options)
     try:
         yield backend
     finally:
-        backend.close()
+        if once or backend.world_size == 1:
+            backend.close()
+        else:
+            atexit.register(backend.close)
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+        if options.deterministic:
+            sys.modules["torch"].use_deterministic_algorithms(False)
 
 
 def find_kind(options: HardwareOptions) -> Kind:

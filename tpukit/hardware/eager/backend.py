@@ -79,6 +79,8 @@ class EagerBackend(TorchOps):
         self.parallelism = parallelism
         self.update = update
         self.compiles = compiles
+        self.set_aside: list[dict[str, Any]] = []
+        """What accelerate knew before this backend was opened."""
 
     @property
     def is_main(self) -> bool:
@@ -235,6 +237,8 @@ class EagerBackend(TorchOps):
 
     def close(self) -> None:
         self.collectives.close()
+        if self.set_aside:
+            _exchange_accelerate(self.set_aside)
 
 
 def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
@@ -251,6 +255,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         share_cores(local_world)
     if kind == "gpu":
         check_cuda()
+    set_aside = _exchange_accelerate([{}, {}, {}]) if kind != "tpu" else []
     with quiet_stdout():
         eager, parallelism = _start(kind, options, world)
         collectives = SingleRank() if world == 1 else GlooCollectives(world)
@@ -260,7 +265,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         torch.use_deterministic_algorithms(True)
     if options.memory_limit is not None:
         eager.limit_memory(options.memory_limit)
-    return EagerBackend(
+    backend = EagerBackend(
         kind,
         eager,
         precision,
@@ -269,6 +274,8 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         _update(precision, eager.device),
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
     )
+    backend.set_aside = set_aside
+    return backend
 
 
 def _can_compile(kind: Kind, wanted: bool) -> bool:
@@ -312,6 +319,21 @@ def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevic
     accelerator = _start_accelerate(kind)
     device = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
     return device, _parallelism(accelerator.prepare_model, None, accelerator.device, options, world)
+
+
+def _exchange_accelerate(states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Gives accelerate's states these contents; returns those before.
+
+    A process has one of each: an Accelerator of the user's or of an earlier run has other settings.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    before = []
+    for kind, state in zip((PartialState, AcceleratorState, GradientState), states, strict=True):
+        before.append(dict(kind._shared_state))
+        kind._shared_state.clear()
+        kind._shared_state.update(state)
+    return before
 
 
 def _start_accelerate(kind: Kind) -> Any:
