@@ -198,6 +198,29 @@ def optimized(backend, make):
     return backend.to_host(backend.parameters(model)), counts
 
 
+def dropout_beside_reads():
+    """A weight after four steps with dropout: undisturbed, and with metrics read between two."""
+    return [_dropped_out(disturbed) for disturbed in (False, True)]
+
+
+def _dropped_out(disturbed):
+    from tiny_task import Tiny
+
+    from tpukit.train.config import TrainConfig
+    from tpukit.train.storage.restore import load_learner
+
+    backend, task = opened(devices=1), Tiny(dropout=0.3)
+    learner = load_learner(task, TrainConfig(), backend)
+    [host] = task.example_batches(16)
+    host["x"] += 1
+    for step, batch in enumerate(backend.batches([host] * 4)):
+        learner.train_step([batch], 0.1)
+        if disturbed and step == 1:
+            learner.read_metrics()
+            backend.load_state(backend.state())
+    return backend.to_host(learner.model_tensors())["0.weight"].flatten().tolist()
+
+
 def repeated_passes():
     """Compilations over five passes with the same weights, an autocast around all and each."""
     backend = open_backend(HardwareOptions(hw="tpu", precision="bf16", devices=1))

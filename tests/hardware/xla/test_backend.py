@@ -60,6 +60,12 @@ def test_no_rate_compiles_anew():
     assert on_xla("extremes", devices="1") == [1] * 5
 
 
+def test_dropout_does_not_depend_on_what_is_read():
+    """Each sync moves XLA's generator on; a run that logs more often must stay the same run."""
+    undisturbed, disturbed = on_xla("dropout_beside_reads", devices="1")
+    assert undisturbed == disturbed
+
+
 def test_an_outer_autocast_compiles_one_graph():
     """The casts that it keeps would make the first pass another graph than the rest."""
     assert on_xla("repeated_passes", devices="1") == [1] * 5

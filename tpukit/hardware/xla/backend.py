@@ -89,6 +89,9 @@ class XlaBackend(XlaOps):
         self.world_size = collectives.world_size
         self._adds_up = False
         """Whether this step's gradients accumulate over micro-batches."""
+        self._random_after_step: int | None = None
+        """The generator after the last step: each sync, that of a read too, moves it on, and a run
+        must not depend on what is read."""
 
     @property
     def is_main(self) -> bool:
@@ -167,6 +170,8 @@ class XlaBackend(XlaOps):
     @contextmanager
     def micro_batch(self, model: nn.Module, *, first: bool, last: bool) -> Iterator[None]:
         if first:
+            if self._random_after_step is not None:
+                xm.set_rng_state(self._random_after_step)
             self._adds_up = not last
             self._start_gradients(model)
         yield
@@ -207,6 +212,7 @@ class XlaBackend(XlaOps):
         self._clear_gradients(optimizer)
         after(norm)
         self._sync()
+        self._random_after_step = xm.get_rng_state()
 
     def _clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeroes gradients that accumulate over micro-batches, for the next step to add to."""
@@ -266,15 +272,18 @@ class XlaBackend(XlaOps):
         # One program spans all devices: its one generator serves them all.
         torch.manual_seed(seed)
         xm.set_rng_state(seed)
+        self._random_after_step = None
 
     def state(self) -> BackendState:
         # The number can pass 2^63, so it is kept as text.
-        xla, cpu = str(xm.get_rng_state()), state_text(torch.get_rng_state())
-        return {"random": {"xla": xla, "cpu": cpu}, "scaler": {}}
+        now = self._random_after_step
+        xla = str(xm.get_rng_state() if now is None else now)
+        return {"random": {"xla": xla, "cpu": state_text(torch.get_rng_state())}, "scaler": {}}
 
     def load_state(self, state: BackendState) -> None:
         if random := state.get("random"):
-            xm.set_rng_state(int(random["xla"]))
+            self._random_after_step = int(random["xla"])
+            xm.set_rng_state(self._random_after_step)
             torch.set_rng_state(state_from_text(random["cpu"]))
 
     def usage(self) -> DeviceUsage:
