@@ -158,6 +158,13 @@ class Listing(OPTIM.SGD):
         return super().step()
 
 
+class Rateless(torch.optim.Optimizer):
+    """Finds its rate itself."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {})
+
+
 def lbfgs(groups):
     return OPTIM.LBFGS([p for group in groups for p in group["params"]])
 
@@ -165,6 +172,7 @@ def lbfgs(groups):
 REFUSED = {
     "closure": (lbfgs, "LBFGS.*closure"),
     "sparse": (lambda groups: OPTIM.SparseAdam(groups[0]["params"]), "SparseAdam.*sparse"),
+    "rate": (Rateless, "Rateless.*`lr`"),
     "list": (lambda groups: [MAKERS["SGD"](groups)] * 2, "one loss"),
     "foreign": (
         lambda groups: OPTIM.SGD([torch.nn.Parameter(torch.ones(2))], RATE),

@@ -14,7 +14,7 @@ from tpukit.train.data.stream import StreamPlan
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder
-from tpukit.train.task import Datasets, PlanSettings, named
+from tpukit.train.task import Datasets, PlanSettings, named, stack_samples
 
 SETTINGS = PlanSettings(global_batch_size=6, micro_rows=3, devices=1, seed=0)
 
@@ -123,6 +123,25 @@ def test_a_run_goes_on_at_the_sample_where_it_stopped(train, make):
     assert (kept, told) == ((True, False) if make is Stateful else (False, True))
     # Step 0 is read to check the plan; a stateful stream then reads its second half alone.
     assert task.data.read - (8 if kept else 0) == (24 if kept else 48)
+
+
+def test_what_cannot_be_sent_to_a_worker_is_named(train):
+    def odd(count):
+        return [{**Rows(count)[i], "file": (x for x in ())} for i in range(count)]
+
+    class Sending(Streaming):
+        def datasets(self):
+            return Datasets(iter(odd(48)), None)
+
+        def draw(self, sample, rng):
+            return super().draw({"x": sample["x"], "y": sample["y"]}, rng)
+
+        def collate(self, samples, micro):
+            return stack_samples(samples, micro.rows)
+
+    assert train(Sending(), "here")[0]
+    with pytest.raises(DataError, match="cannot be sent to a DataLoader worker"):
+        train(Sending(), "sent", num_workers=1)
 
 
 def test_a_state_that_cannot_be_kept_is_read_again(train):

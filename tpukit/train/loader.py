@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def _batch(self, micro: MicroBatch) -> Batch:
         keys = micro.keys or (FILLER,)
-        found = micro.samples or (self.data[key.sample] for key in keys)
+        found = unpacked(micro.samples) or (self.data[key.sample] for key in keys)
         samples = [self._drawn(key, sample) for key, sample in zip(keys, found, strict=True)]
         try:
             collated = self.task.collate(samples, micro)
@@ -68,7 +69,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def filled(self, micro: MicroBatch) -> Batch:
         """A batch of this shape from its first sample alone, as `collate` fills up rows."""
-        samples = micro.samples and micro.samples[:1]
+        samples = micro.samples and unpacked(micro.samples)[:1]
         batch = self._batch(replace(micro, keys=micro.keys[:1], samples=samples))
         batch["mask"].fill_(1.0)
         return batch
@@ -114,6 +115,37 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
                 yield micro.share(self.rank, self.world_size)
 
 
+class PackedMicroBatches(Sampler[MicroBatch]):
+    """Micro-batches whose samples were read from a stream, as DataLoader workers are sent them.
+
+    A tensor would be sent as a file descriptor, of which there are few; and what cannot be sent
+    would be found by a thread, whose error nobody waits for.
+    """
+
+    def __init__(self, micro_batches: Iterable[MicroBatch]) -> None:
+        self.micro_batches = micro_batches
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for micro in self.micro_batches:
+            yield micro if micro.samples is None else replace(micro, samples=packed(micro.samples))
+
+
+def packed(samples: Any) -> bytes:
+    """Samples for another process. Raises DataError where they hold what cannot be sent."""
+    try:
+        return pickle.dumps(samples)
+    except Exception as error:  # whatever a sample's own pickling raises
+        raise DataError(
+            f"a sample of the training stream cannot be sent to a DataLoader worker: {error}.",
+            "Yield numbers, text, bytes and arrays, or use --num-workers 0.",
+        ) from error
+
+
+def unpacked(samples: Any) -> Any:
+    """The samples, where they were packed for this process."""
+    return pickle.loads(samples) if isinstance(samples, bytes) else samples
+
+
 class PlannedStep(NamedTuple):
     """A step whose micro-batches were given out."""
 
@@ -138,7 +170,7 @@ def make_loader(
     """A DataLoader over micro-batches (any iterable of them), in their order."""
     return MicroBatchLoader(
         MicroBatchData(task, data, settings.seed),
-        sampler=micro_batches,
+        sampler=PackedMicroBatches(micro_batches) if settings.workers else micro_batches,
         batch_size=None,
         num_workers=settings.workers,
         prefetch_factor=2 if settings.workers else None,

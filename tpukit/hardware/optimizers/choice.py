@@ -49,6 +49,8 @@ def require_steppable(optimizer: Any) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise _refused(name, "its step evaluates the loss again through a closure")
+    if any(not isinstance(g.get("lr"), float | int | torch.Tensor) for g in optimizer.param_groups):
+        raise _refused(name, "it has no `lr`, which the engine sets before each step")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise _refused(name, "it takes sparse gradients, which are neither reduced nor clipped")
 

@@ -37,7 +37,7 @@ class MicroBatch:
     """Rows of the batch; those beyond `keys` are filled and masked."""
     shape: Any = None
     """The task's own description of the batch's fixed shape; None where all have the same."""
-    samples: tuple[Sample, ...] | None = None
+    samples: Any = None
     """The samples, where they were read from a stream; None: they are found by their keys."""
 
     def share(self, rank: int, world_size: int) -> MicroBatch:

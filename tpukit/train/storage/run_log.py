@@ -6,6 +6,7 @@ import faulthandler
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -100,7 +101,8 @@ def loss_curve(folder: RunFolder) -> bytes | None:
     """Training and validation loss from metrics.jsonl as a PNG picture."""
     rows = read_metrics(folder)
     train = [(r["step"], r["loss"]) for r in rows if r["kind"] == "train"]
-    valid = [(r["step"], r["valid_loss"]) for r in rows if "valid_loss" in r]
+    name = next((k for r in rows for k in r if re.fullmatch(r"valid_(\w+_)?loss", k)), "")
+    valid = [(r["step"], r[name]) for r in rows if name in r]
     if len(train) < 2:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
