@@ -33,9 +33,9 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def run_killed(run, hw, kills, env, tmp_path, ranks=1):
+def run_killed(run, hw, kills, env, tmp_path, ranks=1, arguments=ARGUMENTS):
     """The same command again and again, killed at each moment in turn, then left alone."""
-    argv = [*ARGUMENTS, "--hw", *hw, "--results-dir", str(run)]
+    argv = [*arguments, "--hw", *hw, "--results-dir", str(run)]
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps([{"argv": argv, "at": at, "ranks": ranks} for at in [*kills, None]]))
     mark = uuid.uuid4().hex
@@ -114,3 +114,32 @@ def test_two_ranks_killed_end_in_the_same_bytes(tmp_path, kills):
     statuses = run_killed(killed, hw, kills, {}, tmp_path, ranks=2)
     assert statuses.count(9) == len(kills), f"every session must have been killed: {statuses}"
     assert same_bytes(killed, whole)
+
+
+STREAM = [
+    "train", "--task", f"{SUPPORT / 'free_task.py'}:Free", "--max-steps", "24", "--log-every", "3",
+    "--ckpt-every", "2", "--num-workers", "1", "--precision", "fp32",
+    "--set", "best_metric=max:valid_far_auc",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("hw", "env", "ranks", "kills"),
+    [
+        (["cpu"], {}, 1, ["step:3", "half:2", "fsync:4", "evaluate:1", "step:4"]),
+        (["cpu", "--devices", "2"], {}, 2, ["step:3:1", "half:2:0", "step:4:0"]),
+        pytest.param(["tpu"], VIRTUAL_TPU, 1, ["half:2", "step:3"], marks=pytest.mark.xla),
+    ],
+    ids=["cpu", "two-ranks", "xla"],
+)
+def test_a_stream_with_an_optimizer_of_its_own_killed(tmp_path, hw, env, ranks, kills):
+    """24 steps of 16 samples over passes of 40, so nearly every kill is in the middle of one."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = tpukit(*STREAM, "--hw", *hw, "--results-dir", whole, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    statuses = run_killed(killed, hw, kills, env, tmp_path, ranks, STREAM)
+    assert statuses.count(9) == len(kills), statuses
+    assert same_bytes(killed, whole)
+    assert (latest(killed) / "stream.pt").read_bytes() == (latest(whole) / "stream.pt").read_bytes()
