@@ -95,7 +95,7 @@ def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Te
     return max(
         float((left[n] - right[n]).detach().double().norm() / right[n].detach().double().norm())
         for n in left
-        if right[n].norm() > 0
+        if right[n].double().norm() > 0
     )
 
 

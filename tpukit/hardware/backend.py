@@ -162,6 +162,10 @@ class Backend(ModelOps, Protocol):
         """Device names, counts, precision and versions, for the first lines of a run."""
         ...
 
+    def remarks(self, model: nn.Module) -> list[str]:
+        """What this hardware computes differently for a prepared model, a line each."""
+        ...
+
     # -- models and batches ------------------------------------------------------------------
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         """The model on the device: DDP or FSDP over several, compiled where that is faster.
@@ -251,7 +255,8 @@ class Backend(ModelOps, Protocol):
     def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
         """targets += weight (sources - targets), in place, pairwise: an EMA's update.
 
-        `weight` may differ from step to step without another graph; 0 leaves the targets.
+        `weight` may differ from step to step without another graph; 0 leaves the targets. Targets
+        that are not floating point (counts) become the sources where it is not 0.
         """
         ...
 

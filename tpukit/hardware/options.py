@@ -24,6 +24,8 @@ class HardwareOptions:
     """Precision of the forward pass: auto, bf16, fp16 or fp32; weights stay fp32."""
     shard: bool = False
     """Shard parameters and optimizer state over the devices."""
+    sync_batchnorm: bool = False
+    """BatchNorm normalizes by the rows of all ranks, not of each (on XLA it always does)."""
     compile: bool | None = None
     """Use torch.compile (default: where it pays)."""
     deterministic: bool = False

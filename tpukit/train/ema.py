@@ -18,18 +18,21 @@ class EMA:
     For the first `warmup` steps d is 0: the EMA weights copy the weights. n steps later d is
     min(decay, 1 - (1 + n)^(-2/3)), as in ema_pytorch. Without a warm-up d is `decay`, and the EMA
     keeps the initial weights for about `every` / (1 - decay) steps.
-    `weights` mirrors the trained parameters by name; their placement (sharded or not) too.
+    `weights` mirrors by name the trained parameters, in their placement (sharded or not), and the
+    persistent buffers: running statistics are averaged too, integers (counts) are copied.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
+        buffers: Mapping[str, Tensor],
         weights: dict[str, Tensor],
         decay: float,
         every: int,
         warmup: int,
     ) -> None:
-        self.parameters = dict(parameters)
+        self.parameters: dict[str, Tensor] = dict(parameters)
+        self.buffers = dict(buffers)
         self.weights = weights
         self.decay = decay
         self.every = every
@@ -45,22 +48,32 @@ class EMA:
     def update(self, backend: Backend, steps_done: int) -> None:
         """After step `steps_done`: the update where one is due, else nothing."""
         weight = 1 - self.decay_at(steps_done) if steps_done % self.every == 0 else 0.0
-        backend.lerp(list(self.weights.values()), list(self.parameters.values()), weight)
+        for sources in (self.parameters, self.buffers):
+            averages = [self.weights[name] for name in sources]
+            if averages:
+                backend.lerp(averages, list(sources.values()), weight)
 
     @contextmanager
     def in_place_of_weights(self, backend: Backend) -> Iterator[None]:
         """Within the context the model computes with the EMA weights."""
-        parameters, weights = list(self.parameters.values()), list(self.weights.values())
-        backend.exchange(parameters, weights)
+        trained = {**self.parameters, **self.buffers}
+        own, weights = list(trained.values()), [self.weights[name] for name in trained]
+        backend.exchange(own, weights)
         try:
             yield
         finally:
-            backend.exchange(parameters, weights)
+            backend.exchange(own, weights)
 
 
 @torch.no_grad()
-def start_ema(parameters: Mapping[str, nn.Parameter], decay: float, every: int, warmup: int) -> EMA:
-    """EMA weights that start at the parameters' present values."""
+def start_ema(
+    parameters: Mapping[str, nn.Parameter],
+    buffers: Mapping[str, Tensor],
+    decay: float,
+    every: int,
+    warmup: int,
+) -> EMA:
+    """EMA weights that start at the present values."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    weights = {name: p.detach().clone() for name, p in trained.items()}
-    return EMA(trained, weights, decay, every, warmup)
+    weights = {name: t.detach().clone() for name, t in {**trained, **buffers}.items()}
+    return EMA(trained, buffers, weights, decay, every, warmup)

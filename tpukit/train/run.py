@@ -187,6 +187,8 @@ def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, An
     if config.schedule != "constant" or type(task).learning_rate is not Task.learning_rate:
         # The rate depends on how long the run is.
         values["total_steps"] = total_steps
+    if config.sync_batchnorm:
+        values["sync_batchnorm"] = True
     return values
 
 
@@ -287,6 +289,8 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     log.text(f"Running on: {device}")
     for place in host_reads(plan.task.loss):
         log.text(f"Warning: the loss reads a value at {place}: on a TPU each step waits for it.")
+    for remark in backend.remarks(learner.model):
+        log.text(remark)
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     samples = _count(plan.datasets.train)
     train = "a stream of" if samples is None else samples

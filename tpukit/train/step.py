@@ -15,6 +15,7 @@ from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
 from tpukit.train.monitor.evaluation import MOST_SUMS, Evaluation
 from tpukit.train.storage.optimizer_state import OptimizerState
+from tpukit.train.storage.state_dict import persistent_buffers
 from tpukit.train.task import Task
 
 SMALLEST = 2
@@ -141,9 +142,7 @@ class Learner(Evaluation):
     # -- state -----------------------------------------------------------------------------------
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by their plain names."""
-        plain = self.backend.unwrap(self.model)
-        persistent = plain.state_dict(keep_vars=True)
-        buffers = {name: b for name, b in plain.named_buffers() if name in persistent}
+        buffers = persistent_buffers(self.backend.unwrap(self.model))
         return {**self.backend.parameters(self.model), **buffers}
 
 
@@ -162,7 +161,11 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     ema = None
     if config.ema_decay is not None:
         ema = start_ema(
-            backend.parameters(prepared), config.ema_decay, config.ema_every, config.ema_warmup
+            backend.parameters(prepared),
+            persistent_buffers(backend.unwrap(prepared)),
+            config.ema_decay,
+            config.ema_every,
+            config.ema_warmup,
         )
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.

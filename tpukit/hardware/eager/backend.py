@@ -36,8 +36,16 @@ from tpukit.hardware.collectives import (
     SingleRank,
     launched_world_size,
 )
+from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
-from tpukit.hardware.eager.distributed import DDP, FSDP, Parallelism, SingleProcess, local
+from tpukit.hardware.eager.distributed import (
+    DDP,
+    DDP_OPTIONS,
+    FSDP,
+    Parallelism,
+    SingleProcess,
+    local,
+)
 from tpukit.hardware.eager.grad_scaling import (
     PlainUpdate,
     ScaledUpdate,
@@ -96,6 +104,16 @@ class EagerBackend(TorchOps):
             "torch": torch.__version__,
             **self.eager.versions,
         }
+
+    def remarks(self, model: nn.Module) -> list[str]:
+        if self.world_size == 1 or not has_batch_norm(model):
+            return []
+        if self.parallelism.sync_batchnorm:
+            return ["BatchNorm normalizes by the rows of all ranks."]
+        return [
+            "BatchNorm: each rank normalizes by its own rows; the running statistics are the"
+            " ranks' mean. --set sync_batchnorm=true normalizes by the rows of all ranks."
+        ]
 
     # -- models and batches ------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -176,8 +194,15 @@ class EagerBackend(TorchOps):
 
     @torch.no_grad()
     def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
-        if weight:
-            torch._foreach_lerp_(list(targets), list(sources), weight)
+        if not weight:
+            return
+        pairs = list(zip(targets, sources, strict=True))
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        if floating:
+            torch._foreach_lerp_([t for t, _ in floating], [s for _, s in floating], weight)
+        for target, source in pairs:
+            if not target.is_floating_point():
+                target.copy_(source)
 
     def finish(self) -> None:
         pass
@@ -343,7 +368,7 @@ def _start_accelerate(kind: Kind) -> Any:
         cpu=kind == "cpu",
         mixed_precision="no",
         kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            DistributedDataParallelKwargs(**DDP_OPTIONS),
             InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
         ],
     )
@@ -359,10 +384,11 @@ def _parallelism(
     if world == 1:
         return SingleProcess(replicate)
     if not options.shard:
-        return DDP(replicate)
+        return DDP(replicate, sync_batchnorm=options.sync_batchnorm)
     from torch.distributed.device_mesh import init_device_mesh
 
-    return FSDP(init_device_mesh(device.type, (world,)), place)
+    mesh = init_device_mesh(device.type, (world,))
+    return FSDP(mesh, place, sync_batchnorm=options.sync_batchnorm)
 
 
 def _update(precision: Precision, device: torch.device) -> Update:

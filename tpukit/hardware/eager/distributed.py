@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -13,12 +14,17 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
+
 
 class Parallelism(Protocol):
     """Where a model's parameters and gradients are, over the ranks of a run.
 
     After the last micro-batch every rank holds the sum of all gradients, or its shard of it.
     """
+
+    sync_batchnorm: bool
+    """Whether BatchNorm normalizes by the rows of all ranks."""
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module: ...
     def unwrap(self, model: nn.Module) -> nn.Module: ...
@@ -34,8 +40,11 @@ class Parallelism(Protocol):
 class SingleProcess:
     """A single rank holds everything."""
 
-    def __init__(self, place: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(
+        self, place: Callable[[nn.Module], nn.Module], *, sync_batchnorm: bool = False
+    ) -> None:
         self.place = place
+        self.sync_batchnorm = sync_batchnorm
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         return self.place(model)
@@ -56,6 +65,18 @@ class SingleProcess:
         target.detach().copy_(value)
 
 
+NONE_UNUSED = "find_unused_parameters=True was specified"
+"""torch's warning where all parameters are used."""
+
+DDP_OPTIONS: Mapping[str, Any] = {
+    "gradient_as_bucket_view": True,
+    # A pooler that no loss uses, layers that are dropped: else the ranks wait for their gradients.
+    "find_unused_parameters": True,
+    # Ranks share them after each step instead.
+    "broadcast_buffers": False,
+}
+
+
 class DDP(SingleProcess):
     """Every rank holds a replica; gradients are summed over the ranks."""
 
@@ -70,17 +91,32 @@ class DDP(SingleProcess):
             return model.module  # type: ignore[no-any-return]
         return model
 
-    def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
-        if last or not isinstance(model, DistributedDataParallel):
-            return nullcontext()
-        return model.no_sync()
+    @contextmanager
+    def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        waiting = None if last or not isinstance(model, DistributedDataParallel) else model
+        with (
+            synchronized_batch_norm() if self.sync_batchnorm else nullcontext(),
+            waiting.no_sync() if waiting else nullcontext(),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", message=NONE_UNUSED)
+            yield
+        if last:
+            share_buffers(model)
 
 
 class FSDP:
     """Every rank holds a shard of each parameter, its gradient and its optimizer state."""
 
-    def __init__(self, mesh: Any, place: Callable[[nn.Module], nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Any,
+        place: Callable[[nn.Module], nn.Module] | None = None,
+        *,
+        sync_batchnorm: bool = False,
+    ) -> None:
         self.mesh = mesh
+        self.sync_batchnorm = sync_batchnorm
         self.place = place
         """Where `fully_shard` cannot move a model itself."""
 
@@ -105,7 +141,10 @@ class FSDP:
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(last)
-        yield
+        with synchronized_batch_norm() if self.sync_batchnorm else nullcontext():
+            yield
+        if last:
+            share_buffers(model)
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         squared = torch.nn.utils.get_total_norm([local(g) for g in gradients]).square()

@@ -23,7 +23,7 @@ from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadMemory
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
 from tpukit.hardware.eager.devices import state_from_text, state_text
-from tpukit.hardware.eager.distributed import move_tensors
+from tpukit.hardware.eager.distributed import DDP_OPTIONS, move_tensors
 from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
 from tpukit.hardware.prefetch import prefetch
 
@@ -76,7 +76,7 @@ class TpuDevice:
         placed = self.place(model)
         if not dist.is_initialized():
             return placed
-        return DistributedDataParallel(placed, gradient_as_bucket_view=True)
+        return DistributedDataParallel(placed, **DDP_OPTIONS)
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self._send)

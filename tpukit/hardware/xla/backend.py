@@ -38,6 +38,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.detect import is_emulated
+from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.memory import (
     limit_host_memory,
@@ -107,6 +108,11 @@ class XlaBackend(XlaOps):
             "torch": torch.__version__,
             "torch_xla": torch_xla.__version__,
         }
+
+    def remarks(self, model: nn.Module) -> list[str]:
+        if self.devices == 1 or not has_batch_norm(model):
+            return []
+        return ["BatchNorm normalizes by the rows of all devices."]
 
     # -- models and batches ------------------------------------------------------------------
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
@@ -228,7 +234,10 @@ class XlaBackend(XlaOps):
         # Sent as data: a Python number would be part of the graph.
         sent = self.mesh.send(torch.tensor(weight))
         for target, source in zip(targets, sources, strict=True):
-            target.lerp_(source, sent.to(target.dtype))
+            if target.is_floating_point():
+                target.lerp_(source, sent.to(target.dtype))
+            else:
+                target.copy_(torch.where(sent > 0, source, target))
 
     def finish(self) -> None:
         self._sync()

@@ -7,6 +7,7 @@ Without them an operator would leave the device: the graph is cut, and a TPU wai
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -51,8 +52,15 @@ they are written."""
 
 
 @functools.cache
-def register_lowerings() -> tuple[Library, ...]:
+def register_lowerings() -> Any:
     """Registers everything below, once a process; what is returned keeps it registered."""
+    with warnings.catch_warnings():
+        # torch warns of each kernel that is replaced.
+        warnings.simplefilter("ignore")
+        return _registered()
+
+
+def _registered() -> Any:
     library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in BELOW_AUTOGRAD:
         _register(library, name, decomposition_table[_overload(name)], "XLA")
@@ -64,22 +72,17 @@ def register_lowerings() -> tuple[Library, ...]:
         _register(library, f"{name}_backward", backward, "XLA")
     for name, function in OWN.items():
         _register(library, name, function, "AutogradXLA", "XLA")
-    for name, function in OVERRIDDEN.items():
-        for key in ("AutogradXLA", "XLA"):
+    for name, (function, *keys) in OVERRIDDEN.items():
+        for key in keys:
             original = get_kernel(f"aten::{name}", key)
             library.impl(
                 name, functools.partial(function, original), key, with_keyset=True,
                 allow_override=True,
             )  # fmt: skip
-    library.impl(
-        "native_batch_norm",
-        functools.partial(_batch_norm, get_kernel("aten::native_batch_norm", "XLA")),
-        "XLA", with_keyset=True, allow_override=True,
-    )  # fmt: skip
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", attention_in_one_dtype, "AutocastXLA")
-    return (library,)
+    return library
 
 
 def _register(library: Any, name: str, function: Callable[..., Any], *keys: str) -> None:
@@ -231,20 +234,20 @@ def _index_put_(
     return target.copy_(torch.where(chosen, values.to(target.dtype), target))
 
 
-def _batch_norm(
+def _native_batch_norm(
     original: Any, keys: Any, image: Tensor, weight: Tensor | None, bias: Tensor | None,
     mean: Tensor | None, variance: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
-    """torch_xla's puts the batch's biased variance into the running one, torch the unbiased."""
-    count = image.numel() // image.shape[1]
-    kept = (1 - momentum) * variance if variance is not None else None
-    result = original.call_boxed(keys, image, weight, bias, mean, variance, training, momentum, eps)
-    if training and count > 1 and variance is not None and kept is not None:
-        variance.copy_(kept + (variance - kept) * (count / (count - 1)))
-    return result
+    """torch_xla's running variance is of the rows as if they were all there are."""
+    found = original.call_boxed(keys, image, weight, bias, mean, variance, training, momentum, eps)
+    if training and variance is not None:
+        others = image.numel() // image.shape[1] - 1
+        of_rows = found[2].reciprocal().square() - eps
+        variance.add_(of_rows * (momentum / max(1, others)))
+    return found
 
 
-def _batch_norm_backward(original: Any, keys: Any, *arguments: Any) -> Any:
+def _native_batch_norm_backward(original: Any, keys: Any, *arguments: Any) -> Any:
     """torch_xla's is of training alone: it looks for the batch's statistics."""
     if arguments[7]:
         return original.call_boxed(keys, *arguments)
@@ -264,8 +267,10 @@ def _avg_pool2d_backward(
     return pool_backward(gradient, image.shape, kernel, stride, padding, include_pad=include_pad)
 
 
-OVERRIDDEN: dict[str, Callable[..., Any]] = {
-    "index_put_": _index_put_,
-    "avg_pool2d_backward": _avg_pool2d_backward,
-    "native_batch_norm_backward": _batch_norm_backward,
+OVERRIDDEN: dict[str, tuple[Any, ...]] = {
+    "index_put_": (_index_put_, "AutogradXLA", "XLA"),
+    "avg_pool2d_backward": (_avg_pool2d_backward, "XLA"),
+    "native_batch_norm": (_native_batch_norm, "XLA"),
+    "native_batch_norm_backward": (_native_batch_norm_backward, "XLA"),
 }
+"""Each with the dispatch keys it is registered for."""

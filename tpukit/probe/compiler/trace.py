@@ -188,7 +188,8 @@ def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn
     if learner.ema:
         with backend.placeholders.of_kind("ema"):
             averages = learner.ema.weights
-            averages.update({n: backend.mesh.zeros_like(v) for n, v in averages.items()})
+            averages |= {n: backend.mesh.zeros_like(averages[n]) for n in learner.ema.parameters}
+            averages |= {n: backend.placeholders.like(b) for n, b in learner.ema.buffers.items()}
     for name, value in vars(learner).items():
         if isinstance(value, Tensor):
             setattr(learner, name, backend.placeholders.like(value))

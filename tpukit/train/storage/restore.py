@@ -50,7 +50,9 @@ def load_learner(
     tensors = checkpoint.tensors("optimizer")
     learner.optimizer_state.restore(backend, checkpoint.state.optimizer, tensors)
     if learner.ema:
-        backend.load(learner.ema.weights, checkpoint.tensors("ema"))
+        # Before buffers were averaged, a checkpoint held only the model's own.
+        kept = {**checkpoint.tensors("model"), **checkpoint.tensors("ema")}
+        backend.load(learner.ema.weights, kept)
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
     learner.set_steps_done(checkpoint.state.step)
     backend.load_state({"scaler": checkpoint.state.scaler})

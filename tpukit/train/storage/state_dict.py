@@ -11,7 +11,7 @@ from tpukit.errors import CheckpointError
 
 def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
     """Loads whole weights strictly. Raises CheckpointError naming what does not fit."""
-    own = {**dict(model.named_parameters()), **_persistent_buffers(model)}
+    own = {**dict(model.named_parameters()), **persistent_buffers(model)}
     # A whole state dict names tied weights more than once.
     missing = sorted(own.keys() - weights.keys())
     extra = sorted(weights.keys() - own.keys() - model.state_dict().keys())
@@ -34,6 +34,7 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], so
             tensor.copy_(weights[name])
 
 
-def _persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    kept = model.state_dict().keys()
+def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds beside the parameters (running statistics), by name."""
+    kept = model.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}

@@ -1,0 +1,65 @@
+"""A network with BatchNorm, upsampling and a head that no loss depends on, on synthetic images."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+
+
+class Images:
+    """`count` images made from the index alone."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(index)
+        image = rng.standard_normal((3, 4, 4), dtype=np.float32) + index % 3
+        return {"image": image, "label": np.int64(index % 3)}
+
+
+class Net(nn.Module):
+    """Two BatchNorms, one without weights; a bias before one would have noise for a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+        )
+        self.grow = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.leave = nn.Sequential(nn.Conv2d(4, 3, 3, bias=False), nn.BatchNorm2d(3, affine=False))
+        self.pooler = nn.Linear(3, 3)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        hidden = self.leave(self.grow(self.enter(image))).mean((2, 3))
+        self.pooler(hidden)
+        return hidden
+
+
+class Normalizing(Task):
+    name = "normalizing"
+    defaults = TrainingDefaults(
+        global_batch_size=16, rows_per_device=16, max_steps=6, epochs=None, lr=1e-2, ema_decay=0.8
+    )
+
+    def __init__(self, data_path: str = "") -> None:
+        pass
+
+    def build_model(self, ops) -> nn.Module:
+        return Net()
+
+    def datasets(self) -> Datasets:
+        return Datasets(Images(48), Images(12))
+
+    def loss(self, model, batch):
+        scores = model(batch["image"]).float()
+        return {"loss": nn.functional.cross_entropy(scores, batch["label"], reduction="none")}
+
+    def example_batches(self, rows):
+        return [stack_samples([Images(1)[0]] * rows, rows)]

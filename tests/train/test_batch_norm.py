@@ -1,0 +1,88 @@
+"""A network with BatchNorm and an unused head: statistics are averaged, saved and resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from runs import (
+    SUPPORT,
+    VIRTUAL_TPU,
+    environment,
+    parameters,
+    relative_difference,
+    result,
+    same_bytes,
+    tpukit,
+)
+
+ARGUMENTS = [
+    "train", "--task", f"{SUPPORT / 'norm_task.py'}:Normalizing", "--ckpt-every", "2",
+    "--log-every", "2", "--precision", "fp32", "--num-workers", "0",
+]  # fmt: skip
+SYNCHRONIZED = ["--hw", "cpu", "--devices", "2", "--set", "sync_batchnorm=true"]
+WAYS = {
+    "one-rank": (["--hw", "cpu"], {}),
+    "two-ranks": (SYNCHRONIZED, {}),
+    "two-ranks-own-statistics": (SYNCHRONIZED[:4], {}),
+    "fsdp-2": ([*SYNCHRONIZED, "--shard"], {}),
+    "xla-4": (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "4"}),
+}
+
+
+def run(folder, way):
+    arguments, env = WAYS[way]
+    return tpukit(*ARGUMENTS, *arguments, "--results-dir", folder, "--json", env=env)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The run of one CPU rank."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    result(run(folder, "one-rank"))
+    return folder
+
+
+MARKS = {"xla-4": pytest.mark.xla, "fsdp-2": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=MARKS.get(way, ())) for way in WAYS])
+def test_statistics_are_those_of_one_rank_and_survive_a_kill(tmp_path, reference, way):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = run(whole, way)
+    assert result(done)["compilations_after_warmup"] == 0
+    assert ("each rank normalizes by its own rows" in done.stderr) == ("own" in way)
+    if "own" not in way:
+        for file in ("model", "ema"):
+            found, expected = parameters(whole, file), parameters(reference, file)
+            assert "enter.1.running_var" in found and "leave.1.num_batches_tracked" in found
+            assert relative_difference(found, expected) < 1e-4
+    kill_at_step_4(killed, way)
+    assert same_bytes(killed, whole)
+
+
+def kill_at_step_4(folder, way):
+    """The same run, killed in its fourth step and resumed."""
+    arguments, env = WAYS[way]
+    session = {
+        "argv": [*ARGUMENTS, *arguments, "--results-dir", str(folder)],
+        "ranks": 2 if "--devices" in arguments else 1,
+    }
+    plan = folder.with_suffix(".json")
+    plan.write_text(json.dumps([{**session, "at": at} for at in ("step:4", None)]))
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
+        env=environment(env), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [9, 0], done.stderr[-3000:]
+
+
+def test_ema_averages_statistics_and_copies_counts(reference):
+    model, ema = parameters(reference), parameters(reference, "ema")
+    assert not torch.allclose(model["enter.1.running_mean"], ema["enter.1.running_mean"])
+    assert torch.equal(model["enter.1.num_batches_tracked"], torch.tensor(6))
+    assert torch.equal(ema["enter.1.num_batches_tracked"], torch.tensor(6))
