@@ -11,7 +11,14 @@ import ast
 import re
 
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names, Scope, children, imported_packages, source_text
+from tpukit.probe.lint.names import (
+    Names,
+    Scope,
+    children,
+    imported_packages,
+    nodes_below,
+    source_text,
+)
 from tpukit.probe.lint.slow.loaders import Loaders, argument
 from tpukit.probe.lint.slow.steps import Emit, Steps
 from tpukit.probe.lint.source import Module
@@ -87,10 +94,12 @@ def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
         if place not in found:
             found.append(place)
 
-    imports = [n for n in ast.walk(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    imports = [n for n in nodes_below(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     packages = {package for node in imports for package in imported_packages(node)}
     uses_xla = "torch_xla" in packages
-    _Visitor(module.tree, names, emit, uses_xla, packages).walk(module.tree, names.module)
+    visitor = _Visitor(module.tree, names, emit, uses_xla, packages)
+    visitor.has_rendezvous = "rendezvous" in module.text
+    visitor.walk(module.tree, names.module)
     if uses_xla:
         _unsynchronised_steps(module.tree, names, emit)
     return found
@@ -109,6 +118,7 @@ class _Visitor:
         self._loaders: Loaders | None = None
         self._steps = Steps(tree, names, emit, uses_xla)
         self._has_steps = uses_xla or "accelerate" in packages
+        self.has_rendezvous = True
         self._rendezvous = 0
         self._in_stand_in = False
 
@@ -116,7 +126,7 @@ class _Visitor:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
-            if isinstance(child, _FUNCTIONS):
+            if self.has_rendezvous and isinstance(child, _FUNCTIONS):
                 self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
@@ -205,7 +215,7 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
     words = _words(tree)
     if words.isdisjoint(_LAUNCHES) or words.isdisjoint(_SYNCS) or any(map(_REDUCES.search, words)):
         return
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    calls = [n for n in nodes_below(tree) if isinstance(n, ast.Call)]
     meanings = {name for call in calls for name in _anywhere(call.func, names)}
     if meanings.isdisjoint(_LAUNCHES.values()) or meanings.isdisjoint(_SYNCS.values()):
         return
@@ -216,7 +226,7 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
 
 
 def _count(tree: ast.AST, attribute: str) -> int:
-    return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in ast.walk(tree))
+    return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in nodes_below(tree))
 
 
 def _words(tree: ast.Module) -> set[str]:

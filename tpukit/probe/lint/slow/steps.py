@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from tpukit.probe.lint.names import Names, Scope, source_text
+from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
 
 _READS = ("item", "tolist", "numpy", "cpu")
 _XM = "torch_xla.core.xla_model."
@@ -108,12 +108,12 @@ class Steps:
 def _step_functions(tree: ast.Module) -> set[str]:
     """Functions that run one backward pass, and what `compile` makes of them."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_below(tree):
         if isinstance(node, _FUNCTIONS):
             calls = (n.func for n in _nodes(node.body) if isinstance(n, ast.Call))
             if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
                 found.add(node.name)
-    for node in ast.walk(tree):
+    for node in nodes_below(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made_of = {a.id for a in node.value.args if isinstance(a, ast.Name)}
             if "compile" in source_text(node.value.func) and made_of & found:
@@ -198,7 +198,7 @@ def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AS
                 stack.extend(node.orelse if off_tpu(test) else (node.test, *node.body))
                 continue
         yield node
-        stack.extend(ast.iter_child_nodes(node))
+        stack += children(node)
 
 
 def off_tpu(test: str) -> bool:
