@@ -140,6 +140,21 @@ class ListPlan(Sound):
         return [0, 1, 2]
 
 
+class DrawsNothing(Sound):
+    def draw(self, sample, rng):
+        sample["x"] += rng.standard_normal(4, dtype=np.float32)
+
+
+class WithoutIdentity(Sound):
+    def identity(self):
+        self.width = 4
+
+
+class TorchGroups(Sound):
+    def parameter_groups(self, model, weight_decay):
+        return [{"params": list(model.parameters()), "lr": 0.1}]
+
+
 class WithoutMethods(Task):
     def loss(self, model, batch):
         return {"loss": model(batch["x"])}

@@ -15,7 +15,12 @@ from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Batch
 from tpukit.train.data.stream import StreamPlan
 from tpukit.train.mistakes.raised import task_failure
-from tpukit.train.mistakes.returned import check_batch, check_sample, place_of_samples
+from tpukit.train.mistakes.returned import (
+    check_batch,
+    check_sample,
+    place_of_samples,
+    task_mistake,
+)
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -77,7 +82,10 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
     def _drawn(self, key: SampleKey, sample: Sample) -> Sample:
         if self._stacks:
             check_sample(sample, key.sample, self.data, self.task.datasets)
-        return self.task.draw(sample, sample_rng(self.seed, key.epoch, key.sample))
+        drawn = self.task.draw(sample, sample_rng(self.seed, key.epoch, key.sample))
+        if drawn is None:
+            raise task_mistake(self.task.draw, "returned None", "Return the sample.")
+        return drawn
 
 
 class MicroBatchLoader(DataLoader[Batch | TpukitError]):

@@ -180,7 +180,8 @@ def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
 
 
 def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:
-    values = {"task": task.name, **task.identity()}
+    own = expect(task.identity(), dict, task.identity, "a dict of plain values")
+    values = {"task": task.name, **own}
     values |= {name: getattr(config, name) for name in ARITHMETIC}
     values |= {n: getattr(config, n) for n, older in ADDED_ARITHMETIC.items()
                if getattr(config, n) != older}  # fmt: skip

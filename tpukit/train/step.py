@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import Backend, Batch, OptimizerSettings
+from tpukit.hardware.backend import Backend, Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.optimizers.choice import require_steppable
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
+from tpukit.train.mistakes.returned import expect
 from tpukit.train.monitor.evaluation import MOST_SUMS, Evaluation
 from tpukit.train.storage.optimizer_state import OptimizerState
 from tpukit.train.storage.state_dict import persistent_buffers
@@ -187,7 +188,11 @@ def build_optimizer(
         config.lr,
         config.momentum,
     )
-    groups = task.parameter_groups(model, config.weight_decay)
+    groups = list(task.parameter_groups(model, config.weight_decay))
+    for group in groups:
+        expect(
+            group, ParameterGroup, task.parameter_groups, "ParameterGroup(parameters, ...) objects"
+        )
     own = task.build_optimizer(groups, settings)
     if own is not None:
         require_steppable(own)

@@ -138,7 +138,8 @@ def check_sample(sample: object, index: int, data: object, method: Method) -> No
         raise DataError(
             f"{place_of_samples(data, method)} gave sample {index} as {described(sample)}, not a"
             " dict.",
-            'Return {"image": image, "label": label}: names that `loss` finds in its batch.',
+            'Return {"image": image, "label": label}, or name the values of a data set of tuples:'
+            ' `named(data, "image", "label")`.',
         )
     for name, value in sample.items():
         if not isinstance(value, ARRAYS):
