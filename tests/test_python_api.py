@@ -139,6 +139,9 @@ answer["config"] = trained.config["task"]
 tpukit.show("results/line")
 """
 IN_A_THREAD = """
+import multiprocessing
+multiprocessing.set_start_method("spawn", force=True)
+short["num_workers"] = 2
 thread = threading.Thread(target=lambda: answer.update(
     thread=vars(tpukit.fit(Line, width=12, results_dir="threaded", **short))))
 thread.start()
@@ -190,6 +193,8 @@ def test_its_run_is_used_without_its_file(answer, place):
 
 def test_a_call_in_a_thread_trains_as_well(answer, place):
     assert answer["thread"]["finished"]
+    # Its workers would have been spawned.
+    assert "num_workers=0: spawned processes" in (place / "printed.txt").read_text()
     assert latest(place / "threaded").name == "step-00000006"
 
 
@@ -366,6 +371,8 @@ def test_keywords_are_the_commands_options(tmp_path):
         ("evaluate", {"run": "nowhere", "limt": 1}, "unknown option 'limt'", "limit?"),
         ("evaluate", {"run": "nowhere", "limit": 0}, "--limit 0", ""),
         ("evaluate", {"run": "nowhere", "limit": "3"}, "--limit '3' is not a whole number", ""),
+        ("evaluate", {}, "takes a run or checkpoint=", "Give one"),
+        ("evaluate", {"checkpoint": "no.pt"}, "no.pt does not exist", "Check the path"),
         ("predict", {"run": "nowhere", "out": 3}, "--out 3 is not a path", ""),
         ("load", {"run": "nowhere"}, "nowhere does not exist", "Train first"),
         ("show", {"run": "nowhere"}, "nowhere is not a run folder", "training command"),

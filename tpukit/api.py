@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from tpukit.commands.launching import in_this_process
 from tpukit.commands.options.hardware import hardware_options
-from tpukit.commands.options.option_sets import PARSERS, ranges_of
+from tpukit.commands.options.option_sets import PARSERS
 from tpukit.commands.options.training import FOLDERS, GivenSettings, SettingSources, read_settings
-from tpukit.commands.predict import DecodingOptions, PredictOptions
+from tpukit.commands.predict import DecodingOptions, PredictOptions, prediction
 from tpukit.commands.probe_batch import check_search, size_batch, size_model, task_source
-from tpukit.commands.test import TestOptions
+from tpukit.commands.test import RANGES, TestOptions, evaluation
 from tpukit.commands.trained_run import use_model
 from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind, holds_tpu, opened_backend
-from tpukit.io.ranges import range_problems
+from tpukit.io.ranges import Range, range_problems
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig, field_problems, nearest
 from tpukit.train.mistakes.imported import refuse_while_importing
 from tpukit.train.mistakes.raised import task_failure
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from tpukit.hardware.backend import Backend
     from tpukit.tasks.trained import TrainedTask
     from tpukit.train.requests import TrainingRequest, TrainingResult
@@ -70,8 +68,10 @@ def fit(
     settings = _settings(options, preset, config)
     hardware = settings.hardware()
     in_this_process(hardware, log)
-    if _is_of_this_session(task):
-        settings = dataclasses.replace(settings, train={"num_workers": 0, **settings.train})
+    if _is_out_of_reach(task):
+        if settings.train.get("num_workers"):
+            log("num_workers=0: spawned processes cannot import a class of a notebook's cell.")
+        settings = dataclasses.replace(settings, train={**settings.train, "num_workers": 0})
     request = settings.request(task)
     with opened_backend(hardware, once=False) as backend:
         from tpukit.train.run import train_run
@@ -81,8 +81,9 @@ def fit(
 
 
 def evaluate(
-    run: RunLike,
+    run: RunLike | None = None,
     *,
+    checkpoint: str | Path | None = None,
     task: TaskLike | None = None,
     settings: Mapping[str, Any] | None = None,
     log: Log = print,
@@ -91,22 +92,26 @@ def evaluate(
     """Evaluates a trained run, as `tpukit test` does; returns its JSON fields.
 
     run: a run folder, what `fit` or `load` returned, or a task (the run in its own folder).
+    checkpoint: a file of other code instead of a run.
     task, settings: where the run does not record them.
     options: those of `tpukit test` (`data=`, `data_path=`, `limit=`, `out=`, `hw=`, ...).
+
+    Under torchrun the ranks that are not the first get an empty dict.
     """
-    from tpukit.train.requests import EvaluationRequest
+    from tpukit.tasks.trained import open_checkpoint_file
 
     refuse_while_importing()
-    given = _take(TestOptions, options)
+    given = _take(TestOptions, options, RANGES)
     hardware = _hardware(options, TestOptions, log)
-    trained = _open(run, task, settings, log)
-    request = EvaluationRequest(trained.run, trained.checkpoint, **dataclasses.asdict(given))
-
-    def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        return trained.task.evaluate(model, backend, request, log)
-
+    if (run is None) == (checkpoint is None):
+        raise ConfigError("evaluate takes a run or checkpoint=.", "Give one of the two.")
+    if run is not None:
+        trained = _open(run, task, settings, log)
+    else:
+        trained = open_checkpoint_file(Path(checkpoint or ""), task, settings or {})
     with _failures_named():
-        return dict(use_model(trained, evaluated, hardware, log, once=False) or {})
+        use = evaluation(trained, given)
+        return dict(use_model(trained, use, hardware, log, once=False) or {})
 
 
 def predict(
@@ -122,22 +127,13 @@ def predict(
     run, task, settings: as `evaluate` takes them.
     options: those of `tpukit predict` (`data_path=`, `test_csv=`, `out=`, `num_beams=`, ...).
     """
-    from tpukit.train.requests import PredictionRequest
-
     refuse_while_importing()
     given, decoding = _take(PredictOptions, options), _take(DecodingOptions, options)
     hardware = _hardware(options, PredictOptions, log)
     trained = _open(run, task, settings, log)
-    if trained.run is None:
-        raise ConfigError("predict needs a run.", "Give the folder of one.")
-    request = PredictionRequest(trained.run, **dataclasses.asdict(given), decoding=decoding.given())
-    trained.task.check_prediction(request)
-
-    def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        return trained.task.predict(model, backend, request, log)
-
     with _failures_named():
-        return dict(use_model(trained, predicted, hardware, log, once=False) or {})
+        use = prediction(trained, given, decoding)
+        return dict(use_model(trained, use, hardware, log, once=False) or {})
 
 
 def load(
@@ -224,7 +220,9 @@ def _plain(name: str, value: Any) -> Any:
     return PARSERS[name][0](value) if name in PARSERS and isinstance(value, str) else value
 
 
-def _take(kind: type[Options], options: dict[str, Any]) -> Options:
+def _take(
+    kind: type[Options], options: dict[str, Any], ranges: Mapping[str, Range] | None = None
+) -> Options:
     """The options of one kind, out of those that were given; texts become paths.
 
     Raises ConfigError for values that the command line does not take either.
@@ -235,7 +233,7 @@ def _take(kind: type[Options], options: dict[str, Any]) -> Options:
     texts = {n for n, v in given.items() if isinstance(v, str) and hints[n] == Path | None}
     given = {name: Path(v) if name in texts else v for name, v in given.items()}
     given = {name: value for name, value in given.items() if value is not None}
-    wrong = [*field_problems(given, hints).values()] or range_problems(given, ranges_of(kind))
+    wrong = [*field_problems(given, hints).values()] or range_problems(given, ranges or {})
     if wrong:
         raise ConfigError(" ".join(wrong))
     return kind(**given)
@@ -282,8 +280,8 @@ def _failures_named() -> Iterator[None]:
         raise failure from error
 
 
-def _is_of_this_session(task: TaskLike) -> bool:
-    """Whether DataLoader workers could not import the task's class: they would start without it."""
+def _is_out_of_reach(task: TaskLike) -> bool:
+    """Whether DataLoader workers would start without the task's class: it is of this session."""
     from tpukit.tasks.registry import SESSION
 
     cls = task if isinstance(task, type) else type(task)

@@ -14,12 +14,15 @@ from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
+from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from tpukit.commands.trained_run import Use
     from tpukit.hardware.backend import Backend
+    from tpukit.tasks.trained import TrainedTask
 
     Log = Callable[[str], None]
 
@@ -99,21 +102,27 @@ def predict(
     The same command again goes on where a killed one stopped.
     """
     from tpukit.tasks.trained import open_trained
-    from tpukit.train.mistakes.returned import expect
-    from tpukit.train.requests import PredictionRequest
 
     output = Output(as_json=as_json)
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     trained = open_trained(run, output.text, task.task, parse_settings(task.settings or []))
-    assert trained.run is not None
-    request = PredictionRequest(
-        trained.run, **dataclasses.asdict(options), decoding=decoding.given()
-    )
+    use_in_all_ranks(trained, prediction(trained, options, decoding), chosen, kind, output)
+
+
+def prediction(trained: TrainedTask, options: PredictOptions, decoding: DecodingOptions) -> Use:
+    """What `predict` does with the model of a run. Raises what is known before it is opened."""
+    from tpukit.train.mistakes.returned import expect
+    from tpukit.train.requests import PredictionRequest
+
+    if trained.run is None:
+        raise ConfigError("Predictions need a run.", "Give the folder of one.")
+    fields = dataclasses.asdict(options)
+    request = PredictionRequest(trained.run, **fields, decoding=decoding.given())
     trained.task.check_prediction(request)
+    method = trained.task.predict
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        method = trained.task.predict
         return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
 
-    use_in_all_ranks(trained, predicted, chosen, kind, output)
+    return predicted

@@ -21,6 +21,7 @@ from tpukit.io.ranges import BATCH, COUNT, SEED, Range, range_problems
 if TYPE_CHECKING:
     from torch import nn
 
+    from tpukit.commands.trained_run import Use
     from tpukit.hardware.backend import Backend
     from tpukit.tasks.trained import TrainedTask
 
@@ -88,9 +89,6 @@ def test(
     debug: DebugOption = False,
 ) -> None:
     """Evaluate a trained run: metrics, baselines and pictures."""
-    from tpukit.train.mistakes.returned import expect
-    from tpukit.train.requests import EvaluationRequest
-
     if run is not None and checkpoint is not None:
         raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
     if problems := range_problems(vars(options), RANGES):
@@ -102,26 +100,32 @@ def test(
     if export is not None:
         _export(trained, export, output)
         return
-    request = EvaluationRequest(trained.run, checkpoint, **dataclasses.asdict(options))
+    use_in_all_ranks(trained, evaluation(trained, options), chosen, kind, output)
 
-    def evaluate(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        method = trained.task.evaluate
+
+def evaluation(trained: TrainedTask, options: TestOptions) -> Use:
+    """What `test` does with the model of a trained task."""
+    from tpukit.train.mistakes.returned import expect
+    from tpukit.train.requests import EvaluationRequest
+
+    request = EvaluationRequest(trained.run, trained.checkpoint, **dataclasses.asdict(options))
+    method = trained.task.evaluate
+
+    def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
 
-    use_in_all_ranks(trained, evaluate, chosen, kind, output)
+    return evaluated
 
 
 def _open(
     run: Path | None, checkpoint: Path | None, options: TaskOptions, output: Output
 ) -> TrainedTask:
-    from tpukit.tasks.registry import load_task
-    from tpukit.tasks.trained import TrainedTask, open_trained
+    from tpukit.tasks.trained import open_checkpoint_file, open_trained
 
     settings = parse_settings(options.settings or [])
     if checkpoint is None:
         return open_trained(run or DEFAULT_RUN, output.text, options.task, settings)
-    task = load_task(options.task or "eit", settings, "./data")
-    return TrainedTask(task, checkpoint=checkpoint)
+    return open_checkpoint_file(checkpoint, options.task, settings)
 
 
 def _export(trained: TrainedTask, folder: Path, output: Output) -> None:

@@ -46,10 +46,10 @@ class TrainedTask:
         assert self.checkpoint is not None, "a trained task has a run or a checkpoint file"
         return self.task.read_checkpoint_file(self.checkpoint)
 
-    def export(self, folder: Path) -> list[Path]:
+    def export(self, folder: str | Path) -> list[Path]:
         """Writes the weights for use without tpukit; the files."""
         artifacts = self.run.checkpoint.artifacts() if self.run else {}
-        return self.task.export(self.weights(), artifacts, folder)
+        return self.task.export(self.weights(), artifacts, Path(folder))
 
     def model_on(self, backend: Backend) -> nn.Module:
         """The model as the hardware of a backend runs it best, on its device, in eval mode."""
@@ -86,6 +86,16 @@ def open_trained(
     restored = task.restore(run.checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
     return TrainedTask(restored, run)
+
+
+def open_checkpoint_file(
+    path: Path, task: str | type[Task] | Task | None, settings: Mapping[str, Any]
+) -> TrainedTask:
+    """A checkpoint file of other code as a task (EIT where none is named) reads it."""
+    if not isinstance(task, Task):
+        cls = task if isinstance(task, type) else find_task(task or "eit")
+        task = make_task(cls, settings, "./data")
+    return TrainedTask(task, checkpoint=path)
 
 
 def _recorded_spec(run: TrainedRun) -> str:

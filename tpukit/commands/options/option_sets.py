@@ -6,14 +6,12 @@ import ast
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 
 from tpukit.errors import ConfigError
-from tpukit.io.ranges import Range
 from tpukit.io.units import parse_bytes, parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -163,13 +161,3 @@ def _field_parameters(options: Any) -> list[inspect.Parameter]:
         )
         for field in dataclasses.fields(options)
     ]
-
-
-def ranges_of(options: type) -> dict[str, Range]:
-    """What the numbers of a dataclass of options may be, as typer checks them."""
-    found = {}
-    for name, hint in get_type_hints(options, include_extras=True).items():
-        for part in getattr(hint, "__metadata__", ()):
-            if getattr(part, "min", None) is not None:
-                found[name] = Range(part.min, math.inf if part.max is None else part.max)
-    return found
