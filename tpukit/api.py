@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from tpukit.commands.launching import in_this_process
 from tpukit.commands.options.hardware import hardware_options
 from tpukit.commands.options.option_sets import PARSERS
-from tpukit.commands.options.training import FOLDERS, GivenSettings, SettingSources, read_settings
+from tpukit.commands.options.training import (
+    GivenSettings,
+    SettingSources,
+    default_folder,
+    read_settings,
+)
 from tpukit.commands.predict import DecodingOptions, PredictOptions, prediction
 from tpukit.commands.probe_batch import check_search, size_batch, size_model, task_source
 from tpukit.commands.test import RANGES, TestOptions, evaluation
@@ -263,7 +268,7 @@ def _open(
         return run
     if isinstance(run, Task | type):
         task, cls = run, own_class(run if isinstance(run, type) else type(run))
-        run = f"results/{cls.name}" if cls.source else FOLDERS[cls.name]
+        run = default_folder(cls)
     path = run.run if isinstance(run, TrainingResult) else run
     return open_trained(Path(path), log, task, settings)
 

@@ -112,8 +112,7 @@ class GivenSettings:
             data_path = merge(*layers).get("data_path", TrainConfig.data_path)
             built = make_task(cls, settings, data_path)
         config = resolve(*layers, _task_defaults(built))
-        own = f"results/{cls.name}"
-        folder = config.results_dir or (own if cls.source else FOLDERS.get(cls.name, own))
+        folder = config.results_dir or default_folder(cls)
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(built, config, RunFolder(Path(folder)), settings, spec, self.command)
 
@@ -127,6 +126,12 @@ class GivenSettings:
                 " has its settings already.",
                 f"{guess}Give settings of a task to its constructor.",
             )
+
+
+def default_folder(task: type[Task]) -> str:
+    """The run folder of a task where --results-dir names none."""
+    own = f"results/{task.name}"
+    return own if task.source else FOLDERS.get(task.name, own)
 
 
 def read_settings(
