@@ -29,10 +29,10 @@ STEPS = (
 )  # fmt: skip
 TASKS = {
     "eit": (
-        "train", "--size", "tiny", "--global-batch-size", "4", "--set", "class_dropout=0", *STEPS,
+        "train", "--size", "tiny", "--global-batch-size", "4", *STEPS,
     ),
     "summaries": (
-        "summarize-train", "--model", "2x2x32", "--block-size", "64", "--init", "scratch",
+        "summarize-train", "--model", "2x2x32", "--block-size", "256", "--init", "scratch",
         "--tokenizer", "train", "--global-batch-size", "4", *STEPS,
     ),
 }  # fmt: skip
@@ -69,9 +69,7 @@ def runs(task, tmp_path_factory):
 
 def test_compiled_training_ends_in_the_cpus_weights(runs):
     folder, summary = runs
-    for kind in ("model", "ema"):
-        left, right = parameters(folder / "tpu", kind), parameters(folder / "cpu", kind)
-        assert relative_difference(left, right) < 1e-4
+    assert relative_difference(parameters(folder / "tpu"), parameters(folder / "cpu")) < 1e-4
     assert summary["compilations"] > 0
     assert summary["compilations_after_warmup"] == 0
     text = (folder / "tpu" / "log.txt").read_text()

@@ -291,8 +291,9 @@ class XlaBackend(XlaOps):
 
     def load_state(self, state: BackendState) -> None:
         if random := state.get("random"):
-            self._random_after_step = int(random["xla"])
-            xm.set_rng_state(self._random_after_step)
+            if "xla" in random:  # the state of another device has none
+                self._random_after_step = int(random["xla"])
+                xm.set_rng_state(self._random_after_step)
             torch.set_rng_state(state_from_text(random["cpu"]))
 
     def usage(self) -> DeviceUsage:
