@@ -302,16 +302,29 @@ def test_the_compilers_reports_are_used_and_cached(tmp_path):
 def test_a_read_in_the_middle_of_the_step_is_reported_with_its_place():
     found = error(probe("Reads", "--set", "bad_rows=1", "--target", "v5e-1"), 1)
     assert found["id"] == "leaves-device"
+    assert "aten::_local_scalar_dense" in found["message"]
     assert "probe_tasks.py:" in found["message"]
     assert ".item()" in found["message"]
+    assert "torch.where" in found["hint"]
 
 
 @pytest.mark.slow
 @pytest.mark.plan
 @pytest.mark.xla
-def test_an_operation_without_a_gradient_on_xla_does_not_end_the_parent():
-    found = error(probe("FallsBack", "--target", "v5e-1"), 1)
-    assert found["id"] in ("leaves-device", "trial-crashed")
+@pytest.mark.parametrize(
+    ("task", "operator", "line", "instead"),
+    [
+        ("FallsBack", "aten::_pdist_backward", "nn.functional.pdist", "XLA lacks it"),
+        ("Selects", "aten::nonzero", 'batch["x"][batch["x"] > 0]', "depends on values"),
+    ],
+)
+def test_what_leaves_the_device_is_named_with_the_models_line(task, operator, line, instead):
+    """A gradient has no line of its own: it is that of the forward pass."""
+    found = error(probe(task, "--set", "bad_rows=1", "--target", "v5e-1"), 1)
+    assert found["id"] == "leaves-device"
+    assert operator in found["message"] and line in found["message"]
+    assert "probe_tasks.py:" in found["message"]
+    assert instead in found["hint"]
 
 
 @pytest.mark.plan

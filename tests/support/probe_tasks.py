@@ -153,6 +153,24 @@ class FallsBack(Hungry):
     name = "fallsback"
 
     def build_model(self, ops) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(64, 64), nn.Unflatten(1, (1, 8, 8)), nn.Upsample(scale_factor=2), nn.Flatten()
-        )
+        return Distances()
+
+
+class Distances(nn.Module):
+    """The distances between rows, whose gradient XLA lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.enter(x) + nn.functional.pdist(self.enter(x)).mean()
+
+
+class Selects(Hungry):
+    """Its shape depends on values."""
+
+    name = "selects"
+
+    def misbehave(self, batch) -> None:
+        self.seen = batch["x"][batch["x"] > 0].sum()

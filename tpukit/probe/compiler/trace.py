@@ -8,6 +8,7 @@ TPU would be given.
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
 from torch import Tensor, nn
 
-from tpukit.errors import JobError
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
@@ -27,19 +28,22 @@ from tpukit.hardware.xla.flash_attention import TILES
 from tpukit.hardware.xla.lowerings import register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, is_on_xla
 from tpukit.probe.compiler.compile import Program
+from tpukit.probe.compiler.leaving_device import (
+    FORWARD_STACK,
+    HIDDEN_EXECUTION,
+    forward_frames,
+    leaving_error,
+)
 from tpukit.probe.compiler.placeholders import (
     Placeholders,
     TracingMesh,
     handles_of,
     without_storage,
 )
-from tpukit.probe.compiler.source_map import model_frame
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.returned import MODEL, check_examples, expect
 from tpukit.train.step import Learner, build_learner
 from tpukit.train.task import PlanSettings, Task
-
-HIDDEN_EXECUTION = "Unexpected execution happens inside the compiled function"
 
 
 class TracingBackend(XlaBackend):
@@ -217,31 +221,35 @@ def _state(learner: Learner) -> list[Tensor]:
 
 @contextmanager
 def no_execution() -> Iterator[None]:
-    """Turns a hidden execution (`.item()`, an operation XLA does not have) into an error."""
+    """Turns a hidden execution (`.item()`, an operator XLA does not have) into an error."""
+    before = _fallback_counts()
     torch_xla._XLAC._set_allow_execution(False)
-    # The backward pass must run in this thread, or its errors have no Python stack.
-    with torch.autograd.set_multithreading_enabled(False):
+    with (
+        warnings.catch_warnings(record=True) as told,
+        # The backward pass must run in this thread, or its errors have no Python stack. Anomaly
+        # mode keeps each gradient's forward stack: its own has no line of the model.
+        torch.autograd.set_multithreading_enabled(False),
+        torch.autograd.set_detect_anomaly(True, check_nan=False),
+    ):
+        warnings.filterwarnings("always", message=FORWARD_STACK)
         try:
             yield
         except RuntimeError as error:
-            if HIDDEN_EXECUTION not in str(error):
+            if not any(text in str(error) for text in HIDDEN_EXECUTION):
                 raise
-            raise _execution_error(error) from error
+            frames = [*traceback.extract_tb(error.__traceback__), *forward_frames(told)]
+            left = [name for name, count in _fallback_counts().items() if count != before.get(name)]
+            raise leaving_error(left, frames) from error
         finally:
             torch_xla._XLAC._set_allow_execution(True)
+    for each in told:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def _execution_error(error: RuntimeError) -> JobError:
-    """Names the model's line where the graph would have been executed."""
-    frame = model_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
-    source = f": `{frame.line}`" if frame.line else ""
-    return JobError(
-        f"an operation would leave the TPU in the middle of the step, at {frame.filename}:"
-        f"{frame.lineno}{source}.",
-        "Keep it a tensor: read values (`.item()`, `float()`, `if tensor:`) after the step, and "
-        "replace operations that XLA lacks.",
-        id="leaves-device",
-    )
+def _fallback_counts() -> dict[str, int]:
+    """How often each operator (`aten::nonzero`) left the device so far."""
+    names = (name for name in met.counter_names() if name.startswith("aten::"))
+    return {name: int(met.counter_value(name)) for name in names}
 
 
 def _share_of_tiles(queries: int, *, causal: bool) -> float:
