@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import VIRTUAL_TPU, latest, result, tpukit
+from runs import SUPPORT, VIRTUAL_TPU, latest, parameters, relative_difference, result, tpukit
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "day", "very", "a"]
@@ -153,3 +153,18 @@ def test_each_compiles_for_a_tpu(task, material):
     limits = ["--start", "8", "--max", "8", "--target", "v5e-1", "--json"]
     done = tpukit("probe-batch", "--task", DOCS / name, "--data-path", data, *sizes, *limits)
     assert result(done)["largest_batch_per_device"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_a_loss_over_the_whole_batch_is_the_same_everywhere(tmp_path):
+    """On one rank, on two that gather each other's rows, and on two devices of one process."""
+    done, task = {}, f"{SUPPORT / 'contrastive_task.py'}:Contrastive"
+    for name, (hardware, env) in WAYS.items():
+        run = ["--precision", "fp32", "--results-dir", tmp_path / name, "--json"]
+        done[name] = result(tpukit("train", "--task", task, *hardware, *run, env=env))
+    assert done["two-ranks"]["loss"] == pytest.approx(done["cpu"]["loss"], rel=1e-5)
+    assert done["xla"]["best"]["loss"] == pytest.approx(done["cpu"]["best"]["loss"], rel=1e-4)
+    weights = {name: parameters(tmp_path / name) for name in WAYS}
+    assert relative_difference(weights["two-ranks"], weights["cpu"]) < 1e-5
+    assert relative_difference(weights["xla"], weights["cpu"]) < 1e-4

@@ -1,0 +1,58 @@
+"""A loss over the whole batch, as docs/own_task.md writes it: every row against every other."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tpukit.train.task import Datasets, Task, TrainingDefaults
+
+
+class Pairs:
+    """Vectors and their noisy reverses."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        rng = np.random.default_rng(index)
+        image, noise = rng.standard_normal((2, 8), dtype=np.float32)
+        return {"image": image, "text": image[::-1] + 0.1 * noise}
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, image, text):
+        return F.normalize(self.image(image), dim=1), F.normalize(self.text(text), dim=1)
+
+
+def of_all_ranks(x):
+    if torch.distributed.is_initialized():
+        return torch.cat(torch.distributed.nn.functional.all_gather(x))
+    return x
+
+
+class Contrastive(Task):
+    defaults = TrainingDefaults(global_batch_size=16, max_steps=4, epochs=None, lr=1e-2)
+
+    def build_model(self, ops):
+        return Towers()
+
+    def datasets(self):
+        return Datasets(Pairs(32), Pairs(10))
+
+    def loss(self, model, batch):
+        image, text = model(batch["image"], batch["text"])
+        texts, mask = of_all_ranks(text), of_all_ranks(batch["mask"])
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        own = torch.arange(len(image), device=image.device) + rank * len(image)
+        scores = (20 * image @ texts.T).float().masked_fill(mask == 0, -1e9)
+        return {"loss": F.cross_entropy(scores, own, reduction="none")}
