@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,3 +206,16 @@ def test_deciding_imports_no_torch():
         "sys.exit(any(m in sys.modules for m in ('torch', 'torch_xla', 'accelerate', 'jax')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_process_that_opened_a_tpu_is_known_by_torch_xlas_runtime(monkeypatch):
+    """Without a TPU the runtime never opens one: a module that says so stands in."""
+    for is_open in (False, True):
+        runtime = SimpleNamespace(_xla_runtime_is_initialized=lambda answer=is_open: answer)
+        monkeypatch.setitem(sys.modules, "torch_xla", SimpleNamespace(_XLAC=runtime))
+        monkeypatch.delenv("PJRT_DEVICE", raising=False)
+        assert select.holds_tpu() is is_open
+        monkeypatch.setenv("PJRT_DEVICE", "CPU")
+        assert not select.holds_tpu()
+    monkeypatch.delitem(sys.modules, "torch_xla")
+    assert not select.holds_tpu()

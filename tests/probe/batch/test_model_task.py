@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from tpukit.errors import ConfigError, TpukitError
 from tpukit.hardware.backend import TorchOps
 from tpukit.probe.batch.carried import carried, carried_task
 from tpukit.probe.batch.model_task import InputSpec, ModelTask, tensors_in
+from tpukit.tasks.registry import find_task
 
 
 class Head(nn.Module):
@@ -157,6 +159,20 @@ def test_a_function_of_this_process_arrives_in_another():
         assert source.factory == "tpukit.probe.batch.carried:carried_task"
         arrived = carried_task(**source.arguments)
     assert losses(arrived)[0].out.in_features == 6
+
+
+def test_a_class_of_a_file_named_by_its_path_is_sent_whole(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text(
+        "from tiny_task import Tiny\nWIDTH = 5\n\n\nclass Mine(Tiny):\n"
+        "    def build_model(self, ops):\n        return super().build_model(ops), WIDTH\n"
+    )
+    mine = find_task(f"{tmp_path / 'only_here.py'}:Mine")
+    with carried(mine(width=4)) as source:
+        # Another process has no such module.
+        monkeypatch.delitem(sys.modules, mine.__module__)
+        arrived = carried_task(**source.arguments)
+    assert arrived.width == 4
+    assert arrived.build_model(TorchOps())[1] == 5
 
 
 def test_what_cannot_be_sent_is_named():

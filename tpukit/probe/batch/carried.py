@@ -6,7 +6,6 @@ ends with the search and that no one else can write to.
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import cloudpickle
 
 from tpukit.errors import ConfigError
 from tpukit.probe.batch.trial import TaskSource
+from tpukit.train.mistakes.imported import USER_MODULE
 from tpukit.train.task import Task
 
 
@@ -51,7 +51,7 @@ def carried_task(file: str) -> Task:
 def _by_value(task: Task) -> bytes:
     """A class is sent whole where its module is a file that was given by its path."""
     module = sys.modules[type(task).__module__]
-    by_path = module.__name__ != "__main__" and importlib.util.find_spec(module.__name__) is None
+    by_path = module.__name__.startswith(USER_MODULE)
     if by_path:
         cloudpickle.register_pickle_by_value(module)
     try:
