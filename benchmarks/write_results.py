@@ -329,6 +329,32 @@ def doctor_real_material() -> str:
     )  # fmt: skip
 
 
+ATTACKS = {
+    "fuzz": "ten fuzzed inputs of one reader or of the options",
+    "damage": "one file of a run damaged, the run used and resumed",
+    "kill": "a training killed up to three times, then left alone",
+    "starve": "a full disk, no file handles, no home, no compiler, no temporary folder",
+    "two-writers": "two trainings into one folder",
+}
+
+
+def campaign() -> str:
+    found = read("campaign")
+    rows = [
+        [ATTACKS[kind], counts["attacks"], counts["failures"], counts["planned"]]
+        for kind, counts in found["kinds"].items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return "\n\n".join([
+        "## Attacks",
+        "An attack fails where it ends in anything but a correct result or an error of tpukit's in "
+        "one or two lines; a run that was killed or damaged must end in the same bytes.",
+        table(["attack", "made", "failed", "in the whole campaign"], rows),
+        "`PYTHONPATH=.:tests:tests/support python -m campaign`, "
+        f"[campaign.json](../benchmarks/results/campaign.json); {versions}.",
+    ])  # fmt: skip
+
+
 SECTIONS = {
     "eit_quality": eit_quality,
     "eit_speed_cpu": eit_speed,
@@ -343,6 +369,7 @@ SECTIONS = {
     "eit_simulation": eit_simulation,
     "doctor_start": doctor_start,
     "doctor_real_material": doctor_real_material,
+    "campaign": campaign,
 }
 """Each section's first file, and what writes it; a section whose file is absent is left out."""
 

@@ -11,6 +11,8 @@ import time
 import pytest
 from runs import TINY, VIRTUAL_TPU, environment, failure, latest, result, tpukit
 
+from tpukit.train.storage.run_folder import RunFolder, locked
+
 BASE = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "4", "--ckpt-every", "2"]
 
 
@@ -192,6 +194,16 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
         assert not list((folder / "run" / "checkpoints").glob(".*partial"))
     finally:
         subprocess.check_call(["umount", str(folder)])
+
+
+def test_a_run_that_is_refused_removes_nothing_of_the_other(tmp_path):
+    """The other has made its folders and its lock, and written nothing yet."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    with locked(folder):
+        before = sorted(folder.path.rglob("*"))
+        assert "Another run is writing" in failure(tpukit(*BASE, "--results-dir", folder.path))
+        assert sorted(folder.path.rglob("*")) == before
 
 
 def test_two_live_runs_in_one_folder(tmp_path):

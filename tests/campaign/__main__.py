@@ -15,10 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from campaign.damage import damage
 from campaign.processes import kill, starve, two_writers
 from campaign.readers import fuzz
+from tpukit.train.storage.run_folder import versions
 
 ATTACKS: dict[str, tuple[Callable[[int], None], int]] = {
     "fuzz": (fuzz, 1000),  # ten inputs each
@@ -48,6 +50,7 @@ def main() -> int:
     parse.add_argument("--only", choices=ATTACKS)
     parse.add_argument("--number", type=int)
     parse.add_argument("--most", type=int, help="attacks of each kind")
+    parse.add_argument("--write", type=Path, help="a JSON file for the counts")
     asked = parse.parse_args()
     if asked.number is not None:
         failure = attack(asked.only, asked.number)
@@ -65,7 +68,20 @@ def main() -> int:
                 row = {"kind": kind, "number": number, "failure": failure,
                        "seconds": round(time.monotonic() - started, 2)}  # fmt: skip
                 print(json.dumps(row), file=file, flush=True)
+    if asked.write:
+        asked.write.write_text(json.dumps(_counts(known), indent=2) + "\n")
     return _report(known)
+
+
+def _counts(known: dict[tuple[str, int], str]) -> dict[str, Any]:
+    """What docs/results.md shows: for each kind attacks made, failures, attacks planned."""
+    done = Counter(kind for kind, _ in known)
+    failed = Counter(kind for (kind, _), failure in known.items() if failure)
+    kinds = {
+        kind: {"attacks": done[kind], "failures": failed[kind], "planned": planned}
+        for kind, (_, planned) in ATTACKS.items()
+    }
+    return {"kinds": kinds, "versions": versions()}
 
 
 def _planned(only: str | None, most: int | None) -> Iterator[tuple[str, int]]:

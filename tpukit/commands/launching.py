@@ -18,7 +18,7 @@ def in_all_ranks(hardware: HardwareOptions, kind: Kind, output: Output) -> None:
     from tpukit.hardware.launch.launcher import is_launched, launch
 
     ranks = rank_count(hardware, kind)
-    if ranks > 1 and not is_launched():
+    if (ranks > 1 or hardware.max_restarts) and not is_launched():
         output.hand_over()
         raise typer.Exit(launch(sys.argv[1:], ranks, hardware))
 

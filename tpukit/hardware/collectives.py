@@ -61,14 +61,14 @@ class GlooCollectives:
     Flags and objects go through a gloo group of their own, so that they never wait for a GPU.
     """
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, expected: int, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if self.world_size != expected:
             raise HardwareError(
                 f"world size is {self.world_size}, but the launcher started {expected} ranks.",
                 "Let tpukit start them (--devices N), or use torchrun.",
             )
-        self._host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self._host = dist.new_group(backend="gloo", timeout=timeout)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.detach().clone()

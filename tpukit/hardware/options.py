@@ -32,6 +32,10 @@ class HardwareOptions:
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
     memory_limit: int | None = None
     """Memory limit: of the process on a CPU, of each device on GPUs (4GB)."""
+    max_restarts: int = 0
+    """Restarts from the last checkpoint after a rank has failed."""
+    collective_timeout: float = 1800.0
+    """Longest time that a rank waits for the others, on GPUs and CPUs (30m)."""
     master_port: int | None = None
     """Port of torchrun (default: a free one)."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpukit.errors import HardwareError
 from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware, is_emulated
 from tpukit.hardware.host import RealHost
+from tpukit.hardware.launch.failures import failures_named
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 from tpukit.hardware.tpu_stack import (
     AUTOLOAD_VARIABLE,
@@ -56,7 +57,8 @@ def opened_backend(options: HardwareOptions, *, once: bool = True) -> Iterator[B
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     backend = open_backend(options)
     try:
-        yield backend
+        with failures_named():
+            yield backend
     finally:
         if once or backend.world_size == 1:
             backend.close()

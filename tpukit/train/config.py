@@ -128,6 +128,8 @@ resumed run goes on with that value where none was given."""
 RANGES: Mapping[str, Range] = {
     "devices": Range(1, 4096),
     "memory_limit": Range(1, 2**60),
+    "max_restarts": Range(0, 1000),
+    "collective_timeout": Range(1, 30 * 86400, whole=False),
     "master_port": Range(1, 65535),
     "global_batch_size": BATCH,
     "epochs": COUNT,

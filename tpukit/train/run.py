@@ -26,6 +26,7 @@ from tpukit.train.precision_check import compare_bf16
 from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
+from tpukit.train.storage.nodes import require_same_nodes
 from tpukit.train.storage.restore import load_learner
 from tpukit.train.storage.resume import (
     as_recorded,
@@ -58,11 +59,13 @@ def train_run(
     with ExitStack() as stack:
         stack.enter_context(task_failures_kept(request.folder, backend.rank))
         stack.enter_context(listening(stop))
+        require_same_nodes(backend, versions())
         claim_folder(request, backend, stack, log)
         checkpoint = find_checkpoint(request, backend, log)
         if checkpoint is not None:
             request = as_recorded(request, checkpoint)
         plan = plan_run(request, backend)
+        require_same_nodes(backend, plan.identity)
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
             early = stops_early(request.config.early_stopping, checkpoint.state.since_best)

@@ -21,6 +21,7 @@ Given = dict[str, Any]
 ALIASES = {"devices": "--nproc"}
 PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_time": (parse_duration, "DURATION"),
+    "collective_timeout": (parse_duration, "DURATION"),
     "time_limit": (parse_duration, "DURATION"),
     "memory_limit": (parse_bytes, "SIZE"),
 }

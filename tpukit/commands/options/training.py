@@ -39,7 +39,7 @@ TRAINING_PANELS = {
     "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
                         "global_seed", "num_workers"),
     HARDWARE: ("hw", "devices", "precision", "shard", "compile", "check_bf16", "deterministic",
-               "memory_limit", "master_port", "profile"),
+               "memory_limit", "max_restarts", "collective_timeout", "master_port", "profile"),
     "Run folder": ("data_path", "results_dir", "resume", "resume_from"),
 }  # fmt: skip
 """Fields of TrainConfig that have an option; `--set` reaches the others."""

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from tpukit.hardware.backend import (
     TorchOps,
 )
 from tpukit.hardware.collectives import (
-    COLLECTIVE_TIMEOUT,
     Collectives,
     GlooCollectives,
     SingleRank,
@@ -283,7 +283,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
     set_aside = _exchange_accelerate([{}, {}, {}]) if kind != "tpu" else []
     with quiet_stdout():
         eager, parallelism = _start(kind, options, world)
-        collectives = SingleRank() if world == 1 else GlooCollectives(world)
+        collectives = SingleRank() if world == 1 else GlooCollectives(world, _timeout(options))
     precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
     eager.set_arithmetic(precision, deterministic=options.deterministic)
     if options.deterministic:
@@ -341,7 +341,7 @@ def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevic
 
         tpu = start_torch_tpu(world)
         return tpu, _parallelism(tpu.replicate, tpu.place, tpu.device, options, world)
-    accelerator = _start_accelerate(kind)
+    accelerator = _start_accelerate(kind, _timeout(options))
     device = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
     return device, _parallelism(accelerator.prepare_model, None, accelerator.device, options, world)
 
@@ -361,7 +361,11 @@ def _exchange_accelerate(states: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return before
 
 
-def _start_accelerate(kind: Kind) -> Any:
+def _timeout(options: HardwareOptions) -> timedelta:
+    return timedelta(seconds=options.collective_timeout)
+
+
+def _start_accelerate(kind: Kind, timeout: timedelta) -> Any:
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     return Accelerator(
@@ -369,7 +373,7 @@ def _start_accelerate(kind: Kind) -> Any:
         mixed_precision="no",
         kwargs_handlers=[
             DistributedDataParallelKwargs(**DDP_OPTIONS),
-            InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+            InitProcessGroupKwargs(timeout=timeout),
         ],
     )
 

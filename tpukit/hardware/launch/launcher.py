@@ -65,7 +65,9 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="tpukit-launch-") as folder:
         status = Path(folder)
         torchrun = subprocess.Popen(
-            torchrun_command([module, *arguments], ranks, options.master_port),
+            torchrun_command(
+                [module, *arguments], ranks, options.master_port, options.max_restarts
+            ),
             env=_environment(status, ranks),
             # A Ctrl-C at the terminal must reach the ranks once, through this process.
             start_new_session=True,
@@ -75,7 +77,9 @@ def launch(
         return _exit_code(code, read_statuses(status), received, status)
 
 
-def torchrun_command(arguments: Sequence[str], ranks: int, master_port: int | None) -> list[str]:
+def torchrun_command(
+    arguments: Sequence[str], ranks: int, master_port: int | None, max_restarts: int = 0
+) -> list[str]:
     """torchrun's command line; each rank runs `tpukit.hardware.launch.rank ARGUMENTS`."""
     rendezvous = (
         ["--standalone"]
@@ -85,6 +89,7 @@ def torchrun_command(arguments: Sequence[str], ranks: int, master_port: int | No
     return [
         *(sys.executable, "-m", "tpukit.hardware.launch.torchrun"),
         *(f"--nproc-per-node={ranks}", f"--local-addr={LOOPBACK}", *rendezvous),
+        f"--max-restarts={max_restarts}",
         # After "--" torchrun does not read our options (--run, say) as abbreviations of its own.
         *("-m", "--", "tpukit.hardware.launch.rank", *arguments),
     ]

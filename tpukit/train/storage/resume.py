@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -42,13 +43,15 @@ def claim_folder(
             if aside:
                 log(f"The old run was renamed to {aside}")
         folder.create()
-        stack.callback(folder.remove_if_unused)
         stack.enter_context(locked(folder))
+        # Under the lock: what another run is about to use is not this one's to remove.
+        stack.callback(folder.remove_if_unused)
         if request.config.resume_from:
             _import_run(Path(request.config.resume_from), folder, log)
     backend.barrier()
     keep_crashes(folder, backend.rank)
-    if not backend.is_main:
+    # The first rank of a further node prints there: its errors belong to that terminal.
+    if not backend.is_main and os.environ.get("LOCAL_RANK", "0") != "0":
         keep_rank_output(folder, backend.rank)
 
 

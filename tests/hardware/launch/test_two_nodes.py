@@ -1,0 +1,178 @@
+"""Two nodes: network namespaces joined by a virtual link, torchrun with two ranks on each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import TINY, environment, latest, parameters, relative_difference, result, tpukit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "10"]
+FOREVER = ["--max-steps", "1000000"]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class TwoNodes:
+    """The namespaces, and the processes started in them."""
+
+    def __init__(self) -> None:
+        self.names = [f"tk{os.getpid()}{letter}" for letter in "ab"]
+        self.links = [f"v{os.getpid()}{letter}" for letter in "ab"]
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", self.links[0], "netns", self.names[0], "type", "veth",
+           "peer", "name", self.links[1], "netns", self.names[1])  # fmt: skip
+        for number, (name, link) in enumerate(zip(self.names, self.links, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", link)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", link, "up")
+
+    def start(self, node: int, *arguments: object, **variables: str) -> subprocess.Popen[str]:
+        """torchrun on a node, as a user starts it."""
+        torchrun = ["torch.distributed.run", "--nnodes", "2", "--node-rank", str(node),
+                    "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29500",
+                    "-m", "tpukit"]  # fmt: skip
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.names[node], sys.executable, "-m", *torchrun,
+             *map(str, arguments)],
+            env=environment({"GLOO_SOCKET_IFNAME": self.links[node], **variables}),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def both(self, *arguments: object, other: tuple[object, ...] = ()) -> list[tuple[int, str]]:
+        """The same command on both; `other`: what the second one is given in addition."""
+        started = [self.start(0, *arguments), self.start(1, *arguments, *other)]
+        return [ended(process) for process in started]
+
+    def kill(self, node: int) -> None:
+        """All processes of a node at once."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.names[node]], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for pid in map(int, pids):
+            os.kill(pid, signal.SIGKILL)
+
+    def link(self, state: str) -> None:
+        ip("-n", self.names[0], "link", "set", self.links[0], state)
+
+    def close(self) -> None:
+        for node in (0, 1):
+            self.kill(node)
+            ip("netns", "del", self.names[node])
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
+    told = process.communicate(timeout=seconds)[1]
+    return process.returncode, told
+
+
+@pytest.fixture
+def nodes():
+    try:
+        pair = TwoNodes()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("network namespaces are not permitted here")
+    yield pair
+    pair.close()
+
+
+def wait_for_checkpoint(run: Path, after: str = "") -> str:
+    pointer = run / "checkpoints" / "latest"
+    for _ in range(1200):
+        if pointer.exists() and pointer.read_text() != after:
+            return pointer.read_text()
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint within two minutes")
+
+
+@pytest.mark.parametrize("shard", [[], ["--shard"]], ids=["ddp", "shards"])
+def test_two_times_two_ranks_train_as_one_process(nodes, tmp_path, shard):
+    arguments = [*TRAIN, "--max-steps", "20", "--results-dir"]
+    assert [code for code, _ in nodes.both(*arguments, tmp_path / "two", *shard)] == [0, 0]
+    result(tpukit(*arguments, tmp_path / "one", "--json"))
+    for name in ("model", "ema"):
+        two, one = parameters(tmp_path / "two", name), parameters(tmp_path / "one", name)
+        assert relative_difference(two, one) < 1e-4
+
+
+def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
+    run = tmp_path / "run"
+    started = [nodes.start(node, *TRAIN, *FOREVER, "--results-dir", run) for node in (0, 1)]
+    wait_for_checkpoint(run)
+    nodes.kill(1)
+    code, told = ended(started[0], 60)
+    assert code != 0 and "the connection to another rank was lost" in told
+    ended(started[1])
+    assert "resumes from the last checkpoint" in told
+    steps = int(latest(run).name.removeprefix("step-")) + 10
+    again = nodes.both(*TRAIN, "--max-steps", steps, "--results-dir", run)
+    assert [code for code, _ in again] == [0, 0]
+
+
+def test_a_link_cut_for_good_ends_both_within_the_timeout(nodes, tmp_path):
+    run, arguments = tmp_path / "run", [*TRAIN, *FOREVER, "--collective-timeout", "20s"]
+    started = [nodes.start(node, *arguments, "--results-dir", run) for node in (0, 1)]
+    wait_for_checkpoint(run)
+    nodes.link("down")
+    for code, told in [ended(process, 120) for process in started]:
+        assert code != 0 and "the connection to another rank was lost" in told
+
+
+def test_a_link_cut_for_thirty_seconds_is_waited_for(nodes, tmp_path):
+    run = tmp_path / "run"
+    started = [nodes.start(node, *TRAIN, *FOREVER, "--results-dir", run) for node in (0, 1)]
+    before = wait_for_checkpoint(run)
+    nodes.link("down")
+    time.sleep(30)
+    before = (run / "checkpoints" / "latest").read_text()
+    nodes.link("up")
+    wait_for_checkpoint(run, after=before)
+    assert [process.poll() for process in started] == [None, None]
+
+
+def test_other_data_on_one_node_is_an_error_on_both(nodes, tmp_path):
+    arguments = [*TRAIN, "--max-steps", "20", "--results-dir", tmp_path / "run"]
+    for code, told in nodes.both(*arguments, other=("--set", "samples=60")):
+        assert code != 0 and "(rank 2) is not like node" in told
+        assert "samples 60 (rank 0: 64)" in told
+
+
+def test_run_folders_that_are_not_shared_never_resume_silently(nodes, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    arguments = [*TRAIN, "--max-steps", "20"]
+    started = [nodes.start(0, *arguments, "--results-dir", one),
+               nodes.start(1, *arguments, "--results-dir", two)]  # fmt: skip
+    assert [ended(process)[0] for process in started] == [0, 0]
+    assert not (two / "checkpoints").exists()
+    shutil.rmtree(two, ignore_errors=True)
+    more = [*TRAIN, "--max-steps", "40"]
+    started = [nodes.start(0, *more, "--results-dir", one),
+               nodes.start(1, *more, "--results-dir", two)]  # fmt: skip
+    for code, told in [ended(process) for process in started]:
+        assert code != 0 and "All hosts must share the run folder" in told
+
+
+def test_a_full_disk_on_the_first_node_is_told_on_the_other(nodes, tmp_path):
+    """The first node's rank writes the checkpoints."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if subprocess.call(mount, stderr=subprocess.DEVNULL):
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    try:
+        arguments = [*TRAIN, "--max-steps", "200", "--set", "width=6000", "--results-dir"]
+        told = nodes.both(*arguments, disk / "run")
+        assert all(code != 0 for code, _ in told)
+        assert all("could not be written" in text for _, text in told), told
+    finally:
+        subprocess.check_call(["umount", "-l", str(disk)])
