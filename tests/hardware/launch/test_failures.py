@@ -54,6 +54,5 @@ def test_a_killed_rank_is_restarted_from_the_last_checkpoint(tmp_path):
     os.kill(ranks[0].pid, signal.SIGKILL)
     told = started.communicate(timeout=240)[1]
     assert started.returncode == 0, told[-2000:]
-    assert "Done: 300 steps" in told
     result(tpukit(*command, tmp_path / "whole", "--json"))
     assert same_bytes(tmp_path / "run", tmp_path / "whole")

@@ -14,12 +14,12 @@ from tpukit.errors import InterruptedRunError, JobError, TpukitError
 
 KEY = "tpukit/first-failure"
 SECONDS_TO_ASK = 10.0
-"""The store's host may be the node that is gone: it is not waited for any longer."""
+"""The store's host may be the node that has ended: it is not waited for any longer."""
 LOST = re.compile(
     r"gloo|Connection (?:closed|reset|refused)|Broken pipe|Timed out waiting|NCCL|"
     r"wait timeout|recvVal", re.IGNORECASE,
 )  # fmt: skip
-"""How a collective ends on a rank whose peer is gone."""
+"""How a collective ends on a rank whose peer has ended."""
 
 
 @contextmanager
