@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,23 @@ class TiedTask(Tiny):
 
     def build_model(self, ops):
         return Tied()
+
+
+@dataclass
+class Fields(Tiny):
+    """A task whose constructor a dataclass writes."""
+
+    width: int = 8
+    samples: int = 64
+    noise: float = 0.1
+    name = "fields"
+    dropout = bad = pause = 0
+
+
+def test_the_settings_of_a_dataclass_are_named(tmp_path):
+    task = Fields(width=3)
+    task.export(task.build_model(TorchOps()).state_dict(), {}, tmp_path)
+    assert "Fields(width=3, samples=64, noise=0.1).plain_model" in blocks(tmp_path)[1]
 
 
 def test_tied_weights_stand_under_each_name(tmp_path):

@@ -115,15 +115,6 @@ def _source_of(cls: type[Task]) -> str:
     return f"{Path(file).resolve() if file else SESSION}:{cls.__qualname__}"
 
 
-def settings_of(task: Task) -> dict[str, Any]:
-    """The arguments that a task object was made with: those that a config file can hold."""
-    given = dict(task.given_settings)
-    if dataclasses.is_dataclass(task):
-        given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    given = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
-    return {n: v for n, v in given.items() if isinstance(v, bool | int | float | str | list)}
-
-
 def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> Task:
     """The task with its own settings; `data_path` goes to a constructor that takes one.
 

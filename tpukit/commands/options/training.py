@@ -91,8 +91,9 @@ class GivenSettings:
     def request(self, task: str | type[Task] | Task) -> TrainingRequest:
         """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken
         as it is."""
-        from tpukit.tasks.registry import find_task, make_task, own_class, settings_of
+        from tpukit.tasks.registry import find_task, make_task, own_class
         from tpukit.train.requests import TrainingRequest
+        from tpukit.train.storage.exported_weights import settings_of
         from tpukit.train.storage.run_folder import RunFolder
         from tpukit.train.task import Preset, Task
 

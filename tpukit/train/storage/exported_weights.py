@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -40,14 +41,21 @@ def write_export(
     return [folder / name for name in (WEIGHTS_FILE, *contents)]
 
 
+def settings_of(task: Task) -> dict[str, Any]:
+    """The arguments that a task object was made with: those that a config file can hold."""
+    given = dict(task.given_settings)
+    if dataclasses.is_dataclass(task):
+        given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    given = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
+    return {n: v for n, v in given.items() if isinstance(v, bool | int | float | str | list)}
+
+
 def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:
     """How to load an exported state dict, with and without tpukit."""
     cls = type(task)
     file, _, _ = (cls.source or "").rpartition(":")
     module = Path(file).stem if file.endswith(".py") else cls.__module__
-    given = task.given_settings.items()
-    plain = {name: v for name, v in given if isinstance(v, bool | int | float | str)}
-    settings = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+    settings = ", ".join(f"{name}={value!r}" for name, value in settings_of(task).items())
     count = sum(tensor.numel() for tensor in tensors.values())
     kept = "".join(f"- `{name}`: for `{cls.__name__}.restore`\n" for name in artifacts)
     return f"""# Weights of a run of task `{task.name}`
