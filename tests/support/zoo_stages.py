@@ -1,6 +1,6 @@
 """What each model of the zoo must do, one model and stage a process.
 
-python zoo_stages.py STAGE NAME...: the results as JSON, one a line.
+python zoo_stages.py STAGE NAME...: the results as JSON, one a line; tracebacks on standard error.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -73,6 +74,7 @@ def outcome(name: str, stage: str, limit_seconds: float = 500) -> Outcome:
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    # A process of its own leaves no memory, compiled graph or default of a library behind.
     receive, send = context.Pipe(duplex=False)
     started = time.monotonic()
     process = context.Process(target=_send_outcome, args=(send, name, stage), daemon=True)
@@ -96,8 +98,7 @@ def _send_outcome(send: Connection, name: str, stage: str) -> None:
         STAGES[stage](name, values)
         send.send((values, None))
     except Exception as error:
-        if "ZOO_TRACEBACK" in os.environ:
-            raise
+        traceback.print_exc()
         send.send((values, f"{type(error).__name__}: {error}"))
 
 
@@ -171,7 +172,7 @@ def state(learner: Learner) -> dict[str, dict[str, Tensor]]:
     parameters = backend.parameters(learner.model)
     buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
     # The first moment of Adam's first step is the gradient, up to a factor.
-    moments = {n: learner.optimizer.state[p] for n, p in parameters.items()}
+    moments = {n: learner.optimizer.state.get(p, {}) for n, p in parameters.items()}
     moments = {n: held["exp_avg"] for n, held in moments.items() if "exp_avg" in held}
     return {
         "loss": {"loss": loss},

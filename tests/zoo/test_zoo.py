@@ -1,12 +1,15 @@
-"""Models that others ship train on the XLA path as they are.
+"""Models that others ship train on the XLA path as they are; see docs/models.md.
 
 pytest tests/zoo -m '' -k timm-resnet: one model.
 """
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from zoo_models import entries, exceptions
+from zoo_page import PAGE, RECORD, page, recorded
 from zoo_stages import CHECKS, outcome
 
 ENTRIES, EXCEPTIONS = entries(), exceptions()
@@ -47,8 +50,36 @@ def test_every_exception_is_of_a_model_and_says_why():
         assert listed["message"] and listed["reason"]
 
 
+def test_the_record_holds_the_exceptions_and_no_other_failure():
+    failed = {
+        name: {check for check, message in checks.items() if message is not None}
+        for name, checks in recorded().items()
+    }
+    listed = {name: set(entry["checks"]) for name, entry in EXCEPTIONS.items()}
+    assert {name: checks for name, checks in failed.items() if checks} == listed
+
+
+def test_nearly_every_model_passes():
+    assert len(EXCEPTIONS) <= 0.05 * len(ENTRIES)
+
+
 def test_every_family_of_timm_is_in_the_zoo():
     from timm.models import list_modules
 
     families = {entry.family for entry in ENTRIES.values() if entry.library == "timm"}
     assert families == set(list_modules())
+
+
+def test_the_page_is_what_the_tables_say():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python tests/support/zoo_page.py`"
+
+
+def test_another_result_is_another_page(tmp_path, monkeypatch):
+    before, record = page(), json.loads(RECORD.read_text(encoding="utf-8"))
+    name = next(n for n, checks in record["results"].items() if set(checks.values()) == {None})
+    record["results"][name]["equals"] = "relative differences"
+    (tmp_path / "results.json").write_text(json.dumps(record))
+    monkeypatch.setattr("zoo_page.RECORD", tmp_path / "results.json")
+    listed = {"checks": ["equals"], "message": "differ", "reason": "It rounds in its own way."}
+    monkeypatch.setattr("zoo_page.exceptions", lambda: {**EXCEPTIONS, name: listed})
+    assert "It rounds in its own way." in page() != before
