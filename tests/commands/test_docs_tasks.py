@@ -70,7 +70,7 @@ def train(task, folder, run, steps, way, more=()):
             "train", "--task", f"{DOCS / name}", "--data-path", data, *sizes, *hardware, *more,
             "--global-batch-size", "8", "--accumulate", "2", "--max-steps", str(steps),
             "--set", "schedule=constant", "--set", "warmup_steps=0",
-            "--results-dir", run, "--json", env=env,
+            "--results-dir", run, "--json", env=env, timeout=900,
         )
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ def train(task, folder, run, steps, way, more=()):
 def use(command, task, folder, run, way, *more):
     """The JSON fields of `test` or `predict`."""
     hardware, env = way
-    return result(tpukit(command, "--run", run, *hardware, "--json", *more, env=env))
+    return result(tpukit(command, "--run", run, *hardware, "--json", *more, env=env, timeout=900))
 
 
 def check_written(task, folder, run, way, out):
