@@ -63,3 +63,13 @@ class Normalizing(Task):
 
     def example_batches(self, rows):
         return [stack_samples([Images(1)[0]] * rows, rows)]
+
+
+class Selecting(Normalizing):
+    """The size of what its loss selects depends on values."""
+
+    name = "selecting"
+
+    def loss(self, model, batch):
+        selected = batch["image"][batch["image"] > 0].mean()
+        return {"loss": super().loss(model, batch)["loss"] + selected}

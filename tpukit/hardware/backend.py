@@ -318,6 +318,10 @@ class Backend(ModelOps, Protocol):
         """Graphs that this rank has compiled so far."""
         ...
 
+    def fallbacks(self) -> list[str]:
+        """Operators (`aten::nonzero`) that left the device so far, cutting a graph."""
+        ...
+
     def close(self) -> None:
         """Releases process groups and worker threads. Safe to call twice."""
         ...

@@ -116,6 +116,7 @@ class Engine:
                 if done == first_step + 1:
                     # The first step compiles: it says nothing about the rate.
                     self._restart_clock()
+                    self._warn_about_fallbacks()
 
                 # once in a while: read the metrics and log them
                 if is_due(done, self.config.log_every, total):
@@ -323,6 +324,14 @@ class Engine:
     def _memory_row(self) -> dict[str, int]:
         memory = self.backend.usage().memory
         return {"memory_used": memory.used, "memory_peak": memory.peak} if memory else {}
+
+    def _warn_about_fallbacks(self) -> None:
+        left = ", ".join(self.backend.fallbacks())
+        if left and self.log:
+            self.log.text(
+                f"Warning: {left} left the device in the first step, and each step will wait for"
+                " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
+            )
 
     def _warn_about_gradients(self, largest: float, smallest: float) -> None:
         assert self.log is not None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, environment
+from runs import SUPPORT, VIRTUAL_TPU, environment, tpukit
 
 pytestmark = pytest.mark.xla
 
@@ -35,3 +35,12 @@ def test_other_values_compile_nothing(found):
 
 def test_attention_under_autocast_takes_two_dtypes(found):
     assert found["mixed"] < 1e-2
+
+
+def test_an_operator_that_leaves_the_device_is_named_after_the_first_step(tmp_path):
+    done = tpukit(
+        "train", "--task", f"{SUPPORT / 'norm_task.py'}:Selecting", "--hw", "tpu", "--max-steps",
+        "1", "--results-dir", tmp_path / "run", env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Warning: aten::nonzero left the device in the first step" in done.stdout

@@ -260,6 +260,9 @@ class EagerBackend(TorchOps):
     def compilations(self) -> int:
         return self.eager.compilations()
 
+    def fallbacks(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         self.collectives.close()
         if self.set_aside:

@@ -49,7 +49,7 @@ from tpukit.hardware.optimizers.adopted import adopt, gradients_of
 from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers, prefetch
-from tpukit.hardware.xla.lowerings import as_compiled, register_lowerings
+from tpukit.hardware.xla.lowerings import as_compiled, fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.hardware.xla.optimizer import (
@@ -317,6 +317,9 @@ class XlaBackend(XlaOps):
 
     def compilations(self) -> int:
         return int(met.counter_value("UncachedCompile") or 0)
+
+    def fallbacks(self) -> list[str]:
+        return sorted(fallback_counts())
 
     def close(self) -> None:
         self.collectives.close()

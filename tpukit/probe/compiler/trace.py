@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
-import torch_xla.debug.metrics as met
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
@@ -25,7 +24,7 @@ from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend
 from tpukit.hardware.xla.flash_attention import TILES
-from tpukit.hardware.xla.lowerings import register_lowerings
+from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, is_on_xla
 from tpukit.probe.compiler.compile import Program
 from tpukit.probe.compiler.leaving_device import (
@@ -222,7 +221,7 @@ def _state(learner: Learner) -> list[Tensor]:
 @contextmanager
 def no_execution() -> Iterator[None]:
     """Turns a hidden execution (`.item()`, an operator XLA does not have) into an error."""
-    before = _fallback_counts()
+    before = fallback_counts()
     torch_xla._XLAC._set_allow_execution(False)
     with (
         warnings.catch_warnings(record=True) as told,
@@ -238,18 +237,12 @@ def no_execution() -> Iterator[None]:
             if not any(text in str(error) for text in HIDDEN_EXECUTION):
                 raise
             frames = [*traceback.extract_tb(error.__traceback__), *forward_frames(told)]
-            left = [name for name, count in _fallback_counts().items() if count != before.get(name)]
+            left = [name for name, count in fallback_counts().items() if count != before.get(name)]
             raise leaving_error(left, frames) from error
         finally:
             torch_xla._XLAC._set_allow_execution(True)
     for each in told:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-def _fallback_counts() -> dict[str, int]:
-    """How often each operator (`aten::nonzero`) left the device so far."""
-    names = (name for name in met.counter_names() if name.startswith("aten::"))
-    return {name: int(met.counter_value(name)) for name in names}
 
 
 def _share_of_tiles(queries: int, *, causal: bool) -> float:
