@@ -167,6 +167,8 @@ def _load_torch_tpu() -> None:
 
 def _run_in_fp32(names: Sequence[str]) -> None:
     """Casts the arguments of these operators under autocast on the TPU."""
+    if _LIBRARIES:  # another backend of this process did
+        return
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _LIBRARIES.append(library)
     for name in names:
