@@ -3,8 +3,8 @@
     python benchmarks/torch_tpu_compile.py
 
 In the environment of scripts/try_torch_tpu.sh, over the CPU plugin of the tests: the programs
-are those that a TPU would run, their time is the CPU's and says nothing of a TPU. One process; blocks of
-eager and compiled steps in turn, with the same batch, fp32.
+are those that a TPU would run, their time is the CPU's and says nothing of a TPU. One process;
+blocks of eager and compiled steps in turn, with the same batch, fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 PLUGIN = Path(__file__).parent.parent / "tests" / "support" / "torch_tpu_on_cpu"
-WARM_STEPS, STEPS, BLOCKS = 3, 4, 5
+WARM_STEPS, STEPS, BLOCKS = 3, 3, 3
 ROWS = 4
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
@@ -142,8 +143,14 @@ class EagerBackend(TorchOps):
         optimizer = own or named_optimizer(groups, settings)
         if isinstance(self.parallelism, FSDP):
             require_whole_matrices(optimizer)
-        adopt(optimizer, settings, torch.zeros_like, lambda value, p: value.to(p.device))
+        adopt(optimizer, settings, self._first_step_on, lambda value, p: value.to(p.device))
         return optimizer
+
+    def _first_step_on(self, parameter: nn.Parameter) -> Tensor:
+        """Zeros of a parameter's shape that an optimizer is tried on."""
+        # On the host where each operation on a new shape would compile.
+        on_host = self.fixed_shapes and not isinstance(parameter, DTensor)
+        return torch.zeros_like(parameter, device="cpu" if on_host else None)
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return self.eager.batches(loader)
