@@ -184,6 +184,7 @@ class CudaDevice:
         return DeviceUsage(self._memory(), self._utilization_percent())
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        torch.cuda.reset_peak_memory_stats(self.device)
         return meter_device_memory(self._memory)
 
     def _memory(self) -> Memory:

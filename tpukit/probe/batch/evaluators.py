@@ -78,6 +78,8 @@ class ChildEvaluator:
         self.fitted = 0
         """The largest batch that fitted so far."""
         self._children: dict[int, Child] = {}
+        self._reusable = True
+        """Whether the child of the last trial may run another one."""
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         return [trial for request in requests for trial in self.evaluate_together([request])]
@@ -87,8 +89,7 @@ class ChildEvaluator:
         started = time.monotonic()
         for place, request in enumerate(requests):
             if place not in self._children:
-                self._children[place] = Child(self.environment, ("-m", MODULE))
-                self._children[place].send(dataclasses.asdict(self.setup))
+                self._children[place] = self._start_child()
             self._children[place].send(dataclasses.asdict(request))
         waiting = dict(enumerate(requests))
         trials: dict[int, Trial] = {}
@@ -100,10 +101,18 @@ class ChildEvaluator:
             trials[place] = self._receive(place, waiting.pop(place), started)
         return [trials[place] for place in range(len(requests))]
 
+    def _start_child(self) -> Child:
+        child = Child(self.environment, ("-m", MODULE))
+        child.send(dataclasses.asdict(self.setup))
+        return child
+
     def _receive(self, place: int, request: TrialRequest, started: float) -> Trial:
         try:
-            trial = read_result(self._children[place].receive(started + self.seconds))
+            result = self._children[place].receive(started + self.seconds)
+            self._reusable = result.get("reusable", False)
+            trial = read_result(result)
         except ChildDiedError as error:
+            self._reusable = False
             self._children.pop(place).close()
             trial = self._after_death(request, error.death, time.monotonic() - started)
         self.devices = trial.devices or self.devices
@@ -161,7 +170,11 @@ class ChildEvaluator:
 
 
 class MeasuredEvaluator(ChildEvaluator):
-    """Trains a few steps on this machine; each trial in a process of its own."""
+    """Trains a few steps on this machine.
+
+    A child process runs trials as long as they fit and give all their memory back; the next child
+    has started before it is needed.
+    """
 
     def __init__(self, task: TaskSource, config: TrainConfig, seconds: float | None) -> None:
         world_size = rank_count(config, find_kind(config))
@@ -169,13 +182,38 @@ class MeasuredEvaluator(ChildEvaluator):
         super().__init__(setup, world_size, seconds or MEASURED_SECONDS)
         self.environment = {}
         self.versions = {}
+        self._next: Child | None = None
 
     def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        was_used = bool(self._children)
+        trials = self._in_child(requests)
+        if was_used and not trials[0].fits:
+            # What earlier trials left behind may be the cause: only a new process is sure.
+            trials = self._in_child(requests)
+        return trials
+
+    def _in_child(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         try:
             return super().evaluate_together(requests)
+        except BaseException:
+            self._reusable = False
+            raise
         finally:
-            # After running out of memory a process is unusable; otherwise it keeps fragments.
-            self.close()
+            if not self._reusable:
+                super().close()
+
+    def _start_child(self) -> Child:
+        child, self._next = self._next, None
+        if child is None or child.has_ended:
+            child = super()._start_child()
+        self._next = super()._start_child()
+        return child
+
+    def close(self, keep: int = 0) -> None:
+        super().close(keep)
+        if self._next is not None:
+            self._next.close()
+            self._next = None
 
 
 class CompilerEvaluator(ChildEvaluator):

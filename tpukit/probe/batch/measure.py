@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.backend import Backend, Batch, ReadMemory
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.train.config import TrainConfig
@@ -23,22 +23,29 @@ from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import RunLog
 from tpukit.train.task import PlanSettings, Task
 
-WARM_STEPS = 2
-"""Steps that are not timed: they compile, and allocate the optimizer's state."""
+WARM_STEPS = 1
+"""Steps that are not timed: they compile, and fill caches."""
 TIMED_STEPS = 3
-LONGEST_TIMING_SECONDS = 20.0
+LONG_ENOUGH_SECONDS = 3.0
+"""Of timed steps: the rate is plain, further steps would tell nothing new."""
 RUN_BYTES = 40 * 2**20
 """What a run's DataLoader, progress bar and their threads take: up to 38 MB were seen."""
 
 
 def measure_trial(
-    task: Task, config: TrainConfig, backend: Backend, request: TrialRequest
+    task: Task,
+    config: TrainConfig,
+    backend: Backend,
+    request: TrialRequest,
+    read_memory: ReadMemory,
 ) -> Trial:
     """Trains, evaluates and copies a checkpoint as a run would.
 
+    read_memory: memory usage since the trial began.
+
     Raises whatever the hardware raises when memory runs out.
     """
-    with backend.memory_meter() as read_memory, run_companions():
+    with run_companions():
         learner = load_learner(task, config, backend)
         costliest, *others = _host_batches(task, backend, request)
         # As in a run, the next batches are sent while a step works, and wait on the device.
@@ -117,7 +124,7 @@ def _seconds_per_step(
 ) -> float:
     started = time.monotonic()
     steps = 0
-    while steps < TIMED_STEPS and time.monotonic() - started < LONGEST_TIMING_SECONDS:
+    while steps < TIMED_STEPS and time.monotonic() - started < LONG_ENOUGH_SECONDS:
         learner.train_step(_next(source, accumulate), config.lr)
         steps += 1
         if steps == 1:

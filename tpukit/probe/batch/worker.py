@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import importlib
 import io
 import json
@@ -32,10 +33,13 @@ from tpukit.probe.compiler.source_map import model_frame
 from tpukit.train.mistakes.raised import task_failure
 
 if TYPE_CHECKING:
+    from tpukit.hardware.backend import Backend
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
     from tpukit.train.task import Task
 
 MODULE = "tpukit.probe.batch.worker"
+KEPT_SHARE = 0.01
+"""Part of the memory limit that a trial may leave behind for the process to run another one."""
 
 
 def main(arguments: list[str]) -> int:
@@ -46,6 +50,7 @@ def main(arguments: list[str]) -> int:
     descriptor, parent = int(arguments[0]), int(arguments[1])
     die_with_parent(parent)
     runner = TrialRunner(TrialSetup.from_json(json.loads(sys.stdin.readline())))
+    runner.prepare()
     for line in sys.stdin:
         result = runner.result(TrialRequest(**json.loads(line)))
         os.write(descriptor, json.dumps(result).encode() + b"\n")
@@ -57,9 +62,18 @@ class TrialRunner:
 
     def __init__(self, setup: TrialSetup) -> None:
         self.setup = setup
+        self.reusable = True
+        """Whether all memory is back where it was before the last trial."""
+
+    def prepare(self) -> None:
+        """Imports what a measured trial needs, ahead of the first one."""
+        if self.setup.target is None and self.setup.world_size == 1:
+            import tpukit.hardware.select
+            import tpukit.probe.batch.measure  # noqa: F401
 
     def result(self, request: TrialRequest) -> dict[str, Any]:
-        """`{"trial": ...}`; `{"error": ...}` where it failed for another reason than memory."""
+        """`{"trial": ..., "reusable": ...}`; `{"error": ...}` where it failed for another reason
+        than memory."""
         started = time.monotonic()
         try:
             trial = self._run(request)
@@ -67,9 +81,10 @@ class TrialRunner:
             traceback.print_exc()
             if not is_out_of_memory(error, limited=self.setup.config.memory_limit is not None):
                 return {"error": _error_fields(error, request)}
-            trial = self._out_of_memory(error, request)
+            trial, self.reusable = self._out_of_memory(error, request), False
         seconds = time.monotonic() - started
-        return {"trial": dataclasses.asdict(dataclasses.replace(trial, seconds=seconds))}
+        timed = dataclasses.replace(trial, seconds=seconds)
+        return {"trial": dataclasses.asdict(timed), "reusable": self.reusable}
 
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
@@ -87,18 +102,30 @@ class TrialRunner:
         return CompiledTrials(self._task(), self.setup.config, find_target(self.setup.target))
 
     def _measure(self, request: TrialRequest) -> Trial:
-        from tpukit.hardware.select import open_backend
         from tpukit.probe.batch.measure import measure_trial
+
+        task, backend = self._measured
+        with backend.memory_meter() as read_memory:
+            trial = measure_trial(task, self.setup.config, backend, request, read_memory)
+            gc.collect()
+            left = read_memory()
+        with backend.memory_meter() as read_memory:
+            # A TPU's peak stays that of an earlier trial.
+            peak = read_memory()
+        kept = max(left.used, peak.peak) if left and peak else 0
+        self.reusable = bool(left and left.limit and kept <= KEPT_SHARE * left.limit)
+        return trial
+
+    @cached_property
+    def _measured(self) -> tuple[Task, Backend]:
+        """The task and the backend of every measured trial of this process."""
+        from tpukit.hardware.select import open_backend
         from tpukit.train.task import PlanSettings
 
         # As in a run: memory that the task's libraries take comes before a limit on memory.
         task = self._task()
         task.probe_batches(PlanSettings(1, 1, 1, 0))
-        backend = open_backend(self.setup.config)
-        try:
-            return measure_trial(task, self.setup.config, backend, request)
-        finally:
-            backend.close()
+        return task, open_backend(self.setup.config)
 
     def _task(self) -> Task:
         source = self.setup.task
