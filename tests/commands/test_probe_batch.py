@@ -204,7 +204,7 @@ def assert_ends(pid: int) -> None:
 
 def wait_for_child(parent: int) -> int:
     children = Path(f"/proc/{parent}/task/{parent}/children")
-    for _ in range(200):
+    for _ in range(1200):
         if found := children.read_text().split():
             return int(found[0])
         time.sleep(0.05)

@@ -64,7 +64,7 @@ def probe_batch(
 ) -> None:
     """Find the batch that fits: measured on this machine, or by the TPU compiler (--target).
 
-    Each trial runs the training step in a process of its own.
+    Trials run the training step in child processes.
     """
     output, settings = Output(as_json=json), SearchSettings(**search)
     check_search(settings, target, place)
