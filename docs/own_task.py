@@ -1,8 +1,8 @@
 """A task of your own: classify images with a timm model, on any hardware tpukit knows.
 
 tpukit train --task docs/own_task.py:Images --data-path photos --set model=resnet18
-tpukit test --run results/images
-tpukit predict --run results/images --data-path photos --out classes.csv
+tpukit test --run results/photos
+tpukit predict --run results/photos --data-path photos --out classes.csv
 `photos` holds train/CLASS/*.png and valid/CLASS/*.png.
 """
 
@@ -35,7 +35,7 @@ class ImageFolder:
 
 
 class Images(Task):
-    name = "images"
+    name = "photos"
     defaults = TrainingDefaults(global_batch_size=32, epochs=5, lr=1e-3, weight_decay=0.05)
 
     def __init__(self, data_path="./data", model="resnet18", classes=2, side=64):

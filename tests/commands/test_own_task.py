@@ -69,7 +69,7 @@ def test_it_is_evaluated_and_predicts(place, tmp_path, way):
     hardware, env = WAYS[way]
     base = ["--run", place / "run", *hardware, "--json"]
     fields = result(tpukit("test", *base, env=env, cwd=tmp_path))
-    assert (fields["task"], fields["samples"]) == ("images", 2 * VALID)
+    assert (fields["task"], fields["samples"]) == ("photos", 2 * VALID)
     assert fields["metrics"] == {"accuracy": 1.0}
     fields = result(tpukit("predict", *base, "--out", tmp_path / "out.csv", env=env, cwd=tmp_path))
     assert (fields["rows"], fields["path"]) == (2 * VALID, str(tmp_path / "out.csv"))

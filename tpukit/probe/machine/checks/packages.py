@@ -132,7 +132,7 @@ def jax(facts: Facts, asked: Asked) -> Verdict:
     others = ", ".join(users) or f"{facts.place.name}'s image"
     return warned(
         f"{message}; {others} may need the one that is here",
-        "python -m venv own && own/bin/pip install tpukit "
+        "python -m venv own && own/bin/pip install TPUKIT.whl "
         f"'torch_xla[tpu]=={_release(torch_xla)}' {wanted}    # an environment of its own",
     )
 
