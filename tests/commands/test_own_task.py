@@ -122,7 +122,7 @@ def test_settings_of_the_task_come_with_set(place, capsys):
 
 def test_another_task_than_the_runs_is_refused(place, capsys):
     told = failed(["test", "--run", place / "run", "--hw", "cpu", "--task", "eit"], capsys)
-    assert "is a run of task 'images', not 'eit'" in told
+    assert "is a run of task 'photos', not 'eit'" in told
 
 
 def test_a_task_without_an_evaluation_is_tested_by_its_validation_metrics(tmp_path, capsys):
