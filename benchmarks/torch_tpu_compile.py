@@ -1,4 +1,4 @@
-"""A training step on torch_tpu, eager and with torch.compile: programs launched, compiled, time.
+"""A training step on torch_tpu, eager and with torch.compile: programs launched, time.
 
     python benchmarks/torch_tpu_compile.py
 
@@ -53,9 +53,7 @@ class Side:
         self.learner = learner(task, compiled)
         self.tpu = torch.tpu
         self.batch = next(iter(self.learner.backend.batches([batch])))
-        before = self.tpu._get_cache_misses()
         self.steps(WARM_STEPS)
-        self.compiled_programs = self.tpu._get_cache_misses() - before
         before = self.tpu._get_cache_requests()
         self.steps(STEPS)
         self.launched = (self.tpu._get_cache_requests() - before) / STEPS
@@ -87,7 +85,6 @@ def measure(name: str, task) -> dict:
         **{
             key: {
                 "launched_a_step": side.launched,
-                "compiled_programs": side.compiled_programs,
                 "seconds_a_step": side.seconds,
             }
             for key, side in sides.items()

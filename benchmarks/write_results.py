@@ -281,6 +281,24 @@ def eit_simulation() -> str:
     )
 
 
+def torch_tpu_compile() -> str:
+    found = read("torch_tpu_compile")
+    rows = [
+        [n["network"], f"{n['eager']['launched_a_step']:.0f}",
+         f"{n['compiled']['launched_a_step']:.0f}", f"{n['ratio_of_times_median']:.2f}",
+         f"{min(n['ratios_of_times']):.2f} to {max(n['ratios_of_times']):.2f}"]
+        for n in found["networks"]
+    ]  # fmt: skip
+    versions = found["versions"]
+    return section(
+        "torch_tpu: eager against torch.compile", "torch_tpu_compile.py", ["torch_tpu_compile"],
+        f"Programs launched by a training step ({found['rows']} rows, fp32, torch_tpu "
+        f"{versions['torch_tpu']}, torch {versions['torch']}), and the time of an eager step over "
+        "a compiled one's on the CPU, through a PJRT plugin: not a TPU's.",
+        table(["network", "eager", "compiled", "time, median", "range of the blocks"], rows),
+    )  # fmt: skip
+
+
 def doctor_start() -> str:
     found = read("doctor_start")
     rows = [
@@ -367,6 +385,7 @@ SECTIONS = {
     "summarize_quality": summarize_quality,
     "summarize_rows": summarize_rows,
     "eit_simulation": eit_simulation,
+    "torch_tpu_compile": torch_tpu_compile,
     "doctor_start": doctor_start,
     "doctor_real_material": doctor_real_material,
     "campaign": campaign,
