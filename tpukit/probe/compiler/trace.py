@@ -163,8 +163,7 @@ def trace_step(
         JobError: an operation reads a value, or runs on the CPU, in the middle of the step.
     """
     torch.manual_seed(0)
-    with without_storage():
-        model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    model = expect(_built(task, backend), nn.Module, task.build_model, MODEL)
     learner = _learner(task, config, backend, model)
     with backend.placeholders.of_kind("batch"):
         micro_rows = rows * backend.devices
@@ -183,6 +182,17 @@ def trace_step(
         learner.evaluation_step(batches[0])
     count = sum(p.numel() for p in backend.parameters(learner.model).values())
     return TracedStep(training, backend.programs[-1], count)
+
+
+def _built(task: Task, backend: TracingBackend) -> nn.Module:
+    """The model, without storage unless its constructor reads weights."""
+    try:
+        with without_storage():
+            return task.build_model(backend)
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+    return task.build_model(backend)
 
 
 def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn.Module) -> Learner:
