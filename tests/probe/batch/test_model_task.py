@@ -132,7 +132,6 @@ class NoGradient(nn.Linear):
         ("{folder}/m.py:number", "returns int, not a module"),
         (lambda: NoGradient(4, 4), "returns Tensor without a tensor to learn from"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_used_is_named(model, says, tmp_path):
     (tmp_path / "m.py").write_text("def make():\n    return 1\n\n\ndef number():\n    return 3\n")
