@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from tpukit.train.step import Learner
 
+ROOT = Path(__file__).resolve().parents[2]
 ROWS, TOLERANCE = 8, 1e-4
 CHECKS = {"trains": ("equals", "one-graph"), "compiles": ("compiles",)}
 """Stage -> what it checks: a step equals the CPU's, no compilation after the warm-up, the bf16 step
@@ -99,7 +101,7 @@ def _send_outcome(send: Connection, name: str, stage: str) -> None:
         send.send((values, None))
     except Exception as error:
         traceback.print_exc()
-        send.send((values, f"{type(error).__name__}: {error}"))
+        send.send((values, f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "")))
 
 
 # -- a step on XLA and on the CPU --------------------------------------------------------------
