@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.commands.reports.machine import as_json
-from tpukit.hardware import select
+from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.recorded_host import RecordedHost
@@ -43,7 +43,8 @@ def by_doctor(host):
 def by_train(host, monkeypatch):
     """What `train` and `probe-batch` select."""
     monkeypatch.setattr(select, "RealHost", lambda: host)
-    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: name)
+    for module in (select, tpu_stack):
+        monkeypatch.setattr(module, "installed_stack", lambda: "torch_xla")
     kind = select.find_kind(HardwareOptions())
     ranks = select.rank_count(HardwareOptions(), kind)
     return kind, detect_hardware(host).tpu.devices if kind == "tpu" else ranks
