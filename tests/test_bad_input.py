@@ -53,7 +53,7 @@ def finished(tmp_path_factory):
         (["--set", "samples=0"], ["There is no sample."]),
         (["--task", "eitt"], ["no such task", "Did you mean eit?"]),
         (["--task", TINY.replace(":Tiny", ":Tinny")], ["no task class 'Tinny'", "Tiny"]),
-        (["--task", "missing.py:Tiny"], ["there is no file missing.py"]),
+        (["--task", "missing.py:Tiny"], ["there is no file", "missing.py"]),
         (["--config", "missing.toml"], ["missing.toml does not exist"]),
         (["--resume-from", "missing"], ["--resume-from missing", "no checkpoint"]),
         (["--epoch", "3"], ["No such option: --epoch", "--epochs"]),

@@ -21,7 +21,7 @@ from runs import (
 
 ARGUMENTS = [
     "train", "--task", f"{SUPPORT / 'norm_task.py'}:Normalizing", "--ckpt-every", "2",
-    "--log-every", "2", "--precision", "fp32", "--num-workers", "0",
+    "--log-every", "2", "--precision", "fp32", "--num-workers", "0", "--set", "ema_warmup=0",
 ]  # fmt: skip
 SYNCHRONIZED = ["--hw", "cpu", "--devices", "2", "--set", "sync_batchnorm=true"]
 WAYS = {

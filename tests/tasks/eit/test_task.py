@@ -179,6 +179,6 @@ def test_the_published_sizes_train_by_the_published_recipe(monkeypatch):
     trained = dict(model.named_parameters())
     for name, value in plain.model.named_parameters():
         torch.testing.assert_close(trained[name], value, rtol=0, atol=5e-6)
-    averaged = dict(plain.ema.named_parameters())
+    averaged = plain.ema.state_dict()
     for name, value in learner.ema.weights.items():
         torch.testing.assert_close(value, averaged[name], rtol=0, atol=5e-6)

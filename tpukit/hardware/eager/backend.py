@@ -197,7 +197,8 @@ class EagerBackend(TorchOps):
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
         after(norm)
-        self.eager.surface_errors([norm, local(optimizer.param_groups[-1]["params"][-1])])
+        updated = [p for group in optimizer.param_groups for p in group["params"]]
+        self.eager.surface_errors([norm, *(local(p) for p in updated[-1:])])
 
     @torch.no_grad()
     def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
