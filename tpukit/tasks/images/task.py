@@ -76,9 +76,10 @@ class ImagesTask(Task):
     )
     presets: ClassVar[Mapping[str, Preset]] = {
         "quick": Preset(
-            train={"global_batch_size": 64, "epochs": None, "max_steps": 150, "warmup_steps": 15,
-                   "lr": 2e-3},
-            task={"model": "resnet10t", "image_size": 64, "smallest_crop": 0.5},
+            train={"global_batch_size": 64, "epochs": None, "max_steps": 240, "warmup_steps": 20,
+                   "lr": 3e-3},
+            task={"model": "resnet10t", "image_size": 64, "smallest_crop": 0.7,
+                  "color_jitter": 0.2},
         ),
     }  # fmt: skip
 

@@ -20,10 +20,10 @@ from tpukit.io.files import write_file
 Point = tuple[float, float]
 CLASSES = ("arrow", "circle", "cross", "ring", "square", "star", "triangle", "wave")
 PARTS = {"train": 0.8, "valid": 0.1, "test": 0.1}
-NOISE = 12.0
-DISTRACTORS = 4
-LEAST_CONTRAST = 60.0
-"""Distance of a shape's colour from the background's."""
+NOISE = 8.0
+DISTRACTORS = 2
+DARK, BRIGHT = (0, 90), (140, 255)
+"""Of the background and of what is drawn on it: colours say nothing about the class."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,23 @@ def draw_shape(seed: int, part: str, index: int, side: int) -> tuple[Image.Image
     rng = random.Random(f"{seed}/{part}/{index}")
     name = CLASSES[index % len(CLASSES)]
     scale = 2
-    background = _colour(rng)
-    canvas = Image.new("RGB", (scale * side, scale * side), background)
+    canvas = Image.new("RGB", (scale * side, scale * side), _colour(rng, DARK))
     draw = ImageDraw.Draw(canvas)
     for _ in range(DISTRACTORS):
         points = [(rng.uniform(0, scale * side), rng.uniform(0, scale * side)) for _ in range(2)]
-        draw.line(points, _colour(rng), width=rng.randint(1, 3))
-    radius = rng.uniform(0.18, 0.4) * scale * side
+        draw.line(points, _colour(rng, BRIGHT), width=rng.randint(1, 3))
+    radius = rng.uniform(0.25, 0.42) * scale * side
     margin = radius * 1.05
     centre = tuple(rng.uniform(margin, scale * side - margin) for _ in range(2))
-    colour = _colour(rng)
-    while math.dist(colour, background) < LEAST_CONTRAST:
-        colour = _colour(rng)
-    _draw(draw, name, (centre[0], centre[1]), radius, rng.uniform(0, 2 * math.pi), colour)
+    turn, colour = rng.uniform(0, 2 * math.pi), _colour(rng, BRIGHT)
+    _draw(draw, name, (centre[0], centre[1]), radius, turn, colour)
     small = np.asarray(canvas.resize((side, side), Image.Resampling.BILINEAR), np.float32)
     noise = np.random.default_rng(rng.getrandbits(64)).normal(0, NOISE, small.shape)
     return Image.fromarray(np.clip(small + noise, 0, 255).astype(np.uint8)), name
 
 
-def _colour(rng: random.Random) -> tuple[int, int, int]:
-    return rng.randrange(256), rng.randrange(256), rng.randrange(256)
+def _colour(rng: random.Random, between: tuple[int, int]) -> tuple[int, int, int]:
+    return rng.randint(*between), rng.randint(*between), rng.randint(*between)
 
 
 def _draw(
