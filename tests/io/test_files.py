@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 
@@ -74,3 +75,12 @@ with replacing(pathlib.Path({str(path)!r})) as partial:
     with replacing(path) as partial:
         partial.write_bytes(b"whole")
     assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        write_file(pipe, b"content")
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

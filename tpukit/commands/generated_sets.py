@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, InterruptedRunError
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
 
 
@@ -50,14 +50,26 @@ def images(
 ) -> None:
     """Generate images of eight shapes, to classify."""
     import dataclasses
+    import signal
 
+    from tpukit.io.progress import Progress
     from tpukit.tasks.images.data.shapes import CLASSES, write_shapes
 
     ranges = {"n": Range(10 * len(CLASSES), LARGEST_BATCH), "seed": SEED, "side": Range(16, 1024)}
     if problems := range_problems({"n": n, "seed": seed, "side": side}, ranges):
-        raise ConfigError(" ".join(problems), "Each part needs an image of each class.")
+        raise ConfigError(
+            " ".join(problems), f"A set has at least {10 * len(CLASSES)} images, ten a class."
+        )
     output = Output(as_json=as_json)
-    written = write_shapes(out, n, seed, side)
+    try:
+        with Progress("drawing", n) as progress:
+            written = write_shapes(out, n, seed, side, progress.advance)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"Stopped with {progress.done:,} of {n:,} images in {out}.",
+            "The same command draws them anew, the same ones.",
+            signal_number=signal.SIGINT,
+        ) from None
     output.text(
         f"{written.train:,} training, {written.valid:,} validation and {written.test:,} test"
         f" images of {written.classes} classes in {out}"

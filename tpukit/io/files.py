@@ -21,8 +21,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """A path beside `path` to write a file to; renamed to `path` when the block succeeds.
 
     With `sync` the file survives a power cut too, and what killed writers of `path` left is
-    removed. On any error `path` stays as it was.
+    removed. On any error `path` stays as it was. Raises OSError where it is a device or a pipe: the
+    renaming would put a file in its place.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     if sync:
         _remove_leftovers(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}@{platform.node()}.partial")

@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,18 +107,25 @@ def _placed(points: list[Point], centre: Point, radius: float, turn: float) -> l
     return [(centre[0] + x * cos - y * sin, centre[1] + x * sin + y * cos) for x, y in points]
 
 
-def write_shapes(out: Path, count: int, seed: int, side: int) -> WrittenShapes:
-    """train/CLASS/*.png, valid/CLASS/*.png, test/*.png, test.csv (ids) and test_labels.csv."""
+def write_shapes(
+    out: Path, count: int, seed: int, side: int, written: Callable[[], None]
+) -> WrittenShapes:
+    """train/CLASS/*.png, valid/CLASS/*.png, test/*.png, test.csv (ids) and test_labels.csv.
+
+    written: called after each image.
+    """
     numbers = {part: round(share * count) for part, share in PARTS.items()}
     for part in ("train", "valid"):
         for index in range(numbers[part]):
             image, name = draw_shape(seed, part, index, side)
             _write(out / part / name / f"{index:06}.png", image)
+            written()
     labels = []
     for index in range(numbers["test"]):
         image, name = draw_shape(seed, "test", index, side)
         _write(out / "test" / f"{index:06}.png", image)
         labels.append((f"{index:06}", name))
+        written()
     _write_csv(out / "test.csv", [("id",), *((name,) for name, _ in labels)])
     _write_csv(out / "test_labels.csv", [("id", "label"), *labels])
     return WrittenShapes(out, **numbers, classes=len(CLASSES))

@@ -104,4 +104,6 @@ def write_submission(
     try:
         write_file(out, stream.getvalue().encode())
     except OSError as error:
-        raise DataError(f"{out} cannot be written ({error}).", "Choose another --out.") from error
+        raise DataError(
+            f"{out} cannot be written: {error.strerror}.", "Choose another --out."
+        ) from error
