@@ -1,4 +1,7 @@
-"""Progress of long work on standard error: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work on standard error: a bar on a terminal, plain lines elsewhere.
+
+A notebook's cell is no terminal, though its output is: it keeps every bar that was drawn.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any, Self
 
+from tpukit.io.notebook import in_notebook
 from tpukit.io.units import format_duration
 
 PLAIN_SECONDS = 10.0
@@ -41,7 +45,7 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Self:
-        if self.enabled and self.stream.isatty():
+        if self.enabled and self.stream.isatty() and not in_notebook():
             self._bar = _rich_bar(self.stream)
             self._bar.start()
             self._task = self._bar.add_task(
