@@ -10,6 +10,7 @@ import pytest
 from runs import (
     SUPPORT,
     VIRTUAL_TPU,
+    failure,
     latest,
     parameters,
     relative_difference,
@@ -89,6 +90,13 @@ def test_any_hardware_ends_alike(tmp_path, whole, way):
         assert summary["graphs"]["accumulate"] == 1
         assert summary["compilations_after_warmup"] == 0
     resumed_ends_in_the_same_bytes(tmp_path / "run", arguments, env)
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_whole_matrices_is_refused_with_shard(tmp_path):
+    arguments = ["--hw", "cpu", "--devices", "2", "--shard", "--results-dir", tmp_path / "run"]
+    told = failure(tpukit(*BASE[:-1], *arguments, "--set", "optimizer_class=Adafactor"))
+    assert "the optimizer Adafactor needs whole matrices" in told and "--shard" in told
 
 
 def resumed_ends_in_the_same_bytes(run, arguments, env):

@@ -11,11 +11,14 @@ os.environ.update(
 )  # fmt: skip
 
 import torch
+import torch.nn.functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import nn
 
+from tpukit.hardware.xla.lowerings import register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
+from tpukit.hardware.xla.model_code import running
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.probe.compiler.compile import Program, TpuCompiler
 from tpukit.probe.compiler.report_cache import report, scheduled_hlo
@@ -69,21 +72,26 @@ def recompute():
 
 
 def attention():
-    """Causal attention, forward and backward: written out, in blocks, fused."""
+    """Causal attention, forward and backward: written out, in blocks, fused, torch's own."""
     from tpukit.hardware.xla import ops as xla_ops
 
+    register_lowerings()
     mesh = DeviceMesh.open(shard=False)
     reports = {}
-    for how in ("written out", "blocks", "fused"):
+    for how in ("written out", "blocks", "fused", "torch's"):
         spmd_mesh = mesh.mesh if DEVICES > 1 else None
-        ops = XlaOps(DEVICES, fused=how == "fused", mesh=spmd_mesh)
+        ops = XlaOps(DEVICES, fused=how in ("fused", "torch's"), mesh=spmd_mesh)
         xla_ops.LARGEST_SCORES_BYTES = 2**40 if how == "written out" else 2**24
         inputs = [mesh.send(torch.randn(4, 8, 1024, 64), ("data", None, None, None))
                   for _ in range(3)]  # fmt: skip
         for tensor in inputs:
             tensor.requires_grad_()
-        with torch.autocast("xla", dtype=torch.bfloat16):
-            ops.attention(*inputs, causal=True).float().square().sum().backward()
+        with torch.autocast("xla", dtype=torch.bfloat16), running(ops):
+            if how == "torch's":
+                found = F.scaled_dot_product_attention(*inputs, is_causal=True)
+            else:
+                found = ops.attention(*inputs, causal=True)
+            found.float().square().sum().backward()
         reports[how] = compiled(mesh, [tensor.grad for tensor in inputs], inputs)
     return reports
 

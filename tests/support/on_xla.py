@@ -198,6 +198,22 @@ def optimized(backend, make):
     return backend.to_host(backend.parameters(model)), counts
 
 
+def second_derivatives():
+    """Compilations up to each step of a loss with second derivatives of its input."""
+    from physics_task import Poisson
+
+    from tpukit.train.config import TrainConfig
+    from tpukit.train.storage.restore import load_learner
+
+    backend, task = opened(devices=1), Poisson()
+    learner, counts = load_learner(task, TrainConfig(), backend), []
+    before = backend.compilations()
+    for batch in backend.batches(task.example_batches(16) * 5):
+        learner.train_step([batch], 0.1)
+        counts.append(backend.compilations() - before)
+    return counts
+
+
 def dropout_beside_reads():
     """A weight after four steps with dropout: undisturbed, and with metrics read between two."""
     return [_dropped_out(disturbed) for disturbed in (False, True)]

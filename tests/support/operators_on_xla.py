@@ -6,6 +6,7 @@ device is an error; then all are executed as one graph, and again with other val
 
 from __future__ import annotations
 
+import functools
 import json
 
 import torch
@@ -14,6 +15,7 @@ import torch.utils.checkpoint
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -74,6 +76,13 @@ def second_derivative(x):
     return torch.autograd.grad(gradient.square().sum(), x, create_graph=True)[0]
 
 
+def clamp_unless_finite(x):
+    """As DETR does: nothing may look at a value, so it does not clamp."""
+    if not torch.isfinite(x).all() or torch.isinf(x).any() or torch.isnan(x).any():
+        x = x.clamp(-1, 1)
+    return torch.where(torch.isfinite(x), x, 0.0)
+
+
 CASES = {
     "nearest x2": (interpolate(scale_factor=2), IMAGE),
     "nearest to 5x11": (interpolate(size=(5, 11)), IMAGE),
@@ -120,6 +129,7 @@ CASES = {
     "encoder with padding": (encoder, (2, 5, 8)),
     "LSTM": (lambda x: lstm(x.device)(x)[0], (2, 3, 5)),
     "second derivative": (second_derivative, (4, 5)),
+    "clamp unless finite": (clamp_unless_finite, IMAGE),
     "roll": (lambda x: x.roll((1, -2), (2, 3)), IMAGE),
     "reflect": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), IMAGE),
     "einsum": (lambda x, y: torch.einsum("bchw,cd->bdhw", x, y), IMAGE, (3, 5)),
@@ -184,14 +194,43 @@ def attention_of_two_dtypes(backend):
     return relative_error(found.float(), F.scaled_dot_product_attention(*host))
 
 
+def fused_attention(backend):
+    """Relative errors of torch's attention where the backend's own takes it (a TPU's kernel, here
+    written out), and how often it did."""
+    from tpukit.hardware.xla.ops import plain_attention
+
+    taken = []
+    backend.can_fuse = lambda *tensors, **how: True
+    backend.attention = lambda *qkv, causal: (
+        taken.append(causal) or plain_attention(*qkv, causal=causal)
+    )
+    few, many = (2, 2, 6, 8), (2, 4, 6, 8)
+    errors = []
+    for shapes, how in (
+        ([many] * 3, {}), ([many] * 3, {"is_causal": True, "scale": 0.5}),
+        ([many, few, few], {"enable_gqa": True}),
+    ):  # fmt: skip
+        attend = functools.partial(F.scaled_dot_product_attention, **how)
+        host = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        sent = [backend.mesh.send(tensor.detach()).requires_grad_() for tensor in host]
+        with backend.autocast("bf16"):
+            found = computed(attend, sent)
+        pairs = zip(found, computed(attend, host), strict=True)
+        errors += [relative_error(one.float(), other) for one, other in pairs]
+    with backend.autocast("bf16"), sdpa_kernel(SDPBackend.MATH):
+        attend(*sent)
+    return {"errors": errors, "taken": taken}
+
+
 def main() -> None:
     backend = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
     errors, compilations = [], []
     for seed in range(2):
         errors.append(one_pass(backend, seed))
         compilations.append(backend.compilations())
-    mixed = attention_of_two_dtypes(backend)
-    print(json.dumps({"errors": errors, "compilations": compilations, "mixed": mixed}))
+    mixed, fused = attention_of_two_dtypes(backend), fused_attention(backend)
+    found = {"errors": errors, "compilations": compilations, "mixed": mixed, "fused": fused}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,11 @@ def test_an_outer_autocast_compiles_one_graph():
     assert on_xla("repeated_passes", devices="1") == [1] * 5
 
 
+def test_second_derivatives_are_one_graph():
+    """Nodes that autograd's own thread numbers would be taken in another order in each step."""
+    assert on_xla("second_derivatives", devices="1") == [1] * 5
+
+
 PROVEN = ["SGD", "Adafactor", "Lion"]
 MORE = ["AdamW", "Adam", "NAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"]
 

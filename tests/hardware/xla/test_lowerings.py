@@ -37,6 +37,12 @@ def test_attention_under_autocast_takes_two_dtypes(found):
     assert found["mixed"] < 1e-2
 
 
+def test_torchs_attention_is_the_kernel_where_it_takes_the_shapes(found):
+    """And where `sdpa_kernel` does not ask for the formula."""
+    assert found["fused"]["taken"] == [False, True, False]
+    assert max(found["fused"]["errors"]) < 2e-2
+
+
 def test_an_operator_that_leaves_the_device_is_named_after_the_first_step(tmp_path):
     done = tpukit(
         "train", "--task", f"{SUPPORT / 'norm_task.py'}:Selecting", "--hw", "tpu", "--max-steps",

@@ -49,8 +49,9 @@ from tpukit.hardware.optimizers.adopted import adopt, gradients_of
 from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers, prefetch
-from tpukit.hardware.xla.lowerings import as_compiled, fallback_counts, register_lowerings
+from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
+from tpukit.hardware.xla.model_code import running
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.hardware.xla.optimizer import (
     XlaAdafactor,
@@ -160,7 +161,7 @@ class XlaBackend(XlaOps):
         # Casts kept by an outer autocast would make the first pass another graph than the rest.
         nested = torch.is_autocast_enabled("xla")
         casts = torch.autocast("xla", dtype=dtype, cache_enabled=not nested) if dtype else None
-        with as_compiled(), casts or nullcontext():
+        with running(self), casts or nullcontext():
             yield
 
     @contextmanager
@@ -193,7 +194,7 @@ class XlaBackend(XlaOps):
                 parameter.grad = self.mesh.zeros_like(parameter)
 
     def backward(self, loss: Tensor) -> None:
-        with as_compiled():  # parts of the model may be recomputed
+        with running(self):  # parts of the model may be recomputed
             loss.backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 TILES = (512, 256, 128)
 """Tokens of a tile of scores, the largest that divides all of them."""
@@ -106,6 +107,7 @@ class FlashAttention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *bias, output, log_sums = ctx.saved_tensors
         inputs = (query, key, value, output, log_sums, gradient.to(query.dtype), *bias)

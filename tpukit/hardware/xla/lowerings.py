@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.library import Library, get_kernel
 
+from tpukit.hardware.xla.model_code import attention_under_autocast
 from tpukit.hardware.xla.resize import RESIZES, pool_backward, resize, resize_backward, windows
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ def _registered() -> Any:
             )  # fmt: skip
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
-    library.impl("scaled_dot_product_attention", attention_in_one_dtype, "AutocastXLA")
+    library.impl("scaled_dot_product_attention", attention_under_autocast, "AutocastXLA")
     return library
 
 
@@ -112,19 +112,6 @@ def fallback_counts() -> dict[str, int]:
     return {name: int(met.counter_value(name)) for name in names}
 
 
-@contextmanager
-def as_compiled() -> Iterator[None]:
-    """A model's code is told that it is being traced: libraries (transformers for its masks) then
-    look at no value, and leave out checks that would."""
-    flag, check = torch.compiler._is_compiling_flag, torch._check_tensor_all
-    torch.compiler._is_compiling_flag = True
-    torch._check_tensor_all = lambda *_: None
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag, torch._check_tensor_all = flag, check
-
-
 class DeviceModule:
     """What torch.utils.checkpoint asks of a device: its random generator."""
 
@@ -148,21 +135,6 @@ class DeviceModule:
 
 
 # -- written here ------------------------------------------------------------------------------
-def attention_in_one_dtype(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any,
-    **options: Any,
-) -> Tensor:  # fmt: skip
-    """Attention under autocast in autocast's dtype, as on a GPU: rotary embeddings leave query and
-    key in float32 beside a value in bf16."""
-    dtype = torch.get_autocast_dtype("xla")
-    if attn_mask is not None and attn_mask.is_floating_point():
-        attn_mask = attn_mask.to(dtype)
-    with torch.autocast("xla", enabled=False):
-        return F.scaled_dot_product_attention(
-            query.to(dtype), key.to(dtype), value.to(dtype), attn_mask, *rest, **options
-        )
-
-
 def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
     return torch.view_as_complex(torch.stack([real, imaginary], -1))
 

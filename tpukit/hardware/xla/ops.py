@@ -55,14 +55,15 @@ class XlaOps:
         causal: bool = False,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        if self._can_fuse(query, key, bias, causal=causal):
+        if self.can_fuse(query, key, bias, causal=causal):
             return flash_attention(query, key, value, bias, causal=causal, mesh=self.spmd_mesh)
         blocks = self._blocks(query, key)
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal)
         return self._blocked_attention(query, key, value, bias, blocks, causal=causal)
 
-    def _can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
+    def can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
+        """Whether the fused kernel takes these shapes."""
         whole = query.shape[0] % self.devices == 0
         return self.fused and whole and fits(query, key, bias, causal=causal)
 

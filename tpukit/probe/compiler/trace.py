@@ -79,7 +79,7 @@ class TracingBackend(XlaBackend):
         *,
         causal: bool = False,
     ) -> Tensor:
-        if self._can_fuse(query, key, bias, causal=causal):
+        if self.can_fuse(query, key, bias, causal=causal):
             self.kernel_shares.append(_share_of_tiles(query.shape[-2], causal=causal))
         return super().attention(query, key, value, bias, causal=causal)
 
