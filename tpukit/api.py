@@ -78,7 +78,7 @@ def fit(
             log("num_workers=0: spawned processes cannot import a class of a notebook's cell.")
         settings = dataclasses.replace(settings, train={**settings.train, "num_workers": 0})
     request = settings.request(task)
-    with opened_backend(hardware, once=False) as backend:
+    with opened_backend(hardware, log, once=False) as backend:
         from tpukit.train.run import train_run
 
         _check_gradients(backend)
@@ -246,7 +246,7 @@ def _take(
 
 def _hardware(options: Mapping[str, Any], kind: type, log: Log) -> HardwareOptions:
     """What is left of a call's options when its own kind is taken out: the hardware's."""
-    known = ["hw", "devices", "precision"]
+    known = ["hw", "devices", "precision", "kernels"]
     for name in options.keys() - set(known):
         near = nearest(name, known + [field.name for field in dataclasses.fields(kind)])
         raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)

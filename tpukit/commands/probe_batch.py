@@ -24,6 +24,7 @@ from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
 from tpukit.commands.options.training import GivenSettings, SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
+from tpukit.hardware.select import settle_kernels
 from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
 from tpukit.probe.batch.search import SearchSettings
 
@@ -156,7 +157,7 @@ def size_batch(
     from tpukit.commands.reports.batch import as_fields, as_text
     from tpukit.probe.batch.recommend import Recommender
 
-    with open_evaluator(request, source, target, settings.time_limit) as evaluator:
+    with open_evaluator(request, source, target, settings.time_limit, log) as evaluator:
         found = Recommender(evaluator, settings, log).recommend()
     if target is not None:
         config = dataclasses.replace(request.config, hw="tpu")
@@ -168,14 +169,18 @@ def size_batch(
 
 
 def open_evaluator(
-    request: TrainingRequest, source: TaskSource, target: str | None, seconds: float | None
+    request: TrainingRequest,
+    source: TaskSource,
+    target: str | None,
+    seconds: float | None,
+    log: Callable[[str], None],
 ) -> ChildEvaluator:
     """The TPU compiler where there is a target, else the hardware of this machine."""
     from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
     from tpukit.probe.compiler.targets import find_target
 
     if target is None:
-        return MeasuredEvaluator(source, request.config, seconds)
+        return MeasuredEvaluator(source, settle_kernels(request.config, log), seconds)
     return CompilerEvaluator(source, request.config, find_target(target), seconds)
 
 

@@ -53,7 +53,7 @@ def use_model(
     once: bool = True,
 ) -> Mapping[str, Any] | None:
     """What `use(model, backend, log)` returns; None in the ranks that are not the first."""
-    with opened_backend(hardware, once=once) as backend:
+    with opened_backend(hardware, log, once=once) as backend:
         log = log if backend.is_main else lambda _: None
         fields = use(trained.model_on(backend), backend, log)
         return fields if backend.is_main else None

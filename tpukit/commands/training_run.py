@@ -27,7 +27,7 @@ def run_training(
         plan_for_training(request, plan, output)
         return None
     in_all_ranks(hardware, kind, output)
-    with opened_backend(hardware) as backend:
+    with opened_backend(hardware, output.text) as backend:
         from tpukit.train.run import train_run
 
         result = train_run(request, backend, output.text)

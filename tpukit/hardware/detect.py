@@ -23,6 +23,10 @@ from tpukit.knowledge.accelerators import (
 
 TPU_VARIABLES = ("ISTPUVM", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
 """Set on TPU machines and in the containers that a TPU is passed into."""
+EMULATED_KERNELS = "TPUKIT_EMULATED_KERNELS"
+"""At 1, the emulation on CPU has a TPU's kernels too, in JAX's interpreter: slow."""
+CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""Chips of one host -> the rectangle of them that libtpu is told to use."""
 SMI_COMMAND = (
     "nvidia-smi",
     "--query-gpu=name,memory.total,driver_version,compute_cap",
@@ -99,6 +103,11 @@ def detect_hardware(host: Host) -> Hardware:
 def is_emulated(environment: Mapping[str, str]) -> bool:
     """Whether torch_xla is set to emulate a TPU with virtual devices of the CPU."""
     return environment.get("PJRT_DEVICE", "").upper() == "CPU"
+
+
+def emulates_kernels(environment: Mapping[str, str]) -> bool:
+    """Whether the emulation on CPU runs the kernels too."""
+    return is_emulated(environment) and environment.get(EMULATED_KERNELS) == "1"
 
 
 # -- TPUs ----------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ class HardwareOptions:
     """BatchNorm normalizes by the rows of all ranks, not of each (on XLA it always does)."""
     compile: bool | None = None
     """Use torch.compile (default: where it pays)."""
+    kernels: Literal["auto", "on", "off"] = "auto"
+    """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
+    their own, on uses them without that, off uses plain operations."""
     deterministic: bool = False
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
     memory_limit: int | None = None

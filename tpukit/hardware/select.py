@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.detect import Hardware, TpuChips, detect_hardware, is_emulated
+from tpukit.hardware.detect import (
+    CHIP_BOUNDS,
+    Hardware,
+    TpuChips,
+    detect_hardware,
+    is_emulated,
+)
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.launch.failures import failures_named
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
@@ -26,17 +33,23 @@ from tpukit.hardware.tpu_stack import (
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
 
-CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""Chips of one host -> the rectangle of them that libtpu is told to use."""
+Options = TypeVar("Options", bound=HardwareOptions)
 
 
-def open_backend(options: HardwareOptions) -> Backend:
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def open_backend(options: HardwareOptions, log: Callable[[str], None] = _to_stderr) -> Backend:
     """The backend for these options.
+
+    log: is given what to know about its kernels.
 
     Raises:
         HardwareError: the hardware is not here, or cannot do what the options ask for.
     """
     kind = prepare_environment(options)
+    options = settle_kernels(options, log)
     if kind == "tpu" and installed_stack() == "torch_xla":
         from tpukit.hardware.xla.backend import open_xla
 
@@ -47,7 +60,9 @@ def open_backend(options: HardwareOptions) -> Backend:
 
 
 @contextmanager
-def opened_backend(options: HardwareOptions, *, once: bool = True) -> Iterator[Backend]:
+def opened_backend(
+    options: HardwareOptions, log: Callable[[str], None] = _to_stderr, *, once: bool = True
+) -> Iterator[Backend]:
     """The backend within the context; raises as `open_backend` does.
 
     Afterwards this process may hold as much memory, and compute as freely, as before.
@@ -55,7 +70,7 @@ def opened_backend(options: HardwareOptions, *, once: bool = True) -> Iterator[B
         a second time.
     """
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    backend = open_backend(options)
+    backend = open_backend(options, log)
     try:
         with failures_named():
             yield backend
@@ -67,6 +82,32 @@ def opened_backend(options: HardwareOptions, *, once: bool = True) -> Iterator[B
         resource.setrlimit(resource.RLIMIT_DATA, limits)
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
+
+
+def settle_kernels(options: Options, log: Callable[[str], None]) -> Options:
+    """The options with `kernels` on or off: what is not known of this device is tried on it.
+
+    Raises HardwareError as `find_kind` does.
+    """
+    hardware = _this_machine()
+    _check(options, hardware)
+    if options.kernels != "auto":
+        return options
+    works = False
+    if device := _kernel_device(options, hardware):
+        from tpukit.hardware.xla.kernel_choice import kernels_work
+
+        works = kernels_work(device, hardware, options, log, may_try=not holds_tpu())
+    return dataclasses.replace(options, kernels="on" if works else "off")
+
+
+def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:
+    kind = hardware.kind if options.hw == "auto" else options.hw
+    if kind != "tpu" or installed_stack() != "torch_xla":
+        return None
+    from tpukit.hardware.xla.kernel_choice import kernel_device
+
+    return kernel_device(hardware)
 
 
 def find_kind(options: HardwareOptions) -> Kind:
@@ -131,6 +172,13 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
         _check_tpu(options, hardware)
     elif kind == "gpu":
         _check_gpu(options, hardware)
+    if options.kernels == "on" and _kernel_device(options, hardware) is None:
+        raise HardwareError(
+            "--kernels on: there are no kernels for this hardware; they need torch_xla with jax on"
+            " a TPU v4 or newer.",
+            "Leave --kernels out.",
+            id="no-kernels",
+        )
     if options.devices is not None and options.devices < 1:
         raise HardwareError(
             f"--devices {options.devices}: at least one device is needed.", "Use --devices 1."

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tpukit.errors import UsageError
+from tpukit.io.files import write_file
 
 VARIABLE = "TPUKIT_CACHE_DIR"
 
@@ -58,3 +63,31 @@ def _temporary_folder() -> Path:
         # Somebody else's folder of that name must not be read from.
         return Path(tempfile.mkdtemp(prefix="tpukit_cache_"))
     return folder
+
+
+class JsonCache:
+    """A folder of JSON objects, each in a file by everything that decides it."""
+
+    def __init__(self, folder: Path, version: int) -> None:
+        self.folder = folder
+        self.version = version
+        """Raised when what is stored changes its meaning."""
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file of an object."""
+        text = json.dumps({"format": self.version, **key}, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+    def read(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The object, or None; a damaged file counts as none."""
+        try:
+            found = json.loads(self.path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """Keeps an object; errors of writing the cache are ignored."""
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self.path(key), json.dumps(found).encode(), sync=False)

@@ -8,9 +8,8 @@ from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.hardware.options import HardwareOptions
 from tpukit.train.config import build
 
-UseHardware = Annotated[
-    Given, options_of(HardwareOptions, {"Hardware": ("hw", "devices", "precision", "master_port")})
-]
+USED = ("hw", "devices", "precision", "kernels", "master_port")
+UseHardware = Annotated[Given, options_of(HardwareOptions, {"Hardware": USED})]
 
 
 def hardware_options(given: Given) -> HardwareOptions:

@@ -5,7 +5,6 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,7 +36,7 @@ from tpukit.hardware.collectives import (
     SingleRank,
     launched_world_size,
 )
-from tpukit.hardware.detect import is_emulated
+from tpukit.hardware.detect import emulates_kernels, is_emulated
 from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.memory import (
@@ -106,6 +105,7 @@ class XlaBackend(XlaOps):
             "device": f"{xr.device_type()}{virtual}",
             "devices": self.devices,
             "precision": self.precision,
+            "kernels": "on" if self.fused else "off",
             "torch": torch.__version__,
             "torch_xla": torch_xla.__version__,
         }
@@ -332,7 +332,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def open_xla(options: HardwareOptions) -> XlaBackend:
-    """The backend over all XLA devices. The environment is set already (`prepare_environment`).
+    """The backend over all XLA devices. The environment is set already (`prepare_environment`),
+    and `kernels` is decided (`settle_kernels`).
 
     Raises:
         HardwareError: a launcher started several ranks, or the number of devices differs.
@@ -353,13 +354,16 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     limit = options.memory_limit
     if limit is not None:
         limit_host_memory(limit)
-    return XlaBackend(mesh, _hosts(), precision, fused=_runs_kernels(), memory_limit=limit)
+    hosts = _hosts()
+    # All hosts run one program.
+    fused = not hosts.any_rank(options.kernels != "on" or not _has_kernels())
+    return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
 
 
-def _runs_kernels() -> bool:
-    """Whether this is a TPU that runs the Pallas kernels, and jax is here to lower them."""
-    if xr.device_type() != "TPU" or importlib.util.find_spec("jax") is None:
-        return False
+def _has_kernels() -> bool:
+    """Whether this is a device that the Pallas kernels were written for."""
+    if xr.device_type() != "TPU":
+        return emulates_kernels(os.environ)
     generation = tpu_by_device_kind(xm.xla_device_kind())
     return generation is not None and generation.has_kernels
 

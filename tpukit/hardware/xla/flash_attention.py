@@ -1,15 +1,16 @@
 """The TPU's fused attention (`pallas_attention`), forward and backward, in a torch_xla graph.
 
 The kernels are lowered here, for a TPU, whatever device the graph is traced on: a TPU runs it, on
-the CPU it can be exported and compiled. Needs jax.
+the CPU it can be exported and compiled. The emulation on CPU runs them where it is asked to
+(`EMULATED_KERNELS`), in JAX's interpreter. Needs jax.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from tpukit.hardware.detect import emulates_kernels
 
 TILES = (512, 256, 128)
 """Tokens of a tile of scores, the largest that divides all of them."""
@@ -30,21 +33,23 @@ SUBLANES = 16
 """Rows of a register of bfloat16."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Kernel:
     """A function of `pallas_attention`."""
 
     function: str
     causal: bool
+    interpret: bool = False
 
     def __call__(self, *arrays: Any) -> Any:
         """The function on JAX's arrays."""
         from tpukit.hardware.xla import pallas_attention
 
         function = getattr(pallas_attention, self.function)
-        return function(*arrays, tiles=TILES, causal=self.causal)
+        return function(*arrays, tiles=TILES, causal=self.causal, interpret=self.interpret)
 
 
+Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Call = Callable[[Kernel, Sequence[Tensor]], list[Tensor]]
 """Runs a kernel, its arguments and results as `pallas_attention` has them."""
 
@@ -139,7 +144,14 @@ def _joined(part: Tensor, mesh: Any) -> Tensor:
 
 def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The kernel in the graph that is being traced, on one device."""
-    payload = lower(kernel, tuple((tuple(t.shape), t.dtype) for t in inputs))
+    shapes = tuple((tuple(t.shape), t.dtype) for t in inputs)
+    if emulates_kernels(os.environ):
+        computation = interpreted(dataclasses.replace(kernel, interpret=True), shapes)
+        found: list[Tensor] = torch_xla._XLAC._xla_user_computation(
+            f"xla::{kernel.function}_attention", list(inputs), computation
+        )
+        return found
+    payload = lower(kernel, shapes)
     query, key, value = inputs[:3]
     if kernel.function == "backward":
         outputs = [(t.shape, t.dtype) for t in (query, key, value, *inputs[6:])]
@@ -150,17 +162,34 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=256)
-def lower(kernel: Kernel, inputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> str:
-    """What a TPU's custom call is given: the kernel in Mosaic, for these shapes and types."""
+def interpreted(kernel: Kernel, inputs: Shapes) -> Any:
+    """The kernel as operations of any device, a computation that a graph can call."""
+    import jax
+    from torch_xla.core.xla_builder import computation_from_module_proto
+
+    # torch_xla partitions without it.
+    jax.config.update("jax_use_shardy_partitioner", False)
+    lowered = _traced(kernel, inputs).lower()
+    module = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    return computation_from_module_proto(kernel.function, module)
+
+
+def _traced(kernel: Kernel, inputs: Shapes) -> Any:
     # JAX only translates here: it must not take hold of the TPU.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
-    from jax._src.interpreters.mlir import LoweringParameters
 
     shapes = [jax.ShapeDtypeStruct(shape, _jax_type(dtype)) for shape, dtype in inputs]
+    return jax.jit(kernel, keep_unused=True).trace(*shapes)
+
+
+@functools.lru_cache(maxsize=256)
+def lower(kernel: Kernel, inputs: Shapes) -> str:
+    """What a TPU's custom call is given: the kernel in Mosaic, for these shapes and types."""
+    from jax._src.interpreters.mlir import LoweringParameters
+
     lowered = (
-        jax.jit(kernel)
-        .trace(*shapes)
+        _traced(kernel, inputs)
         # "for_export" writes the older Mosaic version that every supported libtpu reads.
         .lower(lowering_platforms=("tpu",), _private_parameters=LoweringParameters(for_export=True))
     )

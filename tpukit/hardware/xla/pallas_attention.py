@@ -29,13 +29,15 @@ MOST_ROWS = 8
 
 
 def forward(
-    query: Any, key: Any, value: Any, *bias: Any, tiles: Sequence[int], causal: bool
-) -> Any:
+    query: Any, key: Any, value: Any, *bias: Any, tiles: Sequence[int], causal: bool,
+    interpret: bool = False,
+) -> Any:  # fmt: skip
     """softmax(query key^T / sqrt(width) + bias) value, and each query's log-sum of exponentials.
 
     query (batch, heads, width, queries), key and value (batch, heads, width, keys), bias, which
     may be left out, (heads, keys, queries) in float32 -> the same as query, and (batch, heads, 1,
     queries) in float32. tiles: sizes of a tile, the largest that divides the tokens is taken.
+    interpret: as operations of any device instead of a TPU's program.
     """
     batch, heads, width, queries = query.shape
     keys = key.shape[-1]
@@ -55,6 +57,7 @@ def forward(
             jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32),
         ],
         compiler_params=_order("parallel", "parallel", "parallel"),
+        interpret=interpret,
     )(query, key, value, *bias)
 
 
@@ -99,7 +102,7 @@ def _forward_step(query: Any, key: Any, value: Any, *rest: Any, tile: int, causa
 
 def backward(
     query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any, *bias: Any,
-    tiles: Sequence[int], causal: bool,
+    tiles: Sequence[int], causal: bool, interpret: bool = False,
 ) -> Any:  # fmt: skip
     """Gradients of query, key, value and bias; gradient is the output's. Shapes as in `forward`."""
     batch, heads, width, queries = query.shape
@@ -122,6 +125,7 @@ def backward(
         ],
         # The bias' gradient adds up over the rows of a head, the queries' over tiles of keys.
         compiler_params=_order("parallel", "arbitrary" if bias else "parallel", "arbitrary"),
+        interpret=interpret,
     )(query, key, value, output, log_sum, gradient, *bias)
 
 

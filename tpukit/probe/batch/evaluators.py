@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
 from tpukit.errors import JobError
+from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.io.process import allowed_cores
@@ -32,6 +33,8 @@ COMPILER_ENVIRONMENT = {
     "XLA_IR_DEBUG": "1",
     "XLA_HLO_DEBUG": "1",
     "USE_TORCH_XLA": "1",
+    # The kernels that are compiled are a TPU's.
+    EMULATED_KERNELS: "0",
 }
 CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
 """For two compilations at a time: one keeps about one core busy, and takes 2 to 5 GiB."""

@@ -102,7 +102,7 @@ class CompiledTrials:
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
         precision: Precision = "fp32" if self.config.precision == "fp32" else "bf16"
-        fused = self.target.has_kernels
+        fused = self.target.has_kernels and self.config.kernels != "off"
         backend = open_tracing(precision, shard=self.config.shard, fused=fused)
         step = trace_step(self.task, self.config, backend, request.batch, request.accumulate)
         before = self.compiler.compiles

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpukit.io.files import write_file
+from tpukit.io.cache import JsonCache
 from tpukit.probe.compiler import hlo
 
 FORMAT = 2
@@ -70,27 +67,8 @@ def report(executable: Any, kernel_share: float = 1.0) -> ProgramReport:
     )
 
 
-class ReportCache:
-    """A file for each report, by everything that decides it: program, target, versions, effort."""
+class ReportCache(JsonCache):
+    """Reports by what decides them: program, target, versions, effort."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "compiled"
-
-    def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of a report."""
-        text = json.dumps({"format": FORMAT, **key}, sort_keys=True)
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-
-    def read(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The report's fields, or None; a damaged file counts as none."""
-        try:
-            report = json.loads(self.path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return report if isinstance(report, dict) else None
-
-    def write(self, key: Mapping[str, Any], report: Mapping[str, Any]) -> None:
-        """Keeps a report; errors of writing the cache are ignored."""
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_file(self.path(key), json.dumps(report).encode(), sync=False)
+        super().__init__(folder / "compiled", FORMAT)

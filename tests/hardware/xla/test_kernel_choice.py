@@ -1,0 +1,108 @@
+"""Kernels are tried on a device before a run relies on them; what fails is not used."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from runs import SUPPORT, environment, failure, parameters, tpukit
+
+from tpukit.hardware.detect import EMULATED_KERNELS, Hardware, TpuChips
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.xla import kernel_choice
+from tpukit.knowledge.accelerators import tpu_by_cloud_name
+
+EMULATION = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", EMULATED_KERNELS: "1"}
+TASK = f"{SUPPORT / 'attention_task.py'}:Attending"
+ARGUMENTS = ["train", "--task", TASK, "--hw", "tpu", "--precision", "fp32", "--max-steps", "1",
+             "--global-batch-size", "4", "--accumulate", "1"]  # fmt: skip
+SECONDS = 60
+"""For a trial; a child opens the device in five to fifteen."""
+
+
+def train(folder, *more, cache=None, **variables):
+    """The text of a run in `folder`, and what its config says of kernels."""
+    path = f"{SUPPORT / 'broken_kernels'}:{environment().get('PYTHONPATH', '')}"
+    own = {**EMULATION, "TPUKIT_CACHE_DIR": str(cache or folder / "cache"), "PYTHONPATH": path}
+    limited = "import sys; from tpukit.hardware.xla import kernel_choice as choice;"
+    limited += f"choice.TRIAL_SECONDS = {SECONDS}; from tpukit.cli import main; main()"
+    words = [*ARGUMENTS, "--results-dir", folder / "run", *more]
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *map(str, words)], env=environment({**own, **variables}),
+        capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = tomllib.loads((folder / "run" / "config.toml").read_text())
+    return done.stdout, config["decided"]["kernels"]
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("differs", "attention: output differs by"),
+        pytest.param("raises", "RuntimeError: Mosaic failed to compile", marks=pytest.mark.slow),
+        pytest.param("hangs", "attention: no answer within the time limit", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_does_without_a_kernel_that_is_broken(tmp_path, how, said):
+    text, kernels = train(tmp_path, BROKEN_KERNELS=how)
+    [line] = [line for line in text.splitlines() if "without its kernels" in line]
+    assert said in line
+    assert kernels == "off"
+    assert "Done: 1 steps" in text
+    kept = len(list((tmp_path / "cache" / "kernels").iterdir()))
+    assert kept == 1
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_kernels_that_work_are_tried_once_and_compute_what_plain_attention_does(tmp_path):
+    cache = tmp_path / "cache"
+    weights = []
+    for name, more in (("first", []), ("second", []), ("plain", ["--kernels", "off"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        text, kernels = train(folder, *more, cache=cache, BROKEN_KERNELS="not", CPU_NUM_DEVICES="2")
+        assert ("Trying the attention kernels" in text) == (name == "first")
+        assert kernels == ("off" if name == "plain" else "on")
+        assert "without its kernels" not in text
+        weights.append(parameters(folder / "run"))
+    first, second, plain = weights
+    assert all(first[name].equal(second[name]) for name in first)
+    assert all(first[name].allclose(plain[name], atol=1e-6) for name in first)
+    assert not all(first[name].equal(plain[name]) for name in first)
+
+
+def test_kernels_are_refused_where_there_are_none(tmp_path):
+    words = [*ARGUMENTS, "--results-dir", tmp_path / "run", "--kernels", "on"]
+    said = failure(tpukit(*words, "--hw", "cpu", env={"TPUKIT_CACHE_DIR": str(tmp_path)}))
+    assert "there are no kernels for this hardware" in said
+
+
+def test_a_pod_host_tries_its_own_chips(monkeypatch):
+    chips = TpuChips(tpu_by_cloud_name("v5e"), 4)
+    hardware = Hardware("tpu", chips, (), 0, emulated=False)
+    assert kernel_choice._environment(hardware) == {}
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "one,two")
+    assert kernel_choice._environment(hardware)["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
+    assert kernel_choice._environment(hardware)["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+
+
+def test_a_process_that_holds_the_device_does_without(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    hardware = Hardware("tpu", TpuChips(tpu_by_cloud_name("v5e"), 8), (), 0, emulated=False)
+    said = []
+    options = HardwareOptions(hw="tpu")
+    device = kernel_choice.kernel_device(hardware)
+    assert not kernel_choice.kernels_work(device, hardware, options, said.append, may_try=False)
+    assert len(said) == 1
+    assert "this process holds it" in said[0]
+    # Nothing is known of the kernels: the next process tries them.
+    assert not (tmp_path / "kernels").exists()
+    old = Hardware("tpu", TpuChips(tpu_by_cloud_name("v3"), 4), (), 0, emulated=False)
+    assert kernel_choice.kernel_device(old) is None
+    assert kernel_choice.kernel_device(dataclasses.replace(hardware, tpu=None)) is None

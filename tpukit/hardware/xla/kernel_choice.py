@@ -1,0 +1,129 @@
+"""Whether a device runs the package's own kernels: a child process has tried them before a run.
+
+On a TPU one process owns the device, so the child has ended before the parent opens it. The result
+is kept by device, versions and the kernels' source. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tpukit.hardware.detect import CHIP_BOUNDS, Hardware, emulates_kernels
+from tpukit.hardware.launch.child import Child, ChildDiedError
+from tpukit.hardware.options import HardwareOptions
+from tpukit.io.cache import JsonCache, cache_folder
+
+TRIAL_SECONDS = 240.0
+"""Time limit of a trial: a TPU opens, and eight small programs are compiled, in a minute."""
+CHILD = "tpukit.hardware.xla.kernel_trial"
+PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
+SOURCES = ("pallas_attention.py", "flash_attention.py", "kernel_trial.py")
+FORMAT = 1
+HELD: Mapping[str, Any] = {
+    "works": False, "opened": False, "reason": "they are not tried yet, and this process holds it"
+}  # fmt: skip
+Log = Callable[[str], None]
+
+
+def kernel_device(hardware: Hardware) -> str | None:
+    """The kind of device that kernels were written for; None where there are none, or no jax."""
+    if importlib.util.find_spec("jax") is None:
+        return None
+    if hardware.emulated:
+        return "the emulation on CPU" if emulates_kernels(os.environ) else None
+    generation = hardware.tpu.generation if hardware.tpu else None
+    return f"TPU {generation.name}" if generation and generation.has_kernels else None
+
+
+def kernels_work(
+    device: str, hardware: Hardware, options: HardwareOptions, log: Log, *, may_try: bool = True
+) -> bool:
+    """The kept result for this kind of device, or that of a trial in a child process.
+
+    Where it says no, `log` is given a line with the reason.
+    may_try: whether the device is free for a child process.
+    """
+    cache = JsonCache(cache_folder() / "kernels", FORMAT)
+    key = _key(device, options)
+    result: Mapping[str, Any] = cache.read(key) or HELD
+    if result is HELD and may_try:
+        log(f"Trying the attention kernels on {device} once, up to {TRIAL_SECONDS:.0f} s ...")
+        result = try_kernels(hardware, options)
+        if result["opened"]:
+            cache.write(key, result)
+    if not result["works"]:
+        kept = f" Kept in {cache.path(key)}." if result["opened"] else ""
+        log(
+            f"Attention without its kernels: on {device} {result['reason']}.{kept} --kernels on"
+            " uses them all the same."
+        )
+    return bool(result["works"])
+
+
+def try_kernels(hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:
+    """Runs each kernel against plain operations in a child process.
+
+    Returns `works`, `reason` (empty where it works), `opened` (whether the device did open: else
+    the kernels are not to blame), `errors` (relative to the plain result, by kernel) and `seconds`.
+    """
+    started = time.monotonic()
+    errors: dict[str, float] = {}
+    opened, place, reason = False, "opening the device", ""
+    command = ("-m", CHILD, options.precision, str(options.devices or 0))
+    with Child(_environment(hardware), command) as child:
+        try:
+            while place:
+                answer = child.receive(started + TRIAL_SECONDS)
+                errors |= answer["errors"]
+                opened, place, reason = True, answer["next"], answer["reason"]
+        except ChildDiedError as death:
+            reason = f"{place}: {death.death.describe()}"
+            if death.death.return_code is not None:
+                reason += f" ({_last_line(death.death.output)})"
+    seconds = time.monotonic() - started
+    return {"works": not reason, "reason": reason, "opened": opened, "errors": errors,
+            "seconds": seconds}  # fmt: skip
+
+
+def _last_line(output: str) -> str:
+    lines = (line.strip() for line in reversed(output.splitlines()))
+    return next(filter(None, lines), "no message")[:200]
+
+
+def _key(device: str, options: HardwareOptions) -> dict[str, Any]:
+    versions = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    source = hashlib.sha256()
+    for name in SOURCES:
+        source.update(Path(__file__).with_name(name).read_bytes())
+    return {
+        "device": device,
+        "devices": options.devices,
+        "precision": options.precision,
+        "versions": versions,
+        "source": source.hexdigest(),
+    }
+
+
+def _environment(hardware: Hardware) -> dict[str, str]:
+    """The chips of this host alone: a pod's other hosts may have their result already."""
+    if hardware.tpu is None or "," not in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
+        return {}
+    bounds = CHIP_BOUNDS.get(hardware.tpu.chips)
+    if bounds is None:
+        return {}
+    return {
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds,
+        "TPU_VISIBLE_CHIPS": ",".join(map(str, range(hardware.tpu.chips))),
+    }

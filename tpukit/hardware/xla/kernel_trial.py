@@ -1,0 +1,123 @@
+"""The child of `kernel_choice`: each kernel, forward and backward, against plain operations.
+
+Started by `tpukit.hardware.launch.child` with PRECISION DEVICES DESCRIPTOR PARENT as its arguments.
+Each answer has the relative errors found, the place that comes next and, where that is the last,
+the reason why the kernels do not work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+from tpukit.hardware.xla.backend import XlaBackend
+from tpukit.hardware.xla.ops import plain_attention
+from tpukit.io.process import die_with_parent
+
+LARGEST_ERROR = 0.03
+"""Relative, of the whole tensor. bf16 differs by a hundredth, and a TPU multiplies fp32 so, too; a
+tile that is left out by a tenth and more."""
+RESULTS = ("output", "query's gradient", "key's gradient", "value's gradient", "bias' gradient")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One form of the kernels, with several tiles or several rows a step of their grid."""
+
+    causal: bool
+    bias: bool
+    tokens: int
+    rows: int
+    """A device."""
+
+
+CASES = {
+    "attention": Case(causal=False, bias=False, tokens=384, rows=1),
+    "causal attention": Case(causal=True, bias=False, tokens=384, rows=1),
+    "windowed attention with a bias": Case(causal=False, bias=True, tokens=128, rows=4),
+    "causal attention with a bias": Case(causal=True, bias=True, tokens=256, rows=1),
+}
+HEADS, WIDTH = 2, 32
+
+
+def main(arguments: list[str]) -> int:
+    """Tries every case until one fails."""
+    precision, devices, descriptor, parent = arguments
+    die_with_parent(int(parent))
+    options = HardwareOptions(
+        hw="tpu", devices=int(devices) or None, precision=precision, kernels="on"  # type: ignore[arg-type]
+    )  # fmt: skip
+    for answer in answers(options):
+        os.write(int(descriptor), (json.dumps(answer) + "\n").encode())
+    return 0
+
+
+def answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
+    """What the parent reads: the first answer says that the device has opened."""
+    backend = open_backend(options)
+    assert isinstance(backend, XlaBackend)
+    if not backend.fused:
+        yield _answer("", "the runtime reports another device")
+        return
+    names = [*CASES, ""]
+    yield _answer(names[0])
+    for name, following in zip(CASES, names[1:], strict=True):
+        try:
+            errors = compare(backend, CASES[name])
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            yield _answer("", f"{name}: {text[:200]}")
+            return
+        kept = {f"{name}: {part}": error for part, error in errors.items()}
+        wrong = [f"{n} differs by {e:.2g}" for n, e in kept.items() if not e <= LARGEST_ERROR]
+        yield _answer("" if wrong else following, wrong[0] if wrong else "", kept)
+        if wrong:
+            return
+
+
+def _answer(
+    following: str, reason: str = "", errors: dict[str, float] | None = None
+) -> dict[str, Any]:
+    return {"next": following, "reason": reason, "errors": errors or {}}
+
+
+def compare(backend: XlaBackend, case: Case) -> dict[str, float]:
+    """The relative error of the output and of each gradient; the plain form computes in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.rows * backend.devices, HEADS, case.tokens, WIDTH)
+    host = [torch.randn(shape, generator=generator) for _ in range(4)]
+    if case.bias:
+        host.append(torch.randn(1, HEADS, case.tokens, case.tokens, generator=generator))
+    with backend.autocast():
+        found = _results(backend, backend.attention, host, case)
+    with backend.autocast("fp32"):
+        expected = _results(backend, plain_attention, host, case)
+    return {
+        name: float((one - other).norm() / other.norm())
+        for name, one, other in zip(RESULTS, found, expected, strict=False)
+    }
+
+
+def _results(backend: XlaBackend, attention: Any, host: list[Tensor], case: Case) -> list[Tensor]:
+    """Output and gradients of query, key, value and bias, on the host."""
+    way, *inputs = [backend.mesh.send(tensor) for tensor in host]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    output = attention(*inputs, causal=case.causal)
+    backend.backward((output.float() * way).sum())
+    results = [output, *(tensor.grad for tensor in inputs)]
+    named = {str(index): tensor.detach().float() for index, tensor in enumerate(results)}
+    return list(backend.to_host(named).values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
