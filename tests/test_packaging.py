@@ -41,9 +41,10 @@ def test_the_changelog_names_this_version():
     assert f"## [{tpukit.__version__}]" in changelog
 
 
-@pytest.mark.parametrize("folder", ["docs", "tpukit", "README.md"])
+@pytest.mark.parametrize("folder", ["docs", "notebooks", "tpukit", "README.md"])
 def test_no_index_is_claimed_to_have_it(folder):
     files = [ROOT / folder] if folder.endswith(".md") else (ROOT / folder).rglob("*")
     claim = re.compile(r"pip install( -\S+)* ['\"]?tpukit(?![-/])")
-    texts = {f: f.read_text(encoding="utf-8") for f in files if f.suffix in {".py", ".md", ".toml"}}
+    kinds = {".py", ".md", ".toml", ".ipynb"}
+    texts = {f: f.read_text(encoding="utf-8") for f in files if f.suffix in kinds}
     assert [str(f) for f, text in texts.items() if claim.search(text)] == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
-import shutil
 import signal
 import subprocess
 import sys
@@ -216,42 +215,6 @@ def test_a_batch_is_found_for_a_task_of_a_cell(tmp_path):
     found = json.loads((tmp_path / "answer.json").read_text())["batch"]
     assert found["largest_batch_per_device"] == 2 and found["trials"][0]["fits"]
     assert found["command"].startswith("tpukit.fit(task, global_batch_size=2")
-
-
-IPYTHON = """
-version_info = (9, 0)
-
-class Shell:
-    kernel = object()
-
-def get_ipython():
-    return Shell()
-"""
-DISPLAY = """
-from pathlib import Path
-
-class Image:
-    def __init__(self, data, format):
-        self.data, self.format = data, format
-
-def display(image):
-    with Path("shown").open("ab") as file:
-        file.write(image.data[:8] + image.format.encode() + b";")
-"""
-
-
-def test_show_displays_curve_and_pictures_in_a_notebook(place, tmp_path):
-    """A package that records what is displayed stands in for IPython, which is not installed."""
-    (tmp_path / "IPython").mkdir()
-    (tmp_path / "IPython/__init__.py").write_text(IPYTHON)
-    (tmp_path / "IPython/display.py").write_text(DISPLAY)
-    shutil.copytree(place / "results/line", tmp_path / "run")
-    (tmp_path / "run/test").mkdir()
-    shutil.copy(place / "results/line/loss.png", tmp_path / "run/test/images.png")
-    done = notebook("import IPython, tpukit", "tpukit.show('run')", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert (tmp_path / "shown").read_bytes() == 2 * b"\x89PNG\r\n\x1a\npng;"
-    assert "test/images.png" in done.stdout
 
 
 # -- devices and ranks ----------------------------------------------------------------------------

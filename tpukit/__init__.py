@@ -2,6 +2,7 @@
 
 From Python: `fit`, `evaluate`, `predict`, `find_batch`, `load` and `show` do what the commands do,
 in this process; `Task`, `Datasets`, `TrainingDefaults` and `stack_samples` make a task of your own.
+In a notebook `%load_ext tpukit` gives `%tpukit train ...`.
 """
 
 import importlib
@@ -20,6 +21,7 @@ _PLACES = {
     "find_batch": "tpukit.api",
     "fit": "tpukit.api",
     "load": "tpukit.api",
+    "load_ipython_extension": "tpukit.magic",
     "predict": "tpukit.api",
     "show": "tpukit.commands.reports.run_summary",
     "TpukitError": "tpukit.errors",

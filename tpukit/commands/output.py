@@ -6,12 +6,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tpukit.io.files import write_file
 from tpukit.io.secrets import without_secrets
 
+RESULT_VARIABLE = "TPUKIT_RESULT"
+"""Names a file for the JSON object: a notebook's `%tpukit` shows it as tables and pictures."""
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
 ]
@@ -39,6 +44,9 @@ class Output:
             os.write(
                 self._stdout, (json.dumps(fields, default=str, allow_nan=False) + "\n").encode()
             )
+        if file := os.environ.get(RESULT_VARIABLE):
+            with suppress(OSError):  # the cell may have ended
+                write_file(Path(file), json.dumps(fields, default=str).encode(), sync=False)
 
     def hand_over(self) -> None:
         """Gives standard output back: child processes are going to write to it."""

@@ -105,6 +105,23 @@ def test_a_submission_has_the_ids_and_the_order_of_the_sample(shapes, trained, t
         assert max(found, key=lambda name: float(found[name])) == row["shape"]
 
 
+def test_a_sample_with_a_column_for_each_class_gets_probabilities(shapes, trained, tmp_path):
+    classes = sorted((entry.name for entry in (shapes / "train").iterdir()), reverse=True)
+    sample, out = tmp_path / "sample_submission.csv", tmp_path / "submission.csv"
+    sample.write_text(f"file,{','.join(classes)}\n000003{',0' * 8}\n000001{',0' * 8}\n")
+    predict = ("predict", "--run", trained, "--hw", "cpu", "--out", out, "--json")
+    result(tpukit(*predict, "--sample-submission", sample))
+    header, *rows = csv.reader(out.open())
+    assert header == ["file", *classes] and [row[0] for row in rows] == ["000003", "000001"]
+    assert sum(map(float, rows[0][1:])) == pytest.approx(1, abs=1e-5)
+    result(tpukit(*predict, "--set", "probabilities=true"))
+    by_id = {row.pop("id"): row for row in csv.DictReader(out.open())}
+    assert dict(zip(classes, rows[0][1:], strict=True)) == by_id["000003"]
+    sample.write_text("file,star,moon\n000003,0,0\n")
+    told = failure(tpukit(*predict, "--sample-submission", sample))
+    assert "the columns star, moon, neither one of classes" in told
+
+
 def test_flipped_images_are_averaged(shapes, trained, tmp_path):
     """A mirrored image has the same averaged probabilities."""
     from PIL import Image, ImageOps

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpukit.commands.reports.inline import notebook_display, show_picture, show_table
 from tpukit.errors import ConfigError
 from tpukit.train.storage.run_folder import RunFolder, read_config
 from tpukit.train.storage.run_log import loss_curve, read_metrics
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
-MOST_PICTURES = 8
+MOST_PICTURES = 16
 
 
 def show(
@@ -26,16 +26,19 @@ def show(
 ) -> None:
     """Shows a run, finished or not: its summary; in a notebook its loss curve and pictures too.
 
-    run: a run folder, or what `fit` or `load` returned. `log` is called with each line.
+    run: a run folder, or what `fit` or `load` returned. `log` is called with each line; a notebook
+    shows a table in their place.
     """
     folder = RunFolder(_path(run))
-    for line in summarize_run(folder):
-        log(line)
     display = notebook_display()
-    if display is not None:
-        for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder))]:
-            if picture is not None:
-                display.display(display.Image(data=picture, format="png"))
+    if display is None:
+        for line in summarize_run(folder):
+            log(line)
+        return
+    show_table(display, [["run", str(folder.path)], *map(list, summary_rows(folder))])
+    for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder))]:
+        if picture is not None:
+            show_picture(display, picture)
 
 
 def _path(run: str | Path | TrainingResult | TrainedTask) -> Path:
@@ -47,40 +50,37 @@ def _path(run: str | Path | TrainingResult | TrainedTask) -> Path:
     return Path(run.run if isinstance(run.run, str) else run.run.path)
 
 
-def notebook_display() -> Any:
-    """`IPython.display` where pictures can be shown: in a notebook's kernel; else None."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    if shell is None or not hasattr(shell, "kernel"):
-        return None
-    from IPython import display
-
-    return display
-
-
 def summarize_run(folder: RunFolder) -> Iterator[str]:
     """The lines for people. Raises CheckpointError where there is no run."""
+    rows = summary_rows(folder)
+    yield f"{folder.path}: task {next(rows)[1]}"
+    for name, text in rows:
+        yield f"  {name:<12}{text}"
+
+
+def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """What is known of a run, by name. Raises CheckpointError where there is no run."""
     config, rows = read_config(folder), read_metrics(folder)
     task, decided = config.get("task", {}), config.get("decided", {})
     train = [row for row in rows if row["kind"] == "train"]
     valid = [row for row in rows if row["kind"] == "valid"]
-    yield f"{folder.path}: task {task.get('name')}"
-    yield f"  ran on      {_where(decided, config.get('versions', {}))}"
-    yield f"  data        {_data(decided)}"
+    yield "task", str(task.get("name"))
+    yield "ran on", _where(decided, config.get("versions", {}))
+    yield "data", _data(decided)
     if not train:
-        yield "  no metrics yet"
+        yield "metrics", "none yet"
         return
     last = train[-1]
-    yield f"  steps       {last['step']} of {decided.get('total_steps', '?')}"
-    yield f"  loss        {train[0]['loss']:.4g} -> {last['loss']:.4g}"
+    yield "steps", f"{last['step']} of {decided.get('total_steps', '?')}"
+    yield "loss", f"{train[0]['loss']:.4g} -> {last['loss']:.4g}"
     if len(train) > 1:
-        yield f"              {draw_bars([row['loss'] for row in train])}"
+        yield "", draw_bars([row["loss"] for row in train])
     if valid:
-        yield f"  validation  {_numbers(valid[-1])}"
+        yield "validation", _numbers(valid[-1])
         best = min(valid, key=lambda row: row.get("valid_loss", math.inf))
-        yield f"  best        {_numbers(best)} at step {best['step']}"
+        yield "best", f"{_numbers(best)} at step {best['step']}"
     if pictures := pictures_of(folder):
-        yield f"  pictures    {', '.join(str(p.relative_to(folder.path)) for p in pictures)}"
+        yield "pictures", ", ".join(str(p.relative_to(folder.path)) for p in pictures)
 
 
 def _where(decided: Mapping[str, Any], versions: Mapping[str, Any]) -> str:

@@ -36,8 +36,8 @@ class ToPredict:
 
     ids: list[str]
     files: list[str]
-    columns: tuple[str, str]
-    """Names of the columns of id and class."""
+    columns: tuple[str, ...]
+    """Names of the columns: the id's, then the class's, or each class as one."""
 
 
 def find_images(task: ImagesTask, request: PredictionRequest) -> ToPredict:
@@ -46,17 +46,33 @@ def find_images(task: ImagesTask, request: PredictionRequest) -> ToPredict:
     Raises DataError naming what is missing.
     """
     table = request.sample_submission or request.test_csv or _test_table(task, request)
-    id_name, label_name = task.config.id_column or "id", task.config.label_column or "label"
+    label = (task.config.label_column or "label",)
+    others = task.class_names or () if task.config.probabilities else label
     if table is None:
         files = find_test_files(task.config, request.data_path)
-        return ToPredict([Path(file).stem for file in files], files, (id_name, label_name))
+        ids = [Path(file).stem for file in files]
+        return ToPredict(ids, files, (task.config.id_column or "id", *others))
     rows = table_rows(table)
     column = column_of(table, rows, task.config.id_column, 0, "id_column")
-    names = list(rows[0])
-    if request.sample_submission is not None and len(names) > 1:
-        label_name = names[1]
+    if request.sample_submission is not None:
+        others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
     ids = [row[column] or "" for row in rows]
-    return ToPredict(ids, files_of(ids, _folder(task, request), str(table)), (column, label_name))
+    return ToPredict(ids, files_of(ids, _folder(task, request), str(table)), (column, *others))
+
+
+def _columns_of_sample(table: Path, others: Sequence[str], task: ImagesTask) -> tuple[str, ...]:
+    """The columns beside the id: one of classes, or one for each class, in the sample's order."""
+    classes = task.class_names or ()
+    if sorted(others) == sorted(classes):
+        return tuple(others)
+    if len(others) == 1 and not task.config.probabilities:
+        return tuple(others)
+    raise DataError(
+        f"{table}: beside the id it has the columns {', '.join(others) or 'none'}, neither one of "
+        f"classes nor one for each of the {len(classes)} classes ({', '.join(classes[:3])}, ...).",
+        "Leave --sample-submission out: the ids are test.csv's, --set probabilities=true writes "
+        "the probabilities.",
+    )
 
 
 def _test_table(task: ImagesTask, request: PredictionRequest) -> Path | None:
@@ -90,17 +106,14 @@ def write_submission(
     out: Path, found: ToPredict, task: ImagesTask, probabilities: Probabilities
 ) -> None:
     """A row an image: its id, and its class or each class's probability."""
-    classes: Sequence[str] = task.class_names or ()
+    classes, own = list(task.class_names or ()), found.columns[1:]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    if task.config.probabilities:
-        writer.writerow([found.columns[0], *classes])
-        for name, row in zip(found.ids, probabilities, strict=True):
-            writer.writerow([name, *(f"{value:.{ROUNDING}f}" for value in row)])
-    else:
-        writer.writerow(found.columns)
-        for name, row in zip(found.ids, probabilities, strict=True):
-            writer.writerow([name, classes[int(row.argmax())]])
+    writer.writerow(found.columns)
+    order = [classes.index(name) for name in own] if set(own) == set(classes) else None
+    for name, row in zip(found.ids, probabilities, strict=True):
+        cells = [f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[row.argmax()]]
+        writer.writerow([name, *cells])
     try:
         write_file(out, stream.getvalue().encode())
     except OSError as error:

@@ -1,0 +1,168 @@
+"""`%load_ext tpukit` in a real kernel: a command's lines, tables and pictures; its interruption."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+
+import pytest
+from kernels import error_of, execute, notebook_of, printed, shown
+from runs import environment, latest
+
+from tpukit.commands.reports.inline import metrics_table, result_pictures
+
+TASK = '''
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+import tpukit
+
+
+class Line(tpukit.Task):
+    """Interrupts the kernel as its stop button does, when step INTERRUPT_AT is computed."""
+
+    calls = 0
+
+    def build_model(self, ops):
+        return nn.Linear(4, 1)
+
+    def datasets(self):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((40, 4), dtype=np.float32)
+        samples = [{"x": row, "y": row[:1] * 2} for row in x]
+        return tpukit.Datasets(samples, samples[:8])
+
+    def loss(self, model, batch):
+        self.calls += 1
+        if str(self.calls) == os.environ.get("INTERRUPT_AT"):
+            os.killpg(int(os.environ["KERNEL"]), signal.SIGINT)
+        return {"loss": (model(batch["x"]) - batch["y"]).square().mean(1)}
+
+    def evaluate(self, model, backend, request, log):
+        log("evaluated")
+        picture = Path(request.run.path) / "test" / "line.png"
+        picture.parent.mkdir()
+        shutil.copy(Path(request.run.path) / "loss.png", picture)
+        return {"task": "line", "samples": 8, "metrics": {"error": 0.25, "error_baseline": 1.0},
+                "intervals": {"error": [0.2, 0.3]}, "picture": str(picture)}
+'''
+TRAIN = (
+    "%tpukit train --task {TASK} --hw cpu --max-steps {2 * STEPS} --log-every 2 --ckpt-every 6 "
+    "--set global_batch_size=8 --results-dir run"
+)
+CELLS = {
+    "load": "import os\n%load_ext tpukit\nos.environ['KERNEL'] = str(os.getpid())\n"
+    "TASK, STEPS = 'line.py:Line', 3",
+    "interrupted": "os.environ['INTERRUPT_AT'] = '4'\n" + TRAIN,
+    "train": "del os.environ['INTERRUPT_AT']\n" + TRAIN,
+    "test": "%tpukit test --run run --hw cpu",
+    "failing": "%tpukit test --run nowhere",
+    "usage": "%tpukit train --taks eit",
+    "quotes": "%tpukit train --task 'eit",
+    "imported": "import sys\nprint({'torch', 'torch_xla', 'matplotlib'} & set(sys.modules))",
+    "show": "import tpukit\ntpukit.show('run')",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "line.py").write_text(TASK)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cells(place):
+    """The cells, executed in one kernel, by name."""
+    done = execute(notebook_of(*CELLS.values()), place)
+    return dict(zip(CELLS, done["cells"], strict=True))
+
+
+def is_png(picture):
+    return base64.b64decode(picture).startswith(b"\x89PNG")
+
+
+def rows_of(table):
+    """Name -> value of a table of two columns."""
+    return dict(re.findall(r"<tr><th[^>]*>([^<]+)</th><td[^>]*>([^<]*)</td></tr>", table))
+
+
+def test_a_command_prints_its_lines_and_shows_its_result(cells, place):
+    assert "Done: 6 steps" in printed(cells["train"]) and not error_of(cells["train"])
+    (table,), (curve,) = shown(cells["train"], "text/html"), shown(cells["train"], "image/png")
+    rows = rows_of(table)
+    assert rows["steps"] == "6" and rows["run"] == "run" and "best loss" in rows and is_png(curve)
+    assert len(printed(cells["train"])) < 4000 and "\x1b" not in printed(cells["train"])
+
+
+def test_the_stop_button_saves_and_the_same_cell_goes_on(cells, place):
+    text = printed(cells["interrupted"])
+    assert "waiting for the checkpoint" in text and "Stopped after step 4 of 6" in text
+    assert error_of(cells["interrupted"]) == ["Interrupted. The same cell goes on where it can."]
+    assert (
+        "resumed from</th><td style='text-align:left'>4<" in shown(cells["train"], "text/html")[0]
+    )
+    assert latest(place / "run").name == "step-00000006"
+
+
+def test_metrics_stand_beside_those_of_other_methods(cells):
+    _, metrics = shown(cells["test"], "text/html")
+    assert "0.25 [0.2, 0.3]" in metrics and "baseline" in metrics and ">1<" in metrics
+    assert "evaluated" in printed(cells["test"])
+    assert [is_png(picture) for picture in shown(cells["test"], "image/png")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("cell", "beginning"),
+    [("failing", "Error: Run folder nowhere does not exist"),
+     ("usage", "Error: No such option: --taks"),
+     ("quotes", "Error: %tpukit train --task 'eit: No closing quotation")],
+)  # fmt: skip
+def test_an_error_is_two_lines_without_a_traceback(cells, cell, beginning):
+    lines = error_of(cells[cell])
+    assert 1 <= len(lines) <= 2 and lines[0].startswith(beginning), lines
+    assert printed(cells[cell]) == ""
+
+
+def test_the_kernel_imports_nothing_heavy(cells):
+    assert printed(cells["imported"]) == "set()\n"
+
+
+def test_show_displays_a_table_and_every_picture(cells):
+    (table,), pictures = shown(cells["show"], "text/html"), shown(cells["show"], "image/png")
+    rows = rows_of(table)
+    assert rows["steps"] == "6 of 6" and "valid_loss" in rows["validation"]
+    assert rows["pictures"] == "test/line.png" and list(map(is_png, pictures)) == [True, True]
+    assert printed(cells["show"]) == ""
+
+
+def test_the_memory_of_each_trial_is_drawn():
+    trials = [{"batch": b, "used_bytes": b << 30} for b in (4, 8, 16)]
+    (chart,) = result_pictures({"trials": trials, "limit_bytes": 12 << 30})
+    assert chart.startswith(b"\x89PNG")
+    failed = [{"batch": 4, "used_bytes": None}]
+    assert list(result_pictures({"trials": failed, "limit_bytes": 1})) == []
+
+
+def test_a_metric_without_a_baseline_has_an_empty_cell():
+    table = metrics_table({"loss": 1.0, "rouge1": 0.5, "rouge1_baseline": 0.25}, {})
+    assert table == [["", "this run", "baseline"], ["loss", "1", ""], ["rouge1", "0.5", "0.25"]]
+
+
+def test_importing_tpukit_imports_no_ipython():
+    script = (
+        "import tpukit, sys; tpukit.load_ipython_extension; "
+        "print({'torch', 'IPython', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == "set()\n"

@@ -1,0 +1,139 @@
+"""The notebooks are what `notebooks/make.py` writes, and run from their first cell to the last."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from kernels import error_of, execute, printed, shown
+from runs import ROOT, VIRTUAL_TPU
+
+FOLDER = ROOT / "notebooks"
+NAMES = ["kaggle_tpu", "kaggle_t4x2", "colab_tpu"]
+ALL = {"load", "eit", "summaries", "images", "own"}
+SMALL = """
+WORK, SCRATCH, SAMPLES = "work", "data", 160
+LENGTH = "--max-steps 2 --log-every 1 --hw {hw}"
+PROBE = "--start 1 --max 1"
+"""
+MOST_TEXT = 20_000
+"""Characters that a cell may print."""
+
+
+def make():
+    spec = importlib.util.spec_from_file_location("make_notebooks", FOLDER / "make.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def small(name, parts, parameters):
+    """A notebook's cells of these parts, with other parameters and nothing to install."""
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    kept = [c for c in notebook.cells if parts & {*c.metadata.get("tags", ())} or is_settings(c)]
+    for cell in filter(is_settings, kept):
+        cell.source += parameters
+    notebook.cells = kept
+    return notebook
+
+
+def is_settings(cell):
+    return "parameters" in cell.metadata.get("tags", ())
+
+
+def require_success(notebook):
+    for cell in notebook.cells:
+        assert not error_of(cell), (cell.source, printed(cell)[-2000:], error_of(cell))
+        assert len(printed(cell)) < MOST_TEXT, cell.source
+
+
+def pictures(notebook, part):
+    """How many pictures each cell of a part displays, where it displays some."""
+    cells = [c for c in notebook.cells if part in c.metadata.tags]
+    return [count for c in cells if (count := len(shown(c, "image/png")))]
+
+
+def test_the_notebooks_are_made_from_their_source():
+    texts = make().texts()
+    assert sorted(texts) == sorted(f"{name}.ipynb" for name in NAMES)
+    for name, text in texts.items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, "python notebooks/make.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_valid_and_small(name):
+    file = FOLDER / f"{name}.ipynb"
+    notebook = nbformat.read(file, as_version=4)
+    nbformat.validate(notebook)
+    assert file.stat().st_size < 20_000
+    assert {tag for c in notebook.cells for tag in c.metadata.get("tags", ())} >= ALL
+    assert not any(c.get("outputs") for c in notebook.cells)
+
+
+def test_a_task_of_a_notebook_trains_and_predicts(tmp_path):
+    notebook = small("kaggle_t4x2", {"load", "own"}, SMALL.format(hw="cpu"))
+    (load,) = (c for c in notebook.cells if "load" in c.metadata.tags)
+    load.source = load.source.replace("%tpukit doctor", "")
+    execute(notebook, tmp_path)
+    require_success(notebook)
+    assert pictures(notebook, "own") == [1]
+    rows = list(csv.DictReader((tmp_path / "work/spirals.csv").open()))
+    assert len(rows) == 1000 and {row["arm"] for row in rows} <= {"0", "1", "2"}
+
+
+# -- whole notebooks -------------------------------------------------------------------------------
+def whole(name, cwd, hw, parameters="", env=None):
+    notebook = small(name, ALL, SMALL.format(hw=hw) + parameters)
+    execute(notebook, cwd, env, timeout=1200)
+    require_success(notebook)
+    # Its loss curve, reconstructions, memory; confusion matrix, mistakes.
+    assert pictures(notebook, "eit")[-2:] == [1, 1]
+    assert pictures(notebook, "images") == [1, 2, 3]
+    for file in ("submission.csv", "classes.csv", "spirals.csv"):
+        assert len((cwd / "work" / file).read_text().splitlines()) > 10
+    return notebook
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+@pytest.mark.timeout(3600)
+def test_a_notebook_runs_on_eight_virtual_devices(tmp_path):
+    whole("kaggle_tpu", tmp_path, "tpu", env=VIRTUAL_TPU)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_notebook_runs_on_two_ranks(tmp_path):
+    whole("kaggle_t4x2", tmp_path, "cpu", 'LENGTH += " --devices 2"')
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_next_days_session_goes_on(tmp_path):
+    """A session that its time limit ended; its output is attached to the next one, read-only."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    whole("colab_tpu", first, "cpu", 'LENGTH += " --max-time 1s"')
+    output = tmp_path / "output"
+    shutil.copytree(first / "work", output)
+    for path in output.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    done = whole("colab_tpu", second, "cpu", f"YESTERDAY = {str(output)!r}")
+    for part in ("eit", "summaries", "images", "own"):
+        text = "".join(printed(c) for c in done.cells if part in c.metadata.tags)
+        assert f"Starting from {output}" in text, part
+        assert "Done: 2 steps" in text, part
+
+
+def test_the_cells_are_about_what_is_there():
+    """What `docs/kaggle.md` and the notebooks point to."""
+    page = (ROOT / "docs/kaggle.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"../notebooks/{name}.ipynb" in page
+    assert Path(ROOT, "docs/own_task.md").is_file()

@@ -1,0 +1,120 @@
+"""`%tpukit train ...` in a notebook: a command as a child process, its pictures below its lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tpukit.commands.output import RESULT_VARIABLE
+from tpukit.commands.reports.inline import notebook_display, show_result
+from tpukit.errors import TpukitError
+
+KILLING_PRESS = 3
+"""The press of the stop button that ends a command without waiting for its checkpoint."""
+ERROR_LINES = ("Error: ", "Usage: ")
+"""How the lines begin with which a command ends when it fails."""
+
+
+class CommandFailedError(TpukitError):
+    """A command of a cell ended with another exit code than 0."""
+
+    default_id = "command-failed"
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return str(self).splitlines()
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by `%load_ext tpukit`."""
+    shell.register_magic_function(run_line, "line", "tpukit")
+
+
+def run_line(line: str) -> None:
+    """Runs a command line, prints its lines, and shows its result.
+
+    The stop button lets the command save a checkpoint first; the third press kills it.
+
+    Raises CommandFailedError where the command fails or is interrupted.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpukit-cell-") as folder:
+        result = Path(folder, "result.json")
+        process = _start(line, result)
+        with process, _interrupts_passed_on(process):
+            error = _print_lines(process.stdout or ())
+        if result.is_file():
+            show_result(notebook_display(), json.loads(result.read_text(encoding="utf-8")))
+    if process.returncode:
+        raise CommandFailedError(_failure(error) or _ended(process.returncode))
+    print(*error, sep="", end="")
+
+
+def _start(line: str, result: Path) -> subprocess.Popen[str]:
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise CommandFailedError(f"Error: %tpukit {line}: {error}.") from error
+    return subprocess.Popen(
+        [sys.executable, "-m", "tpukit", *words],
+        env={**os.environ, RESULT_VARIABLE: str(result), "PYTHONIOENCODING": "utf-8"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        encoding="utf-8", errors="replace",
+        # The kernel's interrupt goes to its whole process group, and to this one through us.
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _print_lines(lines: Iterable[str]) -> list[str]:
+    """Prints the lines as they come, but for those of an error, which it returns."""
+    error: list[str] = []
+    for line in lines:
+        if error or line.startswith(ERROR_LINES):
+            error.append(line)
+        else:
+            print(line, end="", flush=True)
+    return error
+
+
+def _failure(error: Sequence[str]) -> str:
+    """The error first, then its hint; without the usage, which --help shows."""
+    lines = [line.rstrip() for line in error if line.strip() and not line.startswith("Usage: ")]
+    return "\n".join(sorted(lines, key=lambda line: not line.startswith("Error: ")))
+
+
+def _ended(code: int) -> str:
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return "Interrupted. The same cell goes on where it can."
+    return f"The command ended with exit code {code}."
+
+
+@contextmanager
+def _interrupts_passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Passes the stop button's interrupts to the process."""
+    presses = 0
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        presses += 1
+        if presses == 1:
+            print("Interrupted: waiting for the checkpoint.", flush=True)
+        process.send_signal(signal.SIGINT if presses < KILLING_PRESS else signal.SIGKILL)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the kernel's interrupts reach the main thread alone
+        return
+    former = signal.signal(signal.SIGINT, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
