@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import re
 import shutil
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
-from kernels import error_of, execute, printed, shown
-from runs import ROOT, VIRTUAL_TPU
+from kernels import error_of, execute, notebook_of, printed, shown
+from runs import ROOT, VIRTUAL_TPU, result, tpukit
 
 FOLDER = ROOT / "notebooks"
 NAMES = ["kaggle_tpu", "kaggle_t4x2", "colab_tpu"]
@@ -131,9 +131,77 @@ def test_the_next_days_session_goes_on(tmp_path):
         assert "Done: 2 steps" in text, part
 
 
-def test_the_cells_are_about_what_is_there():
-    """What `docs/kaggle.md` and the notebooks point to."""
-    page = (ROOT / "docs/kaggle.md").read_text(encoding="utf-8")
-    for name in NAMES:
-        assert f"../notebooks/{name}.ipynb" in page
-    assert Path(ROOT, "docs/own_task.md").is_file()
+# -- docs/kaggle.md -------------------------------------------------------------------------------
+PAGE = ROOT / "docs/kaggle.md"
+SHORTER = {
+    "/kaggle/working": "work",
+    "/kaggle/input/my-notebook": "yesterday",
+    "/kaggle/input/my-competition": "competition",
+    "--n 20000": "--n 60",
+    "--start 4": "--start 2 --max 2 --preset quick --hw cpu",
+    "--max-time 8h30m --log-every 10 --ckpt-every 100": "--preset quick --max-steps 2 --hw cpu",
+    "--epochs 10": "--max-steps 2 --global-batch-size 16 --hw cpu",
+    "--max-time 8h30m": "",
+    "model=convnext_tiny": "model=test_convnext --set image_size=32",
+    "pretrained=timm": "pretrained=none",
+}
+"""What the page's cells say, and what this machine does instead in seconds."""
+SAMPLE = """
+import csv
+with open(f"{DATA}/test.csv") as tests, open(f"{DATA}/sample_submission.csv", "w") as sample:
+    rows = [[row["id"], "none"] for row in csv.DictReader(tests)]
+    csv.writer(sample).writerows([["id", "summary"], *rows])
+"""
+
+
+def page_cells(start, end):
+    """The page's cells between two headings."""
+    text = PAGE.read_text(encoding="utf-8")
+    part = text[text.index(f"## {start}") : text.index(f"## {end}")]
+    for long, short in SHORTER.items():
+        part = part.replace(long, short)
+    return re.findall(r"^```\n(.*?)\n```$", part, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_links_every_notebook():
+    page = PAGE.read_text(encoding="utf-8")
+    assert all(f"../notebooks/{name}.ipynb" in page for name in NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_pages_cells_on_summaries_run(tmp_path):
+    data, probe, train, *others = page_cells("2. The data", "An image competition")[1:]
+    leave = "!mkdir yesterday && mv work/out-summarization yesterday"
+    cells = [data, SAMPLE, probe, train, leave, *others]
+    notebook = notebook_of("%load_ext tpukit", 'RUN = "work/out-summarization"', *cells)
+    execute(notebook, tmp_path, timeout=600)
+    require_success(notebook)
+    assert "Starting from yesterday" in "".join(map(printed, notebook.cells))
+    rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
+    assert len(rows) == 6 and list(rows[0]) == ["id", "summary"]
+
+
+@pytest.mark.slow
+def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
+    """A folder of images beside train.csv, and a sample with a column for each class."""
+    (tmp_path / "work").mkdir()
+    result(tpukit("data", "images", "--out", tmp_path / "shapes", "--n", "80", "--json"))
+    competition, labels = tmp_path / "competition", []
+    (competition / "train_images").mkdir(parents=True)
+    for file in sorted((tmp_path / "shapes").glob("train/*/*.png")):
+        shutil.copy(file, competition / "train_images")
+        labels.append(f"{file.stem},{file.parent.name}")
+    shutil.copytree(tmp_path / "shapes/test", competition / "test_images")
+    classes = sorted({label.split(",")[1] for label in labels})
+    ids = sorted((f.stem for f in (competition / "test_images").iterdir()), reverse=True)
+    (competition / "train.csv").write_text("\n".join(["id,label", *labels, ""]))
+    sample = [f"id,{','.join(classes)}", *(f"{i}{',0.1' * len(classes)}" for i in ids), ""]
+    (competition / "sample_submission.csv").write_text("\n".join(sample))
+    cells = page_cells("An image competition", "Without a network")
+    notebook = execute(notebook_of("%load_ext tpukit", *cells), tmp_path)
+    require_success(notebook)
+    rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
+    assert list(rows[0]) == ["id", *classes] and [row["id"] for row in rows] == ids
+    assert [len(shown(c, "image/png")) for c in notebook.cells] == [0, 0, 1, 2, 0, 0]
+    assert printed(notebook.cells[-1]).count("id,") == 2
