@@ -22,4 +22,4 @@ tpukit data dialogues --out "$out/dialogues" --n 20000 --seed 1
 tpukit summarize-train --preset quick --data-path "$out/dialogues" --results-dir "$out/summaries" --max-time 90s
 tpukit predict --run "$out/summaries" --test-csv "$out/dialogues/test.csv" --out "$out/submission.csv"
 
-echo "== Pictures: $out/deit/test, $out/images/test-valid; loss curves: $out/deit/loss.png, $out/images/loss.png, $out/summaries/loss.png; $out/submission.csv"
+echo "== Pictures: $out/deit/test, $out/images/test-valid; reports: $out/deit/report.html, $out/images/report.html, $out/summaries/report.html; $out/submission.csv"

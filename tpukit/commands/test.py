@@ -106,13 +106,18 @@ def test(
 def evaluation(trained: TrainedTask, options: TestOptions) -> Use:
     """What `test` does with the model of a trained task."""
     from tpukit.train.mistakes.returned import expect
+    from tpukit.train.report.run_report import report_test
     from tpukit.train.requests import EvaluationRequest
 
     request = EvaluationRequest(trained.run, trained.checkpoint, **dataclasses.asdict(options))
     method = trained.task.evaluate
 
     def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
+        found = method(model, backend, request, log)
+        fields = expect(found, dict, method, "a dict of JSON fields")
+        if trained.run is not None and backend.is_main:
+            report_test(trained.run, fields, log)
+        return fields
 
     return evaluated
 

@@ -23,6 +23,7 @@ from tpukit.train.mistakes.host_reads import host_reads
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
 from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
 from tpukit.train.precision_check import compare_bf16
+from tpukit.train.report.run_report import RunReport
 from tpukit.train.requests import TrainingRequest, TrainingResult
 from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
@@ -219,8 +220,12 @@ def _train_from(
             write_config(folder, _config_tables(request, plan, backend))
             run_log = RunLog(folder, log)
             stack.callback(run_log.close)
+            report = RunReport(folder, run_log.text)
+            stack.callback(report.renew)
+            if request.command.startswith("tpukit "):
+                run_log.note(f"Command: {request.command}")
             _log_start(plan, learner, state.step, run_log)
-            writer = BackgroundWriter(folder.checkpoints)
+            writer = BackgroundWriter(folder.checkpoints, report.renew)
             stack.callback(writer.close)
         if request.config.check_bf16:
             verdict = compare_bf16(learner, plan)
@@ -312,7 +317,7 @@ def _log_end(
 ) -> None:
     curve = draw_loss_curve(request.folder)
     if curve:
-        log.text(f"Loss curve: {curve}")
+        log.text(f"Loss curve: {curve}; report: {request.folder.report}")
     if result.stopped_early:
         log.text(
             f"Stopped early after step {result.steps}: no better validation for"

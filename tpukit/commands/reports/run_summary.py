@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.reports.inline import notebook_display, show_picture, show_table
 from tpukit.errors import ConfigError
+from tpukit.train.report.embedded_pictures import pictures_of
 from tpukit.train.storage.run_folder import RunFolder, read_config
 from tpukit.train.storage.run_log import loss_curve, read_metrics
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
-MOST_PICTURES = 16
 
 
 def show(
@@ -36,7 +36,7 @@ def show(
             log(line)
         return
     show_table(display, [["run", str(folder.path)], *map(list, summary_rows(folder))])
-    for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder))]:
+    for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder.path))]:
         if picture is not None:
             show_picture(display, picture)
 
@@ -79,7 +79,7 @@ def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
         yield "validation", _numbers(valid[-1])
         best = min(valid, key=lambda row: row.get("valid_loss", math.inf))
         yield "best", f"{_numbers(best)} at step {best['step']}"
-    if pictures := pictures_of(folder):
+    if pictures := pictures_of(folder.path):
         yield "pictures", ", ".join(str(p.relative_to(folder.path)) for p in pictures)
 
 
@@ -107,9 +107,3 @@ def draw_bars(values: Sequence[float]) -> str:
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in shown)
-
-
-def pictures_of(folder: RunFolder) -> list[Path]:
-    """Pictures that evaluations left in a run folder; the loss curve is drawn anew."""
-    found = [*folder.path.glob("*.png"), *folder.path.glob("*/*.png")]
-    return sorted(path for path in found if path.name != "loss.png")[:MOST_PICTURES]

@@ -145,10 +145,14 @@ def _take_away(path: Path) -> None:
 
 
 class BackgroundWriter:
-    """Writes snapshots one at a time on a thread; a failure surfaces at the next call."""
+    """Writes snapshots one at a time on a thread; a failure surfaces at the next call.
 
-    def __init__(self, folder: Path) -> None:
+    `after` is called there when a checkpoint is written.
+    """
+
+    def __init__(self, folder: Path, after: Callable[[], object] = lambda: None) -> None:
         self.folder = folder
+        self._after = after
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -162,6 +166,7 @@ class BackgroundWriter:
         if is_best:
             point(self.folder / "best", path.name)
         remove_superseded(self.folder)
+        self._after()
 
     def wait(self) -> None:
         """Waits for the write in progress; raises its error."""

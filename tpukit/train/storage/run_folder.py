@@ -18,6 +18,7 @@ from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.train.storage.checkpoint import (
+    STATE_FILE,
     Checkpoint,
     newest_good,
     open_checkpoint,
@@ -53,6 +54,14 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "log.txt"
 
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def tests(self) -> Path:
+        return self.path / "tests.json"
+
     def rank_log(self, rank: int) -> Path:
         return self.path / "logs" / f"rank-{rank}.txt"
 
@@ -66,7 +75,8 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise _unusable(self.path, error) from error
-        files = [self.config, self.metrics, self.log, self.lock, self.path / "loss.png"]
+        files = [self.config, self.metrics, self.log, self.lock, self.report, self.tests]
+        files.append(self.path / "loss.png")
         files += [self.checkpoints / name for name in ("latest", "best")]
         files += (self.path / "logs").iterdir()
         for file in files:
@@ -228,6 +238,16 @@ def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
     source = settings.pop("source", None)
     train_config = dict(config.get("train", {}))
     return TrainedRun(folder.path, name, source, settings, train_config, checkpoint)
+
+
+def read_last_best(folder: RunFolder) -> dict[str, float]:
+    """The best metric by name and its `step`, as the latest checkpoint has it; else empty."""
+    name = read_pointer(folder.checkpoints / "latest") or ""
+    try:
+        best = json.loads((folder.checkpoints / name / STATE_FILE).read_bytes())["best"]
+        return {str(key): float(value) for key, value in best.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _best_checkpoint(folder: RunFolder, log: Callable[[str], None]) -> Checkpoint:

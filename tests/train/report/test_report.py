@@ -1,0 +1,319 @@
+"""report.html: what it shows, when it is written, and that it ends no run."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from datetime import datetime
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import TINY, result, tpukit
+from tiny_task import Tiny
+
+from tpukit.hardware.fake import FakeBackend
+from tpukit.train.config import TrainConfig
+from tpukit.train.report.history import History
+from tpukit.train.report.kept_tests import metric_table
+from tpukit.train.report.run_report import RunReport
+from tpukit.train.report.series import MOST_POINTS, MetricSeries, Series
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.storage.run_folder import RunFolder, write_config
+
+MOST_BYTES = 3_000_000
+SECRET = "hf_7f3a9cdonotshowthis"
+TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--log-every", "2", "--ckpt-every", "4",
+         "--max-steps", "8", "--num-workers", "0"]  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, and what its scripts hold."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.scripts = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        if self.lasttag == "script" and data.strip():
+            self.scripts.append(data)
+
+    @property
+    def data(self):
+        return json.loads(self.scripts[0])
+
+
+def page_of(folder):
+    return folder.report.read_text(encoding="utf-8")
+
+
+def charts(page):
+    return {chart["title"]: chart for chart in Tags(page).data["charts"]}
+
+
+def trained(path, task=None, log=lambda line: None, **settings):
+    """The folder of a short run."""
+    folder = RunFolder(path)
+    config = TrainConfig(
+        max_steps=6, global_batch_size=16, log_every=2, ckpt_every=3, num_workers=0
+    )
+    request = TrainingRequest(
+        task or Tiny(), config, folder, settings, command="tpukit train --x 1"
+    )
+    train_run(request, FakeBackend(), log)
+    return folder
+
+
+def written(path, rows, **more):
+    """A folder with a config and these lines of metrics, without a report."""
+    folder = RunFolder(path)
+    folder.create()
+    tables = {"train": {}, "task": {"name": "tiny"}, "decided": {"total_steps": 9}, **more}
+    write_config(folder, tables)
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def warned(folder):
+    """What writing the report warned of."""
+    lines = []
+    RunReport(folder, lines.append).renew()
+    return lines
+
+
+# -- what it shows ---------------------------------------------------------------------------------
+def test_a_page_shows_the_run_and_needs_nothing_else(tmp_path):
+    page = page_of(trained(tmp_path / "run"))
+    found = charts(page)
+    assert [series["label"] for series in found["Loss"]["series"]] == ["training", "validation"]
+    assert [point[0] for point in found["Loss"]["series"][0]["points"]] == [2, 4, 6]
+    assert {"Worst", "Rate", "Learning rate", "Gradient norm", "Compilations"} <= found.keys()
+    assert "tpukit train --x 1" in page and "Done: 6 steps" in page
+    assert re.search(r"<th>global_batch_size</th><td>16</td>", page)
+    assert re.search(r"<th>torch</th><td>2\.", page)
+    addresses = set(re.findall(r"https?://[^\"'\s<]*", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    links = [a.get("src", a.get("href", "data:")) for _, a in Tags(page).found]
+    assert all(link.startswith("data:") for link in links)
+
+
+def test_a_users_text_is_escaped(tmp_path):
+    bad = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+    class Named(Tiny):
+        def loss(self, model, batch):
+            outputs = super().loss(model, batch)
+            return {"loss": outputs["loss"], bad: outputs["worst"]}
+
+    folder = trained(tmp_path / bad.replace("/", "|"), Named(), note=bad)
+    found = {"data": bad, "metrics": {bad: 1.0}, "worst": [{bad: bad}]}
+    folder.tests.write_text(json.dumps({"x": found}))
+    assert warned(folder) == []
+    tags = Tags(page_of(folder))
+    assert sum(tag == "script" for tag, _ in tags.found) == 2
+    # The loss curve, for those without scripts.
+    assert [a.keys() for tag, a in tags.found if tag == "img"] == [{"src", "alt"}]
+    assert any(bad in chart["title"].lower() for chart in tags.data["charts"])
+
+
+def test_secrets_are_left_out(tmp_path):
+    folder = trained(tmp_path / "run", api_token="abc123456", note=SECRET, wandb_key="abc123457")
+    with folder.log.open("a") as log:
+        log.write(f"2026-01-01T00:00:00 Warning: no access to https://me:{SECRET}@host/x\n")
+    RunReport(folder, pytest.fail).renew()
+    page = page_of(folder)
+    assert "no access to https://[left out]@host" in page
+    assert not re.search(f"{SECRET}|abc12345", page)
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """100,000 lines of metrics, one damaged and one with a peak, and large pictures."""
+    draw = random.Random(0)
+    row = '{"kind":"train","step":%d,"loss":%f,"lr":0.001,"samples_per_second":%f}\n'
+    lines = [row % (i, 1 + draw.random(), 90 + draw.random()) for i in range(1, 100_001)]
+    lines[65_432] = row % (65_433, 77.0, 90)
+    lines[65_433] = lines[65_433][:40] + "\n"
+    folder = written(tmp_path_factory.mktemp("long") / "run", [])
+    folder.metrics.write_text("".join(lines))
+    (folder.path / "test").mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (400, 400, 3), np.uint8)
+    for name in range(18):
+        Image.fromarray(noise).save(folder.path / "test" / f"{name}.png", compress_level=0)
+    assert warned(folder) == []
+    return folder
+
+
+def test_the_size_of_a_page_is_bounded_and_its_peaks_are_kept(long_run):
+    assert long_run.report.stat().st_size < MOST_BYTES
+    page = page_of(long_run)
+    assert page.count("<img") == 16
+    [loss] = charts(page)["Loss"]["series"]
+    assert MOST_POINTS / 2 <= len(loss["points"]) <= MOST_POINTS
+    assert max(max(point[1:]) for point in loss["points"]) == 77.0
+    assert loss["points"][-1][0] == 100_000
+
+
+def test_many_metrics_share_the_size(tmp_path):
+    names = [f"valid_class{i}_accuracy" for i in range(200)]
+    rows = [{"kind": "valid", "step": s, **dict.fromkeys(names, 1 / (s + 3))} for s in range(1200)]
+    folder = written(tmp_path / "run", rows, train={f"name{i}": "x" * 5000 for i in range(1000)})
+    assert warned(folder) == []
+    assert folder.report.stat().st_size < MOST_BYTES
+
+
+def test_points_keep_minima_maxima_and_the_last_value():
+    values = np.random.default_rng(0).normal(size=7 * MOST_POINTS + 13).tolist()
+    series = Series()
+    for step, value in enumerate(values):
+        series.add(step, value)
+    assert MOST_POINTS / 2 <= len(series.points) <= MOST_POINTS
+    first = 0
+    for step, last, low, high in series.points:
+        rows = values[first : step + 1]
+        assert (last, low, high) == (rows[-1], min(rows), max(rows))
+        first = step + 1
+    assert first == len(values)
+    assert len(series.thinned(50)) <= 50
+
+
+def test_training_and_validation_share_a_chart(tmp_path):
+    rows = [
+        {"kind": "train", "step": 5, "loss": 1.0, "worst_loss": 2.0},
+        {
+            "kind": "valid",
+            "step": 5,
+            "valid_near_loss": 3.0,
+            "valid_far_worst_loss": 4.0,
+            "valid_auc": 0.5,
+        },
+    ]
+    folder = written(tmp_path / "run", rows)
+    assert warned(folder) == []
+    found = {title: [series["label"] for series in chart["series"]]
+             for title, chart in charts(page_of(folder)).items()}  # fmt: skip
+    assert found == {"Loss": ["training", "validation, near"], "Auc": ["validation"],
+                     "Worst loss": ["training", "validation, far"]}  # fmt: skip
+
+
+def test_the_log_gives_sessions_times_and_warnings(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "2026-01-01T10:00:00 Command: tpukit train\n"
+        "2026-01-01T10:00:01 Run: r, step 0 of 30; checkpoints need up to 1 KiB\n"
+        "2026-01-01T10:00:11 step 10: loss 1\n"
+        "2026-01-01T10:00:11 Warning: gradient norm 1.5e+03 is large: lower --lr?\n"
+        "2026-01-01T10:00:21 step 20: loss 1\n"
+        "2026-01-02T09:00:00 Run: r, step 10 of 30; checkpoints need up to 1 KiB\n"
+        "2026-01-02T09:00:05 step 20: loss 1\n"
+    )
+    history = History(log)
+    history.read()
+    # The second session did steps 11 to 20 again.
+    assert history.clock.thinned(9) == [[10, 10], [20, 15]]
+    with log.open("a") as file:
+        file.write("2026-01-02T09:00:06 Warning: gradient norm 9.1e+03 is large: lower --lr?\n")
+        file.write("2026-01-02T09:00:25 Done: 30 steps, loss 1.\n2026-01-02T09:0")
+    history.read()
+    assert (history.sessions, history.seconds, history.ended[:5]) == (2, 35, "Done:")
+    [warning] = history.warnings.values()
+    assert (warning.count, warning.last) == (2, datetime(2026, 1, 2, 9, 0, 6))
+    assert "9.1e+03" in warning.text
+
+
+def test_a_table_of_metrics_has_intervals_and_baselines():
+    ways, rows = metric_table({
+        "metrics": {"rouge1": 0.4, "rouge1_low": 0.3, "rouge1_high": 0.5, "rouge1_baseline": 0.2,
+                    "rmse": 1.0, "rmse_pooled": 1.5, "rmse_baseline": 2.0, "loss": 3.0},
+        "intervals": {"rmse": [0.9, 1.1]},
+    })  # fmt: skip
+    assert ways == ["baseline"]
+    assert rows == {
+        "rouge1": [(0.4, [0.3, 0.5]), (0.2, None)],
+        "rmse": [(1.0, [0.9, 1.1]), (2.0, None)],
+        "rmse_pooled": [(1.5, None), (None, None)],
+        "loss": [(3.0, None), (None, None)],
+    }
+
+
+def test_odd_results_of_a_test_do_not_lose_the_page(tmp_path):
+    folder = written(tmp_path / "run", [{"kind": "train", "step": 1, "loss": 1.0}])
+    odd = {"metrics": [1], "intervals": {"a": 3}, "best": 4, "worst": [5], "samples": "x"}
+    fine = {"metrics": {"a": 0.25, "b": None, "c": True}, "intervals": {"a": ["x", 1]}}
+    folder.tests.write_text(json.dumps({"odd": odd, "fine": fine, "text": "x"}))
+    assert warned(folder) == []
+    assert '<th>a</th><td class="number">0.2500</td>' in page_of(folder)
+    folder.tests.write_text("{")
+    assert warned(folder) == []
+
+
+# -- when it is written ----------------------------------------------------------------------------
+class Watching(Tiny):
+    """Keeps the page that is there when a line is logged, of after the first checkpoint."""
+
+    page = None
+
+    def on_log(self, row):
+        report = self.folder.report
+        while row["step"] > 3 and not report.exists():
+            time.sleep(0.01)  # it is written in the background
+        if row["step"] == 4:
+            self.page = report.read_text()
+
+
+def test_a_checkpoint_renews_it(tmp_path):
+    task = Watching()
+    task.folder = RunFolder(tmp_path / "run")
+    trained(tmp_path / "run", task)
+    assert "At step 3 of 6" in task.page and "Best validation loss" in task.page
+    assert len(charts(task.page)["Loss"]["series"][0]["points"]) == 1
+
+
+def test_two_ranks_write_one_and_a_test_renews_it(tmp_path):
+    run = tmp_path / "run"
+    result(tpukit(*TRAIN, "--devices", 2, "--results-dir", run, "--json"))
+    before = page_of(RunFolder(run))
+    assert "Done: 8 steps" in before and "<h2>Test" not in before
+    assert "could not be written" not in (run / "log.txt").read_text()
+    assert not list(run.glob(".report*"))
+    found = result(tpukit("test", "--run", run, "--hw", "cpu", "--json"))
+    page = page_of(RunFolder(run))
+    assert "<h2>Test" in page
+    assert f"{found['metrics']['loss']:#.4g}" in page
+    # A run folder of before gets one, and the results stay.
+    RunFolder(run).report.unlink()
+    assert warned(RunFolder(run)) == [] and "<h2>Test" in page_of(RunFolder(run))
+
+
+class Obstructing(Tiny):
+    """Puts a folder in the place of the page."""
+
+    def on_log(self, row):
+        (self.folder.report / "x").mkdir(parents=True, exist_ok=True)
+
+
+def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):
+    task, lines = Obstructing(), []
+    task.folder = RunFolder(tmp_path / "run")
+    trained(tmp_path / "run", task, log=lines.append)
+    assert len([line for line in lines if "could not be written" in line]) == 1
+    assert any(line.startswith("Done: 6 steps") for line in lines)
+
+
+def test_each_renewal_reads_only_what_is_new(long_run):
+    metrics = MetricSeries(long_run.metrics)
+    metrics.read()
+    with long_run.metrics.open("r+b") as file:
+        file.write(b"x" * 1000)  # what was read is not read again
+        file.seek(0, 2)
+        file.write(b'{"kind":"train","step":100001,"loss":1.5}\n{"kind":"tra')
+    metrics.read()
+    assert metrics.train["loss"].points[-1][:2] == (100_001, 1.5)

@@ -1,0 +1,96 @@
+"""What log.txt says of a run: its command, sessions, warnings, and when each step was done."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tpukit.train.report.series import NewLines, Series
+
+KEPT_LINES = 40
+MOST_WARNINGS = 50
+LONGEST_LINE = 1000
+"""Characters."""
+
+_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)", re.DOTALL)
+_START = re.compile(r"Run: .*, step (\d+) of \d+; ")
+_STEP = re.compile(r"step (\d+): ")
+_END = ("Done: ", "Stopped early ", "Time is up ")
+
+
+@dataclass
+class LoggedWarning:
+    """A warning; those that differ in numbers alone are one."""
+
+    text: str
+    """Of its last occurrence."""
+    last: datetime
+    count: int = 0
+
+
+class History:
+    """The sessions of a run, as log.txt has them; `read` takes in what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.command = ""
+        self.about: dict[str, str] = {}
+        """Lines that begin with a word: `Model`, `Data`, `Running on`."""
+        self.sessions = 0
+        self.began: datetime | None = None
+        self.ended = ""
+        """The line that a session ended with."""
+        self.warnings: dict[str, LoggedWarning] = {}
+        self.clock = Series()
+        """Seconds of all sessions until each step, pauses between sessions left out."""
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines = NewLines(path)
+        self._seconds = 0.0
+        self._last: datetime | None = None
+
+    def read(self) -> None:
+        """Takes in the lines written since the last call."""
+        for line in self._lines:
+            text = line.rstrip()[:LONGEST_LINE]
+            self.tail.append(text)
+            if match := _LINE.match(text):
+                self._take(datetime.fromisoformat(match[1]), match[2])
+
+    def _take(self, time: datetime, message: str) -> None:
+        if match := _STEP.match(message):
+            self._pass(time)
+            self.clock.add(int(match[1]), self._seconds)
+        elif match := _START.match(message):
+            self.began = self.began or time
+            self.sessions += 1
+            self.ended, self._last = "", time
+            self.clock.cut(int(match[1]))
+            self._seconds = self.clock.points[-1][1] if self.clock.points else 0.0
+        elif message.startswith(_END):
+            self.ended = message
+            self._pass(time)
+        if message.startswith("Warning") or "unexpected compilation" in message:
+            self._warn(time, message)
+        name, _, rest = message.partition(": ")
+        if name == "Command":
+            self.command = rest
+        elif name in ("Model", "Running on"):
+            self.about[name] = rest
+
+    def _pass(self, time: datetime) -> None:
+        if self._last is not None:
+            self._seconds += max(0.0, (time - self._last).total_seconds())
+        self._last = time
+
+    def _warn(self, time: datetime, message: str) -> None:
+        kind = re.sub(r"\d[\d.,e+-]*", "#", message)
+        if kind in self.warnings or len(self.warnings) < MOST_WARNINGS:
+            known = self.warnings.setdefault(kind, LoggedWarning(message, time))
+            known.text, known.last, known.count = message, time, known.count + 1
+
+    @property
+    def seconds(self) -> float:
+        """Of all sessions, to the last line that names a step or an end."""
+        return self._seconds
