@@ -1,6 +1,6 @@
 """Progress of long work on standard error: a bar on a terminal, plain lines elsewhere.
 
-A notebook's cell is no terminal, though its output is: it keeps every bar that was drawn.
+A notebook's cell is not a terminal, though its output is: it keeps every bar that was drawn.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 const { charts, clock } = JSON.parse(document.getElementById("data").textContent);
 const MARGIN = { left: 58, right: 14, top: 8, bottom: 24 };
+const INSET = 6; // pixels between an end of the range and the edge: points there stay whole
 const NARROWEST = 1e-3; // of the whole range
 const MANY = 100; // points from which training curves are smoothed at first
 const DOTS = 40; // points up to which each is marked
@@ -149,7 +150,7 @@ function draw(chart) {
   const highs = shown.flatMap((points) => points.map((p) => p[3]));
   const log = chart.log && lows.length > 0;
   const yRange = lows.length ? padded(least(lows), most(highs), log) : [0, 1];
-  chart.x = scale(range(), [0, size[0]]);
+  chart.x = scale(range(), [INSET, size[0] - INSET]);
   const y = scale(yRange, [size[1], 0], log);
   const outer = element(svg, "g", { transform: `translate(${MARGIN.left} ${MARGIN.top})` });
   const marks = log ? logTicks(yRange, 5) : ticks(yRange, 5);
@@ -229,8 +230,8 @@ function listen(chart) {
   let start = null;
   const inPlot = (event) => {
     const [low, high] = range();
-    const x = event.clientX - svg.getBoundingClientRect().left - MARGIN.left;
-    const share = x / (svg.clientWidth - MARGIN.left - MARGIN.right);
+    const x = event.clientX - svg.getBoundingClientRect().left - MARGIN.left - INSET;
+    const share = x / (svg.clientWidth - MARGIN.left - MARGIN.right - 2 * INSET);
     return low + Math.min(1, Math.max(0, share)) * (high - low);
   };
   svg.addEventListener("pointerdown", (event) => {

@@ -1,0 +1,83 @@
+"""Pages in two languages: the same commands, headings, links and numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/kaggle.md"]
+
+
+def pair(name):
+    """An English page and its translation."""
+    path = ROOT / name
+    return [p.read_text(encoding="utf-8") for p in (path, path.with_suffix(".zh.md"))]
+
+
+def blocks(page):
+    """The code blocks without comments."""
+    found = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [re.sub(r" +#.*", "", block) for block in found]
+
+
+def prose(page):
+    return re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def headings(page):
+    return [len(marks) for marks in re.findall(r"^(#+) ", prose(page), re.MULTILINE)]
+
+
+def commands(page):
+    """What stands between backticks, in no order: sentences are built differently."""
+    return sorted(re.findall(r"`([^`]+)`", prose(page)))
+
+
+def numbers(page):
+    """Numbers of the text, those in commands and addresses left out."""
+    text = re.sub(r"`[^`]+`|\]\([^)]*\)", "", prose(page))
+    return sorted(re.findall(r"\d+(?:[.,]\d+)*", text))
+
+
+def links(page):
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page))
+    return sorted(target.replace(".zh.md", ".md") for target in targets)
+
+
+@pytest.mark.parametrize("part", [blocks, headings, commands, numbers, links])
+@pytest.mark.parametrize("name", PAGES)
+def test_both_languages_have_the_same(name, part):
+    english, chinese = map(part, pair(name))
+    assert english and english == chinese
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_languages_link_to_each_other(name):
+    english, chinese = pair(name)
+    file = Path(name)
+    assert f"[中文]({file.with_suffix('.zh.md').name})" in english
+    assert f"[English]({file.name})" in chinese
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    path = ROOT / name
+    for page in (path, path.with_suffix(".zh.md")):
+        text = page.read_text(encoding="utf-8")
+        for target, _, place in re.findall(r"\]\(([^)#:]*)(#([^)]*))?\)", text):
+            assert not target or (page.parent / target).exists(), target
+            # A heading's address: its words in lower case, joined by hyphens.
+            titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            assert target or place in {title.lower().replace(" ", "-") for title in titles}
+
+
+def test_a_changed_command_or_number_is_found():
+    page = "# A\n\n`tpukit test` took 3.5 s.\n\n```\ntpukit train  # trains\n```\n"
+    assert blocks(page) == blocks(page.replace("# trains", "# 训练"))
+    assert blocks(page) != blocks(page.replace("train  ", "test  "))
+    assert numbers(page) != numbers(page.replace("3.5", "3.6"))
+    assert headings(page) != headings(page.replace("# A", "## A"))
+    assert commands(page) != commands(page.replace("`tpukit test`", "`tpukit predict`"))
