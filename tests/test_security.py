@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import pickle
 import re
@@ -182,6 +184,18 @@ def test_tokens_are_hidden(tmp_path, text):
     for arguments in (["--explain", log], ["--explain", log, "--json"], ["--explain", text]):
         done = tpukit("doctor", *arguments, cwd=tmp_path)
         assert "7f3a9c" not in done.stdout + done.stderr
+
+
+def test_a_report_loads_nothing_and_runs_its_own_script_alone(tmp_path):
+    run = tmp_path / "<script>alert(1)<script>"
+    result(tpukit(*TRAIN, "--max-steps", 2, "--results-dir", run, "--json"))
+    page = (run / "report.html").read_text()
+    sums = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+            for name in ("style", "script")
+            for source in re.findall(rf"<{name}>(.*?)</{name}>", page, re.DOTALL)]  # fmt: skip
+    allowed = "img-src data:; style-src 'sha256-{}'; script-src 'sha256-{}'".format(*sums)
+    assert f"content=\"default-src 'none'; {allowed}\"" in page
+    assert "alert(1)" in page and "<script>alert" not in page
 
 
 def test_arguments_of_other_processes_are_not_shown():

@@ -222,6 +222,7 @@ def _train_from(
             stack.callback(run_log.close)
             report = RunReport(folder, run_log.text)
             stack.callback(report.renew)
+            stack.push(run_log.note_failure)
             if request.command.startswith("tpukit "):
                 run_log.note(f"Command: {request.command}")
             _log_start(plan, learner, state.step, run_log)

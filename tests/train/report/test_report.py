@@ -15,6 +15,7 @@ from PIL import Image
 from runs import TINY, result, tpukit
 from tiny_task import Tiny
 
+from tpukit.errors import TaskFailedError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.report.history import History
@@ -273,8 +274,9 @@ def test_a_checkpoint_renews_it(tmp_path):
     task = Watching()
     task.folder = RunFolder(tmp_path / "run")
     trained(tmp_path / "run", task)
-    assert "At step 3 of 6" in task.page and "Best validation loss" in task.page
-    assert len(charts(task.page)["Loss"]["series"][0]["points"]) == 1
+    # Of step 3, or 4: the line of step 4 is written beside it.
+    assert re.search("At step [34] of 6", task.page) and "Best validation loss" in task.page
+    assert "Done" in page_of(task.folder) and "Done" not in task.page
 
 
 def test_two_ranks_write_one_and_a_test_renews_it(tmp_path):
@@ -291,6 +293,26 @@ def test_two_ranks_write_one_and_a_test_renews_it(tmp_path):
     # A run folder of before gets one, and the results stay.
     RunFolder(run).report.unlink()
     assert warned(RunFolder(run)) == [] and "<h2>Test" in page_of(RunFolder(run))
+
+
+class Failing(Tiny):
+    """Raises in its fourth step, with a secret in the message."""
+
+    def on_log(self, row):
+        self.fails = row["step"] >= 2
+
+    def loss(self, model, batch):
+        if getattr(self, "fails", False) and model.training:
+            raise ValueError(f"no access with token={SECRET}\nand more")
+        return super().loss(model, batch)
+
+
+def test_a_failed_run_says_so(tmp_path):
+    with pytest.raises(TaskFailedError):
+        trained(tmp_path / "run", Failing())
+    page = page_of(RunFolder(tmp_path / "run"))
+    assert "Failed: ValueError: no access with token=[left out]" in page
+    assert len(charts(page)["Loss"]["series"][0]["points"]) == 1
 
 
 class Obstructing(Tiny):

@@ -18,7 +18,7 @@ LONGEST_LINE = 1000
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)", re.DOTALL)
 _START = re.compile(r"Run: .*, step (\d+) of \d+; ")
 _STEP = re.compile(r"step (\d+): ")
-_END = ("Done: ", "Stopped early ", "Time is up ")
+_END = ("Done: ", "Stopped ", "Time is up ", "Failed: ")
 
 
 @dataclass

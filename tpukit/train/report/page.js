@@ -141,7 +141,7 @@ const path = (points, x, y) =>
 
 function draw(chart) {
   const { svg } = chart;
-  const [width, height] = [svg.clientWidth, svg.clientHeight];
+  const { width, height } = svg.getBoundingClientRect();
   const size = [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -230,8 +230,9 @@ function listen(chart) {
   let start = null;
   const inPlot = (event) => {
     const [low, high] = range();
-    const x = event.clientX - svg.getBoundingClientRect().left - MARGIN.left - INSET;
-    const share = x / (svg.clientWidth - MARGIN.left - MARGIN.right - 2 * INSET);
+    const box = svg.getBoundingClientRect();
+    const x = event.clientX - box.left - MARGIN.left - INSET;
+    const share = x / (box.width - MARGIN.left - MARGIN.right - 2 * INSET);
     return low + Math.min(1, Math.max(0, share)) * (high - low);
   };
   svg.addEventListener("pointerdown", (event) => {

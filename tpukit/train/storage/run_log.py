@@ -42,6 +42,12 @@ class RunLog:
         self._text.write(f"{line}\n")
         self._text.flush()
 
+    def note_failure(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Keeps what ended a run in log.txt; as `ExitStack.push` calls it."""
+        if error is not None:
+            first = (str(error).splitlines() or [""])[0]
+            self.note(f"Failed: {type(error).__name__}: {first}")
+
     def metric_line(self, values: Mapping[str, Any]) -> None:
         """One JSON object in metrics.jsonl, its numbers in TensorBoard's event file too."""
         self._metrics.write(json.dumps(values, allow_nan=True) + "\n")
