@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
@@ -14,21 +13,14 @@ from string import Template
 from typing import Any
 
 import tpukit
-from tpukit.io.secrets import HIDDEN, without_secrets
 from tpukit.io.units import format_bytes, format_duration
 from tpukit.train.report.charts import charts_of
 from tpukit.train.report.embedded_pictures import MOST_BYTES, EmbeddedPictures, pictures_of
 from tpukit.train.report.history import History
-from tpukit.train.report.kept_tests import Cell, metric_table, read_tests
+from tpukit.train.report.markup import escaped, joined, number_text, value_table
+from tpukit.train.report.result_section import result_sections
 from tpukit.train.report.series import MOST_POINTS, MetricSeries
 from tpukit.train.storage.run_folder import RunFolder, read_config, read_last_best
-
-LONGEST_TEXT = 2000
-"""Characters of one value."""
-MOST_ROWS = 200
-"""Of one table."""
-MOST_TESTS = 20
-MOST_EXAMPLES = 10
 
 
 def render_page(
@@ -40,26 +32,26 @@ def render_page(
     style, script = _resource("page.css"), _resource("page.js")
     curve = _picture(folder.path / "loss.png", "loss curve", pictures, MOST_BYTES // 10)
     return Template(_resource("page.html")).substitute(
-        title=_text(folder.path.resolve().name),
-        task=_text(config["task"].get("name")),
-        status=_text(_status(metrics, history, config)),
-        tiles=_joined(_tiles(folder, metrics, history, config)),
-        command=f"<pre>{_text(history.command)}</pre>" if history.command else "",
+        title=escaped(folder.path.resolve().name),
+        task=escaped(config["task"].get("name")),
+        status=escaped(_status(metrics, history, config)),
+        tiles=joined(_tiles(folder, metrics, history, config)),
+        command=f"<pre>{escaped(history.command)}</pre>" if history.command else "",
         warnings=_warnings(history),
-        tests=f'<div class="tests">{_joined(_tests(folder))}</div>',
+        tests=f'<div class="tests">{joined(result_sections(folder))}</div>',
         curves=Template(_resource("curves.html")).substitute(picture=curve)
         if data["charts"]
         else "<p>No metrics yet.</p>",
         pictures=_gallery(folder, pictures),
-        facts=_table(_facts(folder, history, config), "facts"),
-        details=_joined(_details(history, config)),
+        facts=value_table(_facts(folder, history, config), "facts"),
+        details=joined(_details(history, config)),
         # `</script>` in a name would end the block.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         style=style,
         script=script,
         style_sum=_sum_of_source(style),
         script_sum=_sum_of_source(script),
-        version=_text(tpukit.__version__),
+        version=escaped(tpukit.__version__),
         time=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
     )
 
@@ -71,33 +63,6 @@ def _resource(name: str) -> str:
 def _sum_of_source(text: str) -> str:
     """What the page's Content-Security-Policy allows: this style or script and no other."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-# -- text ------------------------------------------------------------------------------------------
-def _text(value: Any) -> str:
-    """A value as it may stand in the page: escaped, without secrets, not too long."""
-    text = without_secrets(str(value))
-    return html.escape(text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ...")
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "\n".join(parts)
-
-
-def _number(value: float) -> str:
-    """`1,200`, `0.4100`, `1.234e-05`."""
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:#.4g}"
-
-
-def _table(rows: Mapping[str, Any], kind: str = "") -> str:
-    """Names and values, those of secrets hidden."""
-    lines = []
-    for name, value in list(rows.items())[:MOST_ROWS]:
-        hidden = HIDDEN in without_secrets(f"{name}={value}")
-        lines.append(
-            f"<tr><th>{_text(name)}</th><td>{_text(HIDDEN if hidden else value)}</td></tr>"
-        )
-    return f'<div class="wide"><table class="{kind}"><tbody>{_joined(lines)}</tbody></table></div>'
 
 
 # -- the head of the page --------------------------------------------------------------------------
@@ -121,13 +86,13 @@ def _tiles(
     yield _tile("Steps", f"{_last_step(metrics):,}", f"of {total:,}" if total else "")
     if "loss" in last:
         first = metrics.train["loss"].points[0][1]
-        yield _tile("Training loss", _number(last["loss"]), f"{_number(first)} at first")
+        yield _tile("Training loss", number_text(last["loss"]), f"{number_text(first)} at first")
     best = read_last_best(folder)
     for name in (name for name in best if name != "step"):
         step = f"at step {best.get('step', 0):,.0f}"
-        yield _tile(f"Best validation {name.replace('_', ' ')}", _number(best[name]), step)
+        yield _tile(f"Best validation {name.replace('_', ' ')}", number_text(best[name]), step)
     if rate := last.get("samples_per_second"):
-        yield _tile("Rate", f"{_number(rate)} samples/s")
+        yield _tile("Rate", f"{number_text(rate)} samples/s")
     if peak := metrics.train.get("memory_peak"):
         yield _tile("Peak memory", format_bytes(max(point[3] for point in peak.points)))
     if compilations := last.get("compilations"):
@@ -138,87 +103,20 @@ def _tiles(
 
 
 def _tile(name: str, value: str, note: str = "") -> str:
-    small = f"<small>{_text(note)}</small>" if note else ""
-    return f"<div><dt>{_text(name)}</dt><dd>{_text(value)}{small}</dd></div>"
+    small = f"<small>{escaped(note)}</small>" if note else ""
+    return f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}{small}</dd></div>"
 
 
 def _warnings(history: History) -> str:
     if not history.warnings:
         return ""
     lines = [
-        f"<li>{_text(w.text.removeprefix('Warning: '))}"
+        f"<li>{escaped(w.text.removeprefix('Warning: '))}"
         f' <span class="note">{w.last:%Y-%m-%d %H:%M:%S}{f", {w.count} times" * (w.count > 1)}'
         "</span></li>"
         for w in history.warnings.values()
     ]
-    return f'<section class="warnings"><h2>Warnings</h2><ul>{_joined(lines)}</ul></section>'
-
-
-# -- tests -----------------------------------------------------------------------------------------
-def _tests(folder: RunFolder) -> Iterator[str]:
-    tests = sorted(read_tests(folder).values(), key=lambda t: str(t.get("time")), reverse=True)
-    for test in tests[:MOST_TESTS]:
-        data = str(test.get("data") or "")
-        on = f" on {_text(Path(data).name)}" if data else ""
-        samples = (
-            f"{test['samples']:,} samples of {data}, "
-            if isinstance(test.get("samples"), int)
-            else ""
-        )
-        time = str(test.get("time")).replace("T", " ")
-        about = _text(f"{samples}checkpoint of step {test.get('step')}, {time}")
-        examples = _joined(_examples(test, kind) for kind in ("best", "worst"))
-        yield (
-            f'<section><h2>Test{on}</h2><p class="note">{about}; brackets: 95 %'
-            f" intervals</p>{_metrics(test)}{examples}</section>"
-        )
-
-
-def _metrics(test: Mapping[str, Any]) -> str:
-    ways, rows = metric_table(test)
-    head = "".join(f'<th class="number">{_text(n)}</th>' for n in ("value", *ways))
-    lines = [
-        f"<tr><th>{_text(name)}</th>{''.join(map(_metric_cell, cells))}</tr>"
-        for name, cells in list(rows.items())[:MOST_ROWS]
-    ]
-    return (
-        f'<div class="wide" tabindex="0"><table><thead><tr><th>metric</th>{head}</tr></thead>'
-        f"<tbody>{_joined(lines)}</tbody></table></div>"
-    )
-
-
-def _metric_cell(cell: Cell) -> str:
-    value, interval = cell
-    if value is None:
-        return '<td class="number"></td>'
-    ends = ", ".join(map(_number, interval or ()))
-    between = f' <span class="range">[{ends}]</span>' if ends else ""
-    return f'<td class="number">{_number(value)}{between}</td>'
-
-
-def _examples(test: Mapping[str, Any], kind: str) -> str:
-    """The best or the worst samples of a test that names some, a row each."""
-    found = test.get(kind)
-    rows = [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{_text(name)}</th>" for name in names)
-    lines = [
-        f"<tr>{''.join(_example_cell(row.get(n, '')) for n in names)}</tr>"
-        for row in rows[:MOST_EXAMPLES]
-    ]
-    return (
-        f'<details><summary>The {kind} samples</summary><div class="wide" tabindex="0">'
-        f'<table class="samples"><thead><tr>{head}</tr></thead><tbody>{_joined(lines)}</tbody>'
-        "</table></div></details>"
-    )
-
-
-def _example_cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f'<td class="number">{_number(value)}</td>'
-    return f"<td>{_text(value)}</td>"
+    return f'<section class="warnings"><h2>Warnings</h2><ul>{joined(lines)}</ul></section>'
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -228,15 +126,15 @@ def _gallery(folder: RunFolder, pictures: EmbeddedPictures) -> str:
     shown = [_picture(path, path.relative_to(folder.path), pictures, share) for path in paths]
     if not any(shown):
         return ""
-    return f'<section><h2>Pictures</h2><div class="gallery">{_joined(shown)}</div></section>'
+    return f'<section><h2>Pictures</h2><div class="gallery">{joined(shown)}</div></section>'
 
 
 def _picture(path: Path, name: object, pictures: EmbeddedPictures, most_bytes: int) -> str:
     uri = pictures.uri(path, most_bytes)
     if uri is None:
         return ""
-    image = f'<div class="scroll" tabindex="0"><img src="{uri}" alt="{_text(name)}"></div>'
-    return f"<figure>{image}<figcaption>{_text(name)}</figcaption></figure>"
+    image = f'<div class="scroll" tabindex="0"><img src="{uri}" alt="{escaped(name)}"></div>'
+    return f"<figure>{image}<figcaption>{escaped(name)}</figcaption></figure>"
 
 
 # -- what was run ----------------------------------------------------------------------------------
@@ -258,8 +156,8 @@ def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> di
 
 def _details(history: History, config: Mapping[str, Any]) -> Iterator[str]:
     names = {"train": "Training", "task": "Task", "decided": "Decided", "versions": "Versions"}
-    parts = _joined(
-        f"<div><h3>{title}</h3>{_table(config[name])}</div>"
+    parts = joined(
+        f"<div><h3>{title}</h3>{value_table(config[name])}</div>"
         for name, title in names.items()
         if config.get(name)
     )
@@ -267,5 +165,5 @@ def _details(history: History, config: Mapping[str, Any]) -> Iterator[str]:
         "<details open><summary>Configuration and versions</summary>"
         f'<div class="tables">{parts}</div></details>'
     )
-    log = _joined(map(_text, history.tail))
+    log = joined(map(escaped, history.tail))
     yield f"<details><summary>Last lines of the log</summary><pre>{log}</pre></details>"
