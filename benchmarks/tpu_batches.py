@@ -66,8 +66,7 @@ SHARDED: Mapping[str, list[str]] = {
 
 
 def ask(words: list[str], target: str, minutes: float) -> dict[str, Any]:
-    """What is kept of a model's answer."""
-    started = time.monotonic()
+    """The JSON object of `tpukit probe-batch`, or `{"error": TEXT}`."""
     command = [sys.executable, "-m", "tpukit", "probe-batch", *words, "--target", target, "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
@@ -84,6 +83,15 @@ def ask(words: list[str], target: str, minutes: float) -> dict[str, Any]:
         return {"error": told.strip().splitlines()[-1] if told.strip() else "no output"}
     if "error" in answer:
         return {"error": answer["error"]["message"].replace(f"{ROOT}/", "")}
+    return answer
+
+
+def row(words: list[str], target: str, minutes: float) -> dict[str, Any]:
+    """What is kept of a model's answer."""
+    started = time.monotonic()
+    answer = ask(words, target, minutes)
+    if "error" in answer:
+        return answer
     return {
         "largest": answer["largest_batch_per_device"],
         "smallest_failed": answer["smallest_failed_batch_per_device"],
@@ -167,7 +175,7 @@ def main() -> None:
         key = f"{name} | {options.target}"
         if options.page or key in kept() or (options.only and name not in options.only):
             continue
-        found = ask(words, options.target, options.minutes)
+        found = row(words, options.target, options.minutes)
         RESULT.write_text(json.dumps({**kept(), key: found}, indent=2) + "\n")
         print(key, {n: found.get(n) for n in ("recommended", "largest", "compiles", "seconds",
                                               "error")}, flush=True)  # fmt: skip
