@@ -67,6 +67,14 @@ def doctor(
     report: Annotated[
         bool, typer.Option("--report", help="Print a report for an issue, without secrets.")
     ] = False,
+    selftest: Annotated[
+        bool,
+        typer.Option(
+            "--selftest",
+            help="Compute, train, kill and resume on the hardware here, in 10 minutes at most,"
+            " and print a report to send.",
+        ),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="List every passed check and every finding.")
     ] = False,
@@ -74,9 +82,13 @@ def doctor(
         HardwareChoice, typer.Option("--hw", help="Hardware to train on.")
     ] = HardwareChoice.auto,
     time_limit: Annotated[
-        float,
-        typer.Option("--time-limit", min=1.0, help="Seconds for the checks that import torch."),
-    ] = LIVE_SECONDS,
+        float | None,
+        typer.Option(
+            "--time-limit",
+            min=1.0,
+            help="Seconds for the checks that import torch (120), or for --selftest (600).",
+        ),
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -85,6 +97,11 @@ def doctor(
     Without arguments, check whether this machine is ready to train.
     """
     _refuse_mixtures(paths or [], explain, fix or diff or to is not None, report)
+    if selftest and (paths or explain is not None or quick or report):
+        raise ConfigError(
+            "doctor: --selftest cannot be combined with paths, --explain, --quick or --report.",
+            "Run them one after the other.",
+        )
     output = Output(as_json=json)
     if explain is not None:
         from tpukit.commands.reports.explanation import explain_file
@@ -104,11 +121,18 @@ def doctor(
             verbose=verbose,
             moves=to is not None,
         )
+    elif selftest:
+        from tpukit.commands.reports.selftest import check_hardware
+        from tpukit.probe.machine.checks.verdict import Asked
+        from tpukit.probe.selftest.parts import SELFTEST_SECONDS
+
+        asked = Asked(hw=hw.value, live_seconds=time_limit or SELFTEST_SECONDS)
+        code = check_hardware(asked, output, strict=strict)
     else:
         from tpukit.commands.reports.machine import check_machine
         from tpukit.probe.machine.checks.verdict import Asked
 
-        asked = Asked(hw=hw.value, live_seconds=time_limit)
+        asked = Asked(hw=hw.value, live_seconds=time_limit or LIVE_SECONDS)
         code = check_machine(
             asked, output, quick=quick, strict=strict, report=report, verbose=verbose
         )

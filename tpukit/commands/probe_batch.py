@@ -30,13 +30,13 @@ from tpukit.probe.batch.search import SearchSettings
 
 if TYPE_CHECKING:
     from tpukit.probe.batch.evaluators import ChildEvaluator
+    from tpukit.probe.batch.predicted_trials import PredictedBeside
     from tpukit.probe.batch.trial import TaskSource
     from tpukit.train.requests import TrainingRequest
 
     WriteCommand = Callable[[TrainingRequest, int, int], str]
 
 app = typer.Typer()
-TASK_FACTORY = "tpukit.tasks.registry:load_task"
 SEARCH_RANGES: Mapping[str, Range] = {
     "start": BATCH,
     "max": BATCH,
@@ -155,10 +155,12 @@ def size_batch(
     command: writes how to train with the recommendation; None for what tpukit does not train.
     """
     from tpukit.commands.reports.batch import as_fields, as_text
+    from tpukit.probe.batch.predicted_trials import keep_predictions
     from tpukit.probe.batch.recommend import Recommender
 
     with open_evaluator(request, source, target, settings.time_limit, log) as evaluator:
         found = Recommender(evaluator, settings, log).recommend()
+    keep_predictions(request, found)
     if target is not None:
         config = dataclasses.replace(request.config, hw="tpu")
         request = dataclasses.replace(request, config=config)
@@ -174,19 +176,20 @@ def open_evaluator(
     target: str | None,
     seconds: float | None,
     log: Callable[[str], None],
-) -> ChildEvaluator:
+) -> ChildEvaluator | PredictedBeside:
     """The TPU compiler where there is a target, else the hardware of this machine."""
-    from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
+    from tpukit.probe.batch.evaluators import CompilerEvaluator
+    from tpukit.probe.batch.predicted_trials import measured_evaluator
     from tpukit.probe.compiler.targets import find_target
 
     if target is None:
-        return MeasuredEvaluator(source, settle_kernels(request.config, log), seconds)
+        return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
     return CompilerEvaluator(source, request.config, find_target(target), seconds)
 
 
 def task_source(request: TrainingRequest) -> TaskSource:
     """How a child builds the task that a user named."""
-    from tpukit.probe.batch.trial import TaskSource
+    from tpukit.probe.batch.trial import TASK_FACTORY, TaskSource
 
     path, separator, name = request.spec.rpartition(":")
     spec = f"{Path(path).resolve()}:{name}" if separator else request.spec

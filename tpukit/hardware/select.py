@@ -7,7 +7,7 @@ import dataclasses
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -99,6 +99,20 @@ def settle_kernels(options: Options, log: Callable[[str], None]) -> Options:
 
         works = kernels_work(device, hardware, options, log, may_try=not holds_tpu())
     return dataclasses.replace(options, kernels="on" if works else "off")
+
+
+def try_own_kernels(options: HardwareOptions) -> Mapping[str, Any] | None:
+    """The result of a new trial of the kernels, kept for runs; None where there are none.
+
+    See `tpukit.hardware.xla.kernel_choice.try_kernels`.
+    """
+    hardware = _this_machine()
+    device = _kernel_device(options, hardware)
+    if device is None:
+        return None
+    from tpukit.hardware.xla.kernel_choice import try_and_keep
+
+    return try_and_keep(device, hardware, options)
 
 
 def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpukit.io.units import GIB, format_bytes, format_duration
 from tpukit.probe.batch.recommend import Recommendation
-from tpukit.probe.batch.trial import Trial
+from tpukit.probe.batch.trial import Trial, predicted_text
 from tpukit.probe.compiler.roofline import estimate_step
 
 CHART_WIDTH = 44
@@ -62,6 +62,8 @@ def _trial_fields(trial: Trial) -> dict[str, Any]:
     return {
         **{name: getattr(trial, name) for name in same},
         "bytes": trial.bytes_accessed,
+        "step_seconds": trial.step_seconds,
+        "predicted": trial.predicted,
         **{name: getattr(trial, name) for name in more},
     }
 
@@ -101,6 +103,7 @@ def table(trials: tuple[Trial, ...]) -> Iterator[str]:
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
         effort = "  full effort" if trial.effort == "full" else ""
         why = f"  {trial.error}" if trial.error and not trial.used_bytes else ""
+        why += f"  predicted {predicted_text(trial.predicted)}" if trial.predicted else ""
         batch, memory = f"{trial.batch}{steps}", trial.memory_usage
         yield (f"{batch:>14}  {memory:>18}  {trial.verdict:<8} {speed:>14}  {took:>7}{effort}{why}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpukit import __version__
@@ -34,7 +34,7 @@ def check_machine(
     failing = [r for r in results if is_failing(r, strict=strict)]
     if not output.as_json:
         if report:
-            output.text(_report(facts, results))
+            output.text(issue_report(facts, results, "doctor"))
         else:
             for line in [*check_lines(results, verbose=verbose), _summary(results, strict=strict)]:
                 output.text(line)
@@ -92,11 +92,11 @@ def _summary(results: list[Result], *, strict: bool) -> str:
     return f"Ready to train ({counted(warned, 'warning')})." if warned else "Ready to train."
 
 
-def _report(facts: Facts, results: list[Result]) -> str:
+def issue_report(facts: Facts, results: Sequence[Result], title: str) -> str:
     """Markdown for an issue: allowed variables only, no user or host names."""
     variables = allowed(facts.host.environment)
     lines = [
-        f"### tpukit {__version__} doctor",
+        f"### tpukit {__version__} {title}",
         f"- place: {facts.place.name}, {facts.system}, Python {facts.python}",
         f"- hardware: {describe_devices(facts)}",
         f"- versions: {', '.join(f'{k} {v}' for k, v in facts.versions().items())}",

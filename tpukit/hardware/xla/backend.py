@@ -345,6 +345,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
         )
     precision = choose_precision(options.precision, "tpu", native_bf16=True)
     register_lowerings()
+    choose_products(precision)
     mesh = DeviceMesh.open(shard=options.shard)
     if options.devices is not None and options.devices * xr.process_count() != mesh.devices:
         raise HardwareError(
@@ -358,6 +359,13 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     # All hosts run one program.
     fused = not hosts.any_rank(options.kernels != "on" or not _has_kernels())
     return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
+
+
+def choose_products(precision: Precision) -> None:
+    """In fp32, products of fp32: a TPU's default rounds their factors to bf16."""
+    if hasattr(torch_xla._XLAC, "_xla_set_mat_mul_precision"):  # torch_xla 2.8 has none
+        kind = "highest" if precision == "fp32" else "default"
+        torch_xla._XLAC._xla_set_mat_mul_precision(kind)
 
 
 def _has_kernels() -> bool:

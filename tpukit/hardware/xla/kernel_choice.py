@@ -51,14 +51,11 @@ def kernels_work(
     Where it says no, `log` is given a line with the reason.
     may_try: whether the device is free for a child process.
     """
-    cache = JsonCache(cache_folder() / "kernels", FORMAT)
-    key = _key(device, options)
+    cache, key = _cache(), _key(device, options)
     result: Mapping[str, Any] = cache.read(key) or HELD
     if result is HELD and may_try:
         log(f"Trying the attention kernels on {device} once, up to {TRIAL_SECONDS:.0f} s ...")
-        result = try_kernels(hardware, options)
-        if result["opened"]:
-            cache.write(key, result)
+        result = try_and_keep(device, hardware, options)
     if not result["works"]:
         kept = f" Kept in {cache.path(key)}." if result["opened"] else ""
         log(
@@ -66,6 +63,18 @@ def kernels_work(
             " uses them all the same."
         )
     return bool(result["works"])
+
+
+def try_and_keep(device: str, hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:
+    """The result of `try_kernels`, kept where the device did open."""
+    result = try_kernels(hardware, options)
+    if result["opened"]:
+        _cache().write(_key(device, options), result)
+    return result
+
+
+def _cache() -> JsonCache:
+    return JsonCache(cache_folder() / "kernels", FORMAT)
 
 
 def try_kernels(hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:

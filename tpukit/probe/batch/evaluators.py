@@ -52,9 +52,12 @@ CRASH_HINT = "This is not a lack of memory: run the training command to see the 
 class Evaluator(Protocol):
     """Runs trials."""
 
-    devices: int
-    target: Target | None
-    versions: Mapping[str, str]
+    @property
+    def devices(self) -> int: ...
+    @property
+    def target(self) -> Target | None: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         """One trial each, at the same time where there is room for that.

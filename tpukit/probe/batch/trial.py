@@ -13,6 +13,10 @@ Effort = Literal["fast", "full"]
 Verdict = Literal["grow", "fine", "near", "over"]
 
 
+TASK_FACTORY = "tpukit.tasks.registry:load_task"
+"""Builds a task that is named, with its settings and its data path."""
+
+
 @dataclass(frozen=True)
 class TaskSource:
     """How a child process builds the task: a function by its place, and its arguments."""
@@ -96,6 +100,16 @@ class Trial:
     parameters: int | None = None
     """Number of weights of the model."""
     devices: int | None = None
+    predicted: Mapping[str, Any] | None = None
+    """Of a measured trial on a TPU, what its compiler predicts: `target`, `fits`, `used_bytes`,
+    `limit_bytes`, `step_seconds` (at least)."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Measured seconds of one optimizer step."""
+        if not self.samples_per_second:
+            return None
+        return self.batch * self.accumulate * (self.devices or 1) / self.samples_per_second
 
     @property
     def verdict(self) -> Verdict:
@@ -135,10 +149,21 @@ class Trial:
             parts.append(self.memory_usage)
         if self.samples_per_second:
             parts.append(f"{self.samples_per_second:.3g} samples/s")
+        if self.predicted:
+            parts.append(f"predicted {predicted_text(self.predicted)}")
         if not self.fits and self.error and not self.used_bytes:
             parts.append(self.error)
         parts.append("cached" if self.cached else f"{self.seconds:.0f} s")
         return ", ".join(parts)
+
+
+def predicted_text(predicted: Mapping[str, Any]) -> str:
+    """`12.40 GiB, at least 0.21 s a step`."""
+    used, step = predicted["used_bytes"], predicted["step_seconds"]
+    memory = f"{used / GIB:.2f} GiB" if used else "an unknown memory"
+    if not predicted["fits"]:
+        return f"{memory}: too much"
+    return f"{memory}, at least {step:.3g} s a step" if step else memory
 
 
 def memory_by_kind(used: int, program: int, resident: Mapping[str, int]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
-from tpukit.hardware.xla.backend import XlaBackend
+from tpukit.hardware.xla.backend import XlaBackend, choose_products
 from tpukit.hardware.xla.flash_attention import TILES
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, is_on_xla
@@ -149,6 +149,7 @@ class TracedStep:
 def open_tracing(precision: Precision, *, shard: bool, fused: bool) -> TracingBackend:
     """A backend on CPU_NUM_DEVICES virtual devices."""
     register_lowerings()
+    choose_products(precision)
     real = DeviceMesh.open(shard=shard)
     mesh = TracingMesh(real, Placeholders(real.devices))
     return TracingBackend(mesh, precision, fused=fused)

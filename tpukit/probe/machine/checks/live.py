@@ -67,12 +67,13 @@ def ask_child(command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]
             try:
                 answer = child.receive(deadline)
             except ChildDiedError as error:
-                yield {"id": "end", "message": _reason(error.death, seconds)}
+                yield {"id": "end", "message": reason_of(error.death, seconds)}
                 return
             yield answer
 
 
-def _reason(death: Death, seconds: float) -> str:
+def reason_of(death: Death, seconds: float) -> str:
+    """Why a child gave no answer; empty where it ended well."""
     if death.return_code == 0:
         return ""
     if death.return_code is None:

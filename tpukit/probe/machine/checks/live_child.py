@@ -35,7 +35,7 @@ def main(hw: Kind, descriptor: int, parent: int) -> int:
     steps: dict[str, Callable[[], str]] = {
         "torch-starts": _import_torch,
         "device-opens": lambda: _open(hw, backend),
-        "matrix-product": lambda: _multiply(backend[0]),
+        "matrix-product": lambda: check_products(backend[0]),
         "training-step": lambda: _train(backend[0]),
     }
     for name, step in steps.items():
@@ -48,13 +48,14 @@ def _answer(descriptor: int, name: str, step: Callable[[], str]) -> bool:
     try:
         _say(descriptor, name, "pass", step(), None)
     except Exception as error:
-        message, fix = _explained(error)
+        message, fix = explained(error)
         _say(descriptor, name, "fail", message, fix)
         return False
     return True
 
 
-def _explained(error: Exception) -> tuple[str, str]:
+def explained(error: Exception) -> tuple[str, str]:
+    """What to say of an error, and what to do."""
     if isinstance(error, TpukitError):
         return error.message, error.hint or "tpukit doctor --quick"
     text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -90,7 +91,7 @@ def _open(hw: Kind, opened: list[Backend]) -> str:
     return f"{backend.kind} ({backend.device}), {backend.devices} devices, {backend.precision}"
 
 
-def _multiply(backend: Backend) -> str:
+def check_products(backend: Backend) -> str:
     """fp32 and the precision of training, each against float64 on the host."""
     import torch
 

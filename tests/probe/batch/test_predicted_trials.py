@@ -1,0 +1,97 @@
+"""Predictions of the TPU compiler beside measured trials, and at the start of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from runs import TINY, result, tpukit
+
+from tpukit.hardware.detect import Hardware, TpuChips
+from tpukit.hardware.options import HardwareOptions
+from tpukit.knowledge.accelerators import tpu_by_cloud_name
+from tpukit.probe.batch import predicted_trials as predictions
+from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.batch.trial import TaskSource, TrialRequest
+from tpukit.probe.compiler.targets import find_target
+from tpukit.train.config import TrainConfig
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+def source(name: str) -> TaskSource:
+    spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{name}", "settings": {}, "data_path": ""}
+    return TaskSource("tpukit.tasks.registry:load_task", spec)
+
+
+@pytest.mark.plan
+def test_a_measured_trial_has_the_prediction_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    config, task, said = TrainConfig(hw="cpu"), source("Hungry"), []
+    measured = MeasuredEvaluator(task, config, None)
+    compiled = CompilerEvaluator(task, config, find_target("v5e-1"), None)
+    with predictions.PredictedBeside(measured, compiled, said.append) as evaluator:
+        [trial] = evaluator.evaluate([TrialRequest(2)])
+    assert trial.fits
+    assert trial.step_seconds == pytest.approx(2 / trial.samples_per_second)
+    assert trial.predicted["target"] == "v5e-1"
+    assert trial.predicted["used_bytes"] > 4 * 1_048_576
+    assert trial.predicted["step_seconds"] > 0
+    assert "predicted 0." in trial.describe()
+    assert said == []
+
+
+@pytest.mark.plan
+def test_a_prediction_that_fails_costs_no_trial(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    config, said = TrainConfig(hw="cpu"), []
+    measured = MeasuredEvaluator(source("Hungry"), config, None)
+    compiled = CompilerEvaluator(source("Hungry"), config, find_target("v5e-1"), 1.0)
+    with predictions.PredictedBeside(measured, compiled, said.append) as evaluator:
+        trials = evaluator.evaluate([TrialRequest(2)]) + evaluator.evaluate([TrialRequest(3)])
+    assert [(trial.fits, trial.predicted) for trial in trials] == [(True, None)] * 2
+    [line] = said
+    assert line.startswith("No predictions by the TPU compiler: batch 2")
+
+
+@pytest.mark.plan
+def test_a_run_says_what_was_predicted_for_its_batch(tmp_path):
+    environment = {"TPUKIT_CACHE_DIR": str(tmp_path / "cache")}
+    words = ["--task", TINY, "--precision", "fp32", "--hw", "cpu"]
+    found = result(tpukit("probe-batch", *words, "--target", "v5e-1", "--start", "8", "--max", "8",
+                          "--json", env=environment))  # fmt: skip
+    train = ["train", *words, "--max-steps", "1", "--log-every", "1", "--results-dir"]
+    said = tpukit(*train, tmp_path / "run", "--global-batch-size", "8", env=environment).stdout
+    [line] = [line for line in said.splitlines() if line.startswith("Predicted for")]
+    memory = sum(found["memory"].values()) / 2**30
+    assert f"Predicted for v5e-1 (the TPU compiler, libtpu 0.0.21): {memory:.2f} of 15.75" in line
+    for other in (["--global-batch-size", "4"], ["--global-batch-size", "8", "--set", "width=64"]):
+        folder = tmp_path / other[-1]
+        assert "Predicted for" not in tpukit(*train, folder, *other, env=environment).stdout
+    [kept] = (tmp_path / "cache" / "predictions").iterdir()
+    assert json.loads(kept.read_text())["v5e-1"]["effort"] == "full"
+
+
+@pytest.mark.plan
+@pytest.mark.parametrize(
+    ("chips", "options", "name"),
+    [
+        (TpuChips(tpu_by_cloud_name("v5e"), 8), {}, "v5e-8"),
+        (TpuChips(tpu_by_cloud_name("v5e"), 8), {"devices": 4}, "v5e-4"),
+        (TpuChips(tpu_by_cloud_name("v3"), 4), {}, "v3-8"),
+        (TpuChips(tpu_by_cloud_name("v5e"), 5), {}, None),
+        (TpuChips(None, 8), {}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_target_is_the_tpu_that_is_here(monkeypatch, chips, options, name):
+    hardware = Hardware("tpu", chips, (), 0, emulated=False)
+    monkeypatch.setattr(predictions, "detect_hardware", lambda _: hardware)
+    monkeypatch.setattr(predictions, "find_kind", lambda _: "tpu")
+    found = predictions.target_here(HardwareOptions(**options))
+    assert (found and found.name) == name
+    emulated = dataclasses.replace(hardware, emulated=True)
+    monkeypatch.setattr(predictions, "detect_hardware", lambda _: emulated)
+    assert predictions.target_here(HardwareOptions(**options)) is None

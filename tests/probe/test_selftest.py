@@ -1,0 +1,123 @@
+"""The self-test runs here for real: on the CPU, on virtual devices, and where a part dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from runs import SUPPORT, environment, tpukit
+
+from tpukit.hardware.detect import EMULATED_KERNELS
+from tpukit.probe.machine.checks import Asked
+from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
+
+TWO = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
+
+
+def statuses(checks) -> dict[str, str]:
+    return {check["id"]: check["status"] for check in checks}
+
+
+def emulated(*parts: str, seconds: int = 500, **variables: str) -> list[dict]:
+    """These parts on two virtual devices."""
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "selftest_parts.py", "tpu", str(seconds), *parts],
+        env=environment({**TWO, **variables}), capture_output=True, text=True, check=False,
+        timeout=seconds + 60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
+    home = {"HOME": str(tmp_path), "TPUKIT_CACHE_DIR": str(tmp_path / "cache")}
+    done = tpukit("doctor", "--selftest", "--hw", "cpu", "--json", env=home)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["ok"]
+    assert statuses(found["checks"]) == {
+        "kernels": "skip", "devices": "pass", "products": "pass", "step-eit": "skip",
+        "step-images": "skip", "step-summarize": "skip", "train": "pass", "resume": "pass",
+        "prediction": "skip", "largest-batch": "skip",
+    }  # fmt: skip
+    [resume] = [check for check in found["checks"] if check["id"] == "resume"]
+    assert resume["values"]["resumed_from"] in (5, 10, 15)
+    # Progress with the time that is left, then the report, for people.
+    assert "1/10 Attention kernels" in done.stderr
+    assert "left in all)" in done.stderr
+    assert "### tpukit" in done.stderr
+    assert str(tmp_path) not in done.stderr
+
+
+@pytest.mark.xla
+def test_virtual_devices_compute_what_the_cpu_does_and_compile_once(tmp_path):
+    parts = ("devices", "products", "step-summarize", "train")
+    checks = emulated(*parts, TPUKIT_CACHE_DIR=str(tmp_path))
+    assert statuses(checks) == dict.fromkeys(parts, "pass")
+    values = {check["id"]: check["values"] for check in checks}
+    assert values["devices"]["devices"] == 2
+    assert values["step-summarize"]["weights"] < 1e-4
+    assert values["train"]["compilations"] > 0
+    assert values["train"]["compilations_after_warmup"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_virtual_devices_pass_every_part_that_they_have(tmp_path):
+    names = [part.id for part in PARTS]
+    checks = emulated(*names, TPUKIT_CACHE_DIR=str(tmp_path), **{EMULATED_KERNELS: "1"})
+    expected = {**dict.fromkeys(names, "pass"), "prediction": "skip", "largest-batch": "skip"}
+    assert statuses(checks) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_broken_kernels_fail_their_part_alone(tmp_path):
+    path = f"{SUPPORT / 'broken_kernels'}:{environment().get('PYTHONPATH', '')}"
+    broken = {"PYTHONPATH": path, "BROKEN_KERNELS": "differs", EMULATED_KERNELS: "1"}
+    kernels, products = emulated("kernels", "products", TPUKIT_CACHE_DIR=str(tmp_path), **broken)
+    assert kernels["status"] == "fail"
+    assert "attention: output differs by" in kernels["message"]
+    assert products["status"] == "pass"
+
+
+def test_a_part_that_dies_or_hangs_is_a_line_of_the_report(tmp_path):
+    def asks(part: str, **arguments):
+        return lambda bench: bench.ask("device", part, **arguments)
+
+    parts = (
+        Part("dies", "A part whose process dies", 60,
+             asks("train", folder=str(tmp_path / "run"), steps=3, kill_at=1)),
+        Part("hangs", "A part without an answer", 1, asks("devices")),
+        Part("works", "A part that works", 60, asks("devices")),
+    )  # fmt: skip
+    dies, hangs, works = run_selftest(Asked(hw="cpu", live_seconds=200), lambda _: None, parts)
+    assert dies.verdict.status == "fail"
+    assert "SIGKILL" in dies.verdict.message
+    assert hangs.verdict.status == "fail"
+    assert "no answer within 1 s" in hangs.verdict.message
+    assert works.verdict.status == "pass"
+
+
+def test_no_time_left_is_a_skip():
+    parts = (Part("late", "A part when time is up", 60, lambda bench: bench.ask("device", "x")),)
+    [result] = run_selftest(Asked(hw="cpu", live_seconds=0.5), lambda _: None, parts)
+    assert result.verdict.status == "skip"
+    assert "--time-limit" in result.verdict.message
+
+
+@pytest.mark.plan
+@pytest.mark.slow
+def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
+    """The TPU's parts, with another device in its place."""
+    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.selftest.predicted import measure_beside_prediction
+
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    answer = measure_beside_prediction("cpu", "eit", {"size": "tiny"}, 8, find_target("v5e-1"))
+    assert answer["values"]["predicted"]["target"] == "v5e-1"
+    assert answer["values"]["used_bytes"] > 0
+    assert "measured" in answer["message"]
+    assert "predicted" in answer["message"]

@@ -1,0 +1,161 @@
+"""What the TPU compiler predicts beside trials that are measured on this machine's TPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+from tpukit.errors import HardwareError, TpukitError
+from tpukit.hardware.detect import detect_hardware
+from tpukit.hardware.host import RealHost
+from tpukit.hardware.options import HardwareOptions, Precision
+from tpukit.hardware.select import find_kind
+from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.batch.recommend import Recommendation
+from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest
+from tpukit.probe.compiler.compile import check_versions
+from tpukit.probe.compiler.roofline import estimate_step
+from tpukit.probe.compiler.targets import Target, find_target
+from tpukit.train.config import TrainConfig
+from tpukit.train.monitor.kept_predictions import Prediction, add_prediction, run_program
+from tpukit.train.requests import TrainingRequest
+
+PREDICTION_SECONDS = 600.0
+"""Time limit of one prediction: measuring goes on without it."""
+
+
+def target_here(options: HardwareOptions) -> Target | None:
+    """The TPU that a run would use, as the compiler's target.
+
+    None where there is none, the compiler does not know it, or is not installed in its versions.
+    """
+    hardware = detect_hardware(RealHost())
+    tpu = None if hardware.emulated or find_kind(options) != "tpu" else hardware.tpu
+    if tpu is None or tpu.generation is None or tpu.generation.compiler is None:
+        return None
+    compiler = tpu.generation.compiler
+    count = int((options.devices or tpu.devices) / compiler.devices_per_count)
+    if count not in compiler.topologies:
+        return None
+    try:
+        check_versions()
+    except HardwareError:
+        return None
+    return find_target(f"{tpu.generation.name}-{count}")
+
+
+class PredictedBeside:
+    """Runs trials on this machine and, meanwhile, compiles the same ones at full effort.
+
+    A prediction that fails ends the predictions with one line, never the trials.
+    """
+
+    target = None
+
+    def __init__(
+        self,
+        measured: MeasuredEvaluator,
+        compiled: CompilerEvaluator,
+        log: Callable[[str], None],
+    ) -> None:
+        self.measured = measured
+        self.compiled: CompilerEvaluator | None = compiled
+        self.log = log
+        self.versions: Mapping[str, str] = compiled.versions
+        # The compiler's process ends with the thread that starts it: one for all trials.
+        self._thread = ThreadPoolExecutor(1)
+
+    @property
+    def devices(self) -> int:
+        return self.measured.devices
+
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        """As the evaluator that measures, with `predicted` in each trial."""
+        future = self._thread.submit(self._predict, requests)
+        trials = self.measured.evaluate(requests)
+        predictions = future.result()
+        return [
+            dataclasses.replace(trial, predicted=prediction)
+            for trial, prediction in zip(trials, predictions, strict=True)
+        ]
+
+    def _predict(self, requests: Sequence[TrialRequest]) -> list[dict[str, Any] | None]:
+        if self.compiled is None:
+            return [None] * len(requests)
+        full = [dataclasses.replace(request, effort="full") for request in requests]
+        try:
+            trials = self.compiled.evaluate(full)
+        except TpukitError as error:
+            self.compiled.close()
+            self.compiled = None
+            self.log(f"No predictions by the TPU compiler: {error.message}")
+            return [None] * len(requests)
+        return [_prediction(self.compiled.target, trial) for trial in trials]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.compiled is not None:
+            self.compiled.close()
+        self._thread.shutdown()
+        self.measured.close()
+
+
+def _prediction(target: Target | None, trial: Trial) -> dict[str, Any]:
+    step = estimate_step(target, trial) if trial.fits else None
+    return {
+        "target": target.name if target else None,
+        "fits": trial.fits,
+        "used_bytes": trial.used_bytes,
+        "limit_bytes": trial.limit_bytes,
+        "step_seconds": step.seconds if step else None,
+    }
+
+
+def measured_evaluator(
+    source: TaskSource,
+    config: TrainConfig,
+    seconds: float | None,
+    log: Callable[[str], None],
+) -> MeasuredEvaluator | PredictedBeside:
+    """Trials on this machine, with predictions where it has a TPU and the compiler."""
+    measured = MeasuredEvaluator(source, config, seconds)
+    target = target_here(config)
+    if target is None:
+        return measured
+    compiled = CompilerEvaluator(source, config, target, PREDICTION_SECONDS)
+    return PredictedBeside(measured, compiled, log)
+
+
+def keep_predictions(request: TrainingRequest, found: Recommendation) -> None:
+    """Keeps what the compiler said of each batch, where a run with these settings looks for it."""
+    for trial in found.trials:
+        prediction = _kept(found, trial)
+        if prediction is not None:
+            precision: Precision = "fp32" if request.config.precision == "fp32" else "bf16"
+            program = run_program(request, precision, found.devices, trial.batch, trial.accumulate)
+            add_prediction(program, prediction)
+
+
+def _kept(found: Recommendation, trial: Trial) -> Prediction | None:
+    """The prediction that a trial is, or has beside it."""
+    if not trial.fits or not trial.used_bytes or not trial.limit_bytes:
+        return None
+    libtpu = found.versions.get("libtpu", "")
+    if found.target is not None:
+        step = estimate_step(found.target, trial)
+        return Prediction(
+            found.target.name, trial.used_bytes, trial.limit_bytes,
+            step.seconds if step else None, trial.effort or "full", libtpu,
+        )  # fmt: skip
+    beside = trial.predicted
+    if not beside or not beside["fits"]:
+        return None
+    measured = {"memory_bytes": trial.used_bytes, "step_seconds": trial.step_seconds or 0.0}
+    return Prediction(
+        beside["target"], beside["used_bytes"], beside["limit_bytes"], beside["step_seconds"],
+        "full", libtpu, measured,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""`doctor --selftest`: whether this hardware computes, trains and resumes as it should."""

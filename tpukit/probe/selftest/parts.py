@@ -1,0 +1,224 @@
+"""The parts of the self-test, each asked of a child process with a time limit. Imports no torch."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tpukit.hardware.launch.child import Child, ChildDiedError
+from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.select import find_kind
+from tpukit.io.units import format_duration
+from tpukit.probe.machine.checks.live import reason_of
+from tpukit.probe.machine.checks.verdict import Asked, Result, Verdict, failed, skipped, warned
+
+WORKER = "tpukit.probe.selftest.answering_parts"
+SELFTEST_SECONDS = 600.0
+"""Default time limit of the whole."""
+STEPS, KILLED_AT = 20, 17
+FIX = "Send the report: docs/first_tpu.md says where."
+
+
+@dataclass(frozen=True)
+class TimedResult(Result):
+    """A part's result, how long it took, and what it measured."""
+
+    seconds: float = 0.0
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "seconds": self.seconds, "values": dict(self.values)}
+
+
+class Bench(AbstractContextManager["Bench"]):
+    """The child processes of the self-test: one a device at a time, as a TPU has one owner."""
+
+    def __init__(self, hw: str, kind: Kind, folder: Path) -> None:
+        self.hw = hw
+        self.kind = kind
+        self.folder = folder
+        self.deadline = 0.0
+        """Of the part that runs, by `time.monotonic`."""
+        self._children: dict[str, Child] = {}
+
+    def ask(self, where: str, part: str, **arguments: Any) -> dict[str, Any]:
+        """The answer of a child: `device` holds the device, `cpu` the CPU, `host` neither.
+
+        Raises ChildDiedError where it dies or has no answer in time.
+        """
+        if where == "host":
+            self.close("device")
+        if where not in self._children:
+            kind = "host" if where == "host" else "device"
+            hw = "cpu" if where == "cpu" else self.hw
+            command = ("-m", WORKER, kind, hw)
+            self._children[where] = Child({"PYTHONFAULTHANDLER": "1"}, command)
+        self._children[where].send({"part": part, **arguments})
+        try:
+            return self._children[where].receive(self.deadline)
+        except ChildDiedError:
+            self.close(where)
+            raise
+
+    def close(self, where: str) -> None:
+        """Ends a child: the device is free for another one."""
+        if child := self._children.pop(where, None):
+            child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for where in [*self._children]:
+            self.close(where)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the self-test."""
+
+    id: str
+    label: str
+    seconds: float
+    """Its time limit; what is left of the whole may be less."""
+    run: Callable[[Bench], dict[str, Any]]
+    kinds: tuple[Kind, ...] = ("tpu", "gpu", "cpu")
+    """Hardware that it is about."""
+
+
+def _device(part: str) -> Callable[[Bench], dict[str, Any]]:
+    return lambda bench: bench.ask("device", part)
+
+
+def _step(task: str, **settings: Any) -> Part:
+    def run(bench: Bench) -> dict[str, Any]:
+        folder = bench.folder / f"step-{task}"
+        folder.mkdir()
+        question = {"task": task, "settings": settings, "folder": str(folder)}
+        answer = bench.ask("device", "step", **question)
+        return answer if "error" in answer else bench.ask("cpu", "step", **question)
+
+    return Part(
+        f"step-{task}", f"A step of {task} in fp32 against the CPU's", 120, run, ("tpu", "gpu")
+    )
+
+
+def _train(bench: Bench) -> dict[str, Any]:
+    """The run that nothing interrupts; more compilations than at first are a failure."""
+    folder = str(bench.folder / "whole")
+    answer = bench.ask("device", "train", folder=folder, steps=STEPS, kill_at=0)
+    if "error" not in answer and answer["values"]["compilations_after_warmup"]:
+        return {**answer, "error": answer["message"], "fix": FIX}
+    return answer
+
+
+def _resume(bench: Bench) -> dict[str, Any]:
+    """The same run, killed and resumed in other processes, ends in the same bytes."""
+    folder = bench.folder / "killed"
+    bench.close("device")
+    question = {"folder": str(folder), "steps": STEPS}
+    try:
+        answer = bench.ask("device", "train", **question, kill_at=KILLED_AT)
+        return {"error": answer.get("error", "the run was not killed"), "fix": FIX}
+    except ChildDiedError as error:
+        if error.death.return_code != -9:
+            raise
+    answer = bench.ask("device", "train", **question, kill_at=0)
+    if "error" in answer:
+        return answer
+    resumed = answer["values"]["resumed_from"]
+    other = [name for name in _weights(folder) if _differ(name, folder, bench.folder / "whole")]
+    if other or not resumed:
+        text = f"{', '.join(other)} differ" if other else "it started anew"
+        return {"error": f"resumed at step {resumed}: {text}", "fix": FIX}
+    text = f"killed after step {KILLED_AT}, resumed at step {resumed}: the same bytes"
+    return {"message": text, "values": {"resumed_from": resumed}}
+
+
+def _last(folder: Path) -> Path:
+    return folder / "checkpoints" / f"step-{STEPS:08d}"
+
+
+def _weights(folder: Path) -> list[str]:
+    return sorted(file.name for file in _last(folder).glob("*.safetensors"))
+
+
+def _differ(name: str, folder: Path, other: Path) -> bool:
+    return (_last(folder) / name).read_bytes() != (_last(other) / name).read_bytes()
+
+
+EIT = {"task": "eit", "settings": {"size": "small"}}
+PARTS = (
+    Part("kernels", "Attention kernels against plain operations", 250,
+         lambda bench: bench.ask("host", "kernels"), ("tpu",)),
+    Part("devices", "The devices open, and say their memory", 120, _device("devices")),
+    Part("products", "A matrix product in fp32 and bf16 agrees with float64", 60,
+         _device("products")),
+    _step("eit", size="tiny"),
+    _step("images", model="resnet10t", image_size=64),
+    _step("summarize", model="3x4x128", tokenizer="train", vocabulary_size=2048, block_size=256),
+    Part("train", f"{STEPS} steps compile each program once", 120, _train),
+    Part("resume", "A killed run resumes to the same bytes", 180, _resume),
+    Part("prediction", "Memory and time of a step beside the compiler's", 240,
+         lambda bench: bench.ask("host", "prediction", **EIT, batch=8), ("tpu",)),
+    Part("largest-batch", "The batch that the compiler names fits, and the next does not", 600,
+         lambda bench: bench.ask("host", "largest", **EIT), ("tpu",)),
+)  # fmt: skip
+
+
+def run_selftest(
+    asked: Asked, log: Callable[[str], None], parts: tuple[Part, ...] = PARTS
+) -> Iterator[TimedResult]:
+    """Every part's result, as it comes; `log` is told which one runs and the time that is left.
+
+    Raises HardwareError where the hardware that was asked for is not here.
+    """
+    kind = find_kind(HardwareOptions(hw=asked.hw))
+    ends = time.monotonic() + asked.live_seconds
+    with (
+        tempfile.TemporaryDirectory(prefix="tpukit-selftest-") as folder,
+        Bench(asked.hw, kind, Path(folder)) as bench,
+    ):
+        for number, part in enumerate(parts, 1):
+            left = ends - time.monotonic()
+            limit = min(part.seconds, left)
+            log(
+                f"{number}/{len(parts)} {part.label} (at most {format_duration(max(limit, 0))};"
+                f" {format_duration(max(left, 0))} left in all)"
+            )
+            result = _run(part, bench, limit)
+            log(f"    {result.verdict.status}: {result.verdict.message}")
+            yield result
+
+
+def _run(part: Part, bench: Bench, limit: float) -> TimedResult:
+    started = time.monotonic()
+    values: Mapping[str, Any] = {}
+    if bench.kind not in part.kinds:
+        verdict = skipped(f"nothing to test on this hardware ({bench.kind})")
+    elif limit < 1:
+        verdict = skipped("no time was left: give it more (--time-limit)")
+    else:
+        bench.deadline = started + limit
+        try:
+            answer = part.run(bench)
+            verdict, values = _verdict(answer), answer.get("values", {})
+        except ChildDiedError as error:
+            verdict = failed(reason_of(error.death, limit), FIX)
+    seconds = round(time.monotonic() - started, 1)
+    return TimedResult(part.id, part.label, verdict, seconds, values)
+
+
+def _verdict(answer: Mapping[str, Any]) -> Verdict:
+    if "error" in answer:
+        return failed(answer["error"], answer["fix"] or FIX)
+    if answer.get("skip"):
+        return skipped(answer["message"])
+    if "warning" in answer:
+        return warned(answer["message"], answer["warning"])
+    return Verdict("pass", answer["message"])

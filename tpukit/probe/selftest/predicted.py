@@ -1,0 +1,98 @@
+"""What was measured here beside what the TPU compiler says of the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import settle_kernels
+from tpukit.io.units import GIB
+from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.batch.predicted_trials import PREDICTION_SECONDS, PredictedBeside, target_here
+from tpukit.probe.batch.recommend import Recommender
+from tpukit.probe.batch.search import SearchSettings
+from tpukit.probe.batch.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest
+from tpukit.probe.compiler.targets import Target
+from tpukit.train.config import TrainConfig
+
+CLOSE = 0.25
+"""Of the predicted memory: further away than that is worth a warning."""
+Hw = Literal["auto", "tpu", "gpu", "cpu"]
+
+
+def _log(line: str) -> None:
+    print(line, flush=True)
+
+
+def _setup(
+    hw: Hw, task: str, settings: Mapping[str, Any]
+) -> tuple[TaskSource, TrainConfig, Target | None]:
+    config = settle_kernels(TrainConfig(hw=hw), _log)
+    source = TaskSource(TASK_FACTORY, {"spec": task, "settings": settings, "data_path": ""})
+    return source, config, target_here(HardwareOptions(hw))
+
+
+NOT_HERE = {
+    "message": "no TPU that the compiler knows, or no compiler (the extra [plan])",
+    "skip": True,
+}
+
+
+def measure_beside_prediction(
+    hw: Hw, task: str, settings: Mapping[str, Any], batch: int, target: Target | None = None
+) -> dict[str, Any]:
+    """The answer of the self-test's part. target: another one than this machine's, for tests."""
+    source, config, here = _setup(hw, task, settings)
+    if (target := target or here) is None:
+        return dict(NOT_HERE)
+    measured = MeasuredEvaluator(source, config, PREDICTION_SECONDS)
+    compiled = CompilerEvaluator(source, config, target, PREDICTION_SECONDS)
+    with PredictedBeside(measured, compiled, _log) as evaluator:
+        [trial] = evaluator.evaluate([TrialRequest(batch)])
+    return _beside(trial)
+
+
+def _beside(trial: Trial) -> dict[str, Any]:
+    said = trial.predicted
+    values = {"batch": trial.batch, "fits": trial.fits, "used_bytes": trial.used_bytes,
+              "step_seconds": trial.step_seconds, "predicted": said}  # fmt: skip
+    if not said:
+        return {"error": "the compiler gave no prediction", "fix": "tpukit doctor --quick"}
+    text = f"batch {trial.batch} a device: measured {_pair(trial.used_bytes, trial.step_seconds)}"
+    text += f"; predicted {_pair(said['used_bytes'], said['step_seconds'], 'at least ')}"
+    answer: dict[str, Any] = {"message": text, "values": values}
+    used, expected = trial.used_bytes, said["used_bytes"]
+    if trial.fits != said["fits"] or (used and abs(used - expected) > CLOSE * expected):
+        answer["warning"] = "Memory is not what was predicted: leave more of it free (--margin)."
+    return answer
+
+
+def _pair(used: int | None, seconds: float | None, least: str = "") -> str:
+    memory = f"{used / GIB:.2f} GiB" if used else "unknown memory"
+    return f"{memory}, {least}{seconds:.3g} s a step" if seconds else memory
+
+
+def try_largest(
+    hw: Hw, task: str, settings: Mapping[str, Any], target: Target | None = None
+) -> dict[str, Any]:
+    """The largest batch by the compiler and the next one, which it says does not fit."""
+    source, config, here = _setup(hw, task, settings)
+    if (target := target or here) is None:
+        return dict(NOT_HERE)
+    search = SearchSettings(exact=True, start=64)
+    with ExitStack() as stack:
+        compiled = stack.enter_context(CompilerEvaluator(source, config, target, None))
+        found = Recommender(compiled, search, _log).recommend()
+    with MeasuredEvaluator(source, config, None) as measured:
+        batches = [found.largest, found.largest + 1]
+        trials = measured.evaluate([TrialRequest(batch) for batch in batches])
+    values = {str(trial.batch): {"fits": trial.fits, "used_bytes": trial.used_bytes}
+              for trial in trials}  # fmt: skip
+    fits, too_much = (trial.fits for trial in trials)
+    text = ", ".join(f"{t.batch} {'fits' if t.fits else 'does not fit'}" for t in trials)
+    answer = {"message": f"named {found.largest} a device: {text}", "values": values}
+    if not fits or too_much:
+        answer["warning"] = "The compiler's limit is not this TPU's: use probe-batch --hw tpu."
+    return answer
