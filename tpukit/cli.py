@@ -19,6 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from tpukit import __version__
 from tpukit.errors import TpukitError, UsageError
+from tpukit.io.interrupts import OutputLostError, make_output_lasting
+from tpukit.io.notebook import follow_this_command, follower, hang_up_with, in_notebook
 from tpukit.io.secrets import without_secrets
 
 # Newer typers carry their own click: its classes are reached through typer's public names.
@@ -36,6 +38,9 @@ STARTS_NOTHING = {"-h", "--help", "--version", "--quick"}
 
 NARROW = 70
 """Columns below which help is plain text."""
+
+TRAINING = {"train", "summarize-train"}
+"""What must not be killed with a notebook's cell before it has saved."""
 
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
@@ -134,8 +139,15 @@ def root(
 def main() -> NoReturn:
     """Runs the command line; every error ends here, in one or two lines."""
     arguments = sys.argv[1:]
+    make_output_lasting()
     if not arguments or STARTS_NOTHING & set(arguments):
         sys.exit(run(arguments))
+    # The ranks of a launch end with their launcher.
+    if arguments[0] in TRAINING and "RANK" not in os.environ:
+        if followed_by := follower():
+            hang_up_with(followed_by)
+        elif in_notebook():
+            sys.exit(follow_this_command())
     from tpukit.io.temporary import own_temporary_folder
 
     with own_temporary_folder():
@@ -159,8 +171,9 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except ClickError as error:
         return _report_usage(error, arguments)
-    except (KeyboardInterrupt, typer.Abort):
-        return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + signal.SIGINT, arguments)
+    except (KeyboardInterrupt, typer.Abort, OutputLostError) as error:
+        number = signal.SIGPIPE if isinstance(error, OutputLostError) else signal.SIGINT
+        return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + number, arguments)
     except Exception as error:
         if "--debug" in arguments:
             _print_traceback()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,8 +14,17 @@ import time
 import pytest
 
 from tpukit.io import lock
-from tpukit.io.lock import LockedError, exclusive
+from tpukit.io.lock import LockedError, exclusive, wait_for_ending_owner
 
+ENDING = """
+import sys, time
+from pathlib import Path
+from tpukit.io.lock import exclusive, mark_ending
+with exclusive(Path(sys.argv[1])):
+    mark_ending(Path(sys.argv[1]))
+    print("held", flush=True)
+    time.sleep(1)
+"""
 HOLDING = """
 import sys, time
 from pathlib import Path
@@ -24,10 +35,13 @@ with exclusive(Path(sys.argv[1])):
 """
 
 
-def holder(path):
+def holder(path, code=HOLDING, **variables):
     """A process that holds the lock when this returns."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDING, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
     )
     assert process.stdout.readline() == "held\n"
     return process
@@ -63,7 +77,7 @@ def test_the_children_of_a_killed_owner_are_waited_for(orphaned):
     path, file = orphaned
     threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN)).start()
     with exclusive(path):
-        assert path.with_name(".lock.owner").read_text() == str(os.getpid())
+        assert json.loads(path.with_name(".lock.owner").read_text())["process"] == os.getpid()
 
 
 def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path):
@@ -94,3 +108,24 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError), exclusive(tmp_path / "file" / ".lock"):
         pass
+
+
+def test_an_owner_that_was_asked_to_end_is_waited_for(tmp_path):
+    waited_for = []
+    process = holder(tmp_path / ".lock", ENDING)
+    wait_for_ending_owner(tmp_path / ".lock", waited_for.append)
+    assert waited_for == [process.pid] and process.wait() == 0
+
+
+def test_an_owner_whose_cell_was_interrupted_is_about_to_end(tmp_path):
+    cell = subprocess.Popen(["sleep", "60"])
+    process = holder(tmp_path / ".lock", TPUKIT_FOLLOWER=str(cell.pid))
+    waited_for = []
+    wait_for_ending_owner(tmp_path / ".lock", waited_for.append)
+    assert waited_for == []
+    cell.kill()
+    cell.wait()
+    process.send_signal(signal.SIGTERM)  # it ends as a run does then
+    wait_for_ending_owner(tmp_path / ".lock", waited_for.append)
+    assert set(waited_for) <= {process.pid}
+    process.wait()

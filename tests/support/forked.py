@@ -72,8 +72,7 @@ def serve() -> None:
     """Forks for each request until standard input ends."""
     os.environ["USE_TORCH_XLA"] = "0"  # accelerate would import torch_xla
     import accelerate  # noqa: F401
-    import torch._dynamo
-    import torch.utils.tensorboard  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
     import tpukit.commands.train
     import tpukit.hardware.eager.backend

@@ -1,12 +1,19 @@
-"""Running cells in a real Jupyter kernel, and reading what they show."""
+"""Running and interrupting cells in a real Jupyter kernel, and reading what they show."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from runs import environment
 
 
@@ -43,3 +50,46 @@ def error_of(cell: Any) -> list[str]:
     """The lines of the error that ended a cell, as a notebook shows them."""
     errors = [o for o in cell["outputs"] if o["output_type"] == "error"]
     return [line for error in errors for line in error["traceback"]]
+
+
+class Kernel:
+    """Runs cells one after the other; what they leave is kept in `notebook`."""
+
+    def __init__(self, client: NotebookClient) -> None:
+        self.client = client
+        self.notebook = client.nb
+        self.process = int(self.run("import os; print(os.getpid())"))
+
+    def run(self, code: str, *, interrupt_when: Callable[[], bool] | None = None) -> str:
+        """What the cell printed; it is interrupted as soon as `interrupt_when` is true."""
+        cell = nbformat.v4.new_code_cell(code)
+        self.notebook.cells.append(cell)
+        if interrupt_when is not None:
+            threading.Thread(target=self._interrupt, args=(interrupt_when,)).start()
+        try:
+            self.client.execute_cell(cell, len(self.notebook.cells) - 1)
+        except CellExecutionError as error:
+            if error.ename != "KeyboardInterrupt":
+                raise
+        return printed(cell)
+
+    def _interrupt(self, is_time: Callable[[], bool]) -> None:
+        wait_until(is_time)
+        os.killpg(os.getpgid(self.process), signal.SIGINT)
+
+
+@contextmanager
+def kernel(folder: Path, **variables: str) -> Iterator[Kernel]:
+    """A kernel that works in `folder`."""
+    own = {"IPYTHONDIR": str(folder / ".ipython"), "JUPYTER_RUNTIME_DIR": str(folder / ".jupyter")}
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=300, kernel_name="python3")
+    with client.setup_kernel(env=environment({**own, **variables}), cwd=str(folder)):
+        yield Kernel(client)
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
+    """Returns once `is_true()`; an AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)

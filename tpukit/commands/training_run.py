@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from tpukit.commands.launching import in_all_ranks
@@ -10,6 +11,8 @@ from tpukit.commands.options.training import GivenSettings
 from tpukit.commands.output import Output
 from tpukit.commands.probe_batch import plan_for_training
 from tpukit.hardware.select import opened_backend, prepare_environment
+from tpukit.io.lock import wait_for_ending_owner
+from tpukit.train.requests import TrainingRequest
 
 
 def run_training(
@@ -26,6 +29,7 @@ def run_training(
     if plan is not None:
         plan_for_training(request, plan, output)
         return None
+    wait_for_ending_owner(request.folder.lock, partial(_name_ending_run, request, output))
     in_all_ranks(hardware, kind, output)
     with opened_backend(hardware, output.text) as backend:
         from tpukit.train.run import train_run
@@ -34,3 +38,10 @@ def run_training(
         if backend.is_main:
             output.result(dataclasses.asdict(result))
     return request.folder.path
+
+
+def _name_ending_run(request: TrainingRequest, output: Output, process: int) -> None:
+    output.text(
+        f"The run in {request.folder.path} (process {process}) was interrupted and saves its"
+        " checkpoint: waiting for its end."
+    )

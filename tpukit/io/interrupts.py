@@ -1,27 +1,41 @@
-"""Requests to stop a run: signals and the time limit."""
+"""Requests to stop a run: signals, output that nobody reads any more, and the time limit."""
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPED_CODES = tuple(128 + number for number in (*STOPPING, signal.SIGPIPE))
+"""Exit codes of a run that was asked to stop."""
+IMPATIENT_SECONDS = 3.0
+"""A SIGINT that comes sooner after the first belongs to it: a notebook's stop button sends two."""
 
 
 class StopRequest:
     """A request to stop, by a signal or the clock; the engine checks it between steps.
 
-    `deadline` is a `time.monotonic()` stamp. A second signal raises KeyboardInterrupt.
+    `deadline` is a `time.monotonic()` stamp. While nothing would be lost (`raises`) a signal raises
+    KeyboardInterrupt at once; so does a second SIGINT, but never while the run `is_saving`.
     """
 
     def __init__(self, deadline: float | None = None) -> None:
         self.deadline = deadline
         self.signal_number: int | None = None
+        self.raises = False
+        self.is_saving = False
+        self.on_request: Callable[[], None] = _nothing
+        """Called at the first signal."""
+        self._requested_at = 0.0
 
     @property
     def out_of_time(self) -> bool:
@@ -31,27 +45,123 @@ class StopRequest:
     def is_set(self) -> bool:
         return self.signal_number is not None or self.out_of_time
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
-        if self.signal_number is not None:
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """The signal handler; SIGPIPE stands for lost output."""
+        now, is_first = time.monotonic(), self.signal_number is None
+        if is_first:
+            self.signal_number, self._requested_at = number, now
+            with suppress(OSError):
+                self.on_request()
+        if self.is_saving or threading.current_thread() is not threading.main_thread():
+            return
+        if self.raises or is_impatient(number, now - self._requested_at):
             raise KeyboardInterrupt
-        self.signal_number = number
+        if is_first:
+            # A handler must not print: it may have interrupted the same stream.
+            with suppress(OSError):
+                os.write(2, b"Stopping after this step, with a checkpoint.\n")
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Lets a signal, also one that came before, raise KeyboardInterrupt within."""
+        self.raises = True
+        try:
+            if self.signal_number is not None:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self.raises = False
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Lets no signal raise within."""
+        self.is_saving = True
+        try:
+            yield
+        finally:
+            self.is_saving = False
+
+
+def _nothing() -> None:
+    pass
+
+
+def is_impatient(number: int, seconds: float) -> bool:
+    """Whether a signal, `seconds` after the first one, asks to stop without saving."""
+    return number == signal.SIGINT and seconds > IMPATIENT_SECONDS
 
 
 @contextmanager
 def listening(stop: StopRequest) -> Iterator[StopRequest]:
     """Installs the handlers for the context and restores the previous ones.
 
-    Python gives signals to the main thread alone: in another one there is nothing to install.
+    An ignored SIGHUP (nohup) stays ignored. Python gives signals to the main thread alone: in
+    another one there is nothing to install.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     former: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in STOPPING}
-    for number in STOPPING:
+    if former[signal.SIGHUP] == signal.SIG_IGN:
+        del former[signal.SIGHUP]
+    for number in former:
         signal.signal(number, stop.handle)
+    _listeners.append(stop)
     try:
         yield stop
     finally:
+        _listeners.remove(stop)
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+# -- output ---------------------------------------------------------------------------------------
+LOST = (errno.EPIPE, errno.EIO)
+"""How writing to a pipe without a reader, and to a closed terminal, fails."""
+_listeners: list[StopRequest] = []
+
+
+class OutputLostError(OSError):
+    """Nobody reads standard output, or standard error, any more."""
+
+
+class LastingOutput(io.FileIO):
+    """A descriptor that leads nowhere when its reader has ended.
+
+    That is a request to stop where a run listens; elsewhere it raises OutputLostError.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if not _listeners:
+                raise OutputLostError(error.errno, error.strerror) from error
+            for stop in list(_listeners):
+                stop.handle(signal.SIGPIPE)
+            return len(data)
+
+
+def make_output_lasting() -> None:
+    """Writes this process's sys.stdout and sys.stderr through `LastingOutput`s."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        stream.flush()
+        raw = LastingOutput(stream.fileno(), "w", closefd=False)
+        # PYTHONUNBUFFERED leaves the buffer out.
+        is_buffered = isinstance(stream.buffer, io.BufferedWriter)
+        lasting = io.TextIOWrapper(
+            io.BufferedWriter(raw) if is_buffered else cast(io.BufferedWriter, raw),
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, lasting)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from tpukit.io.notebook import follower
+from tpukit.io.process import is_alive, wait_for_end
 
 DYING_SECONDS = 5.0
 """How long an owner that is about to end (its terminal closed, its children outlive it for a
@@ -38,25 +44,70 @@ def exclusive(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
-    owner_file = path.with_name(f"{path.name}.owner")
     try:
         lock.acquire(timeout=0 if wait else DYING_SECONDS, poll_interval=POLL_SECONDS)
     except Timeout:
         if not wait:
-            raise LockedError(path, _owner(owner_file)) from None
+            owner = _owner(path)
+            raise LockedError(path, owner.process if owner else None) from None
         if on_wait is not None:
             on_wait()
         lock.acquire(poll_interval=POLL_SECONDS)
     try:
-        owner_file.write_text(str(os.getpid()))
+        _write_owner(path, Owner(os.getpid(), platform.node(), follower()))
         yield
     finally:
-        owner_file.unlink(missing_ok=True)
+        _owner_file(path).unlink(missing_ok=True)
         lock.release()
 
 
-def _owner(file: Path) -> int | None:
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lock."""
+
+    process: int
+    host: str
+    follower: int | None
+    """The command of a notebook's cell with which it ends."""
+    ending: bool = False
+    """Whether it was asked to end."""
+
+    def is_about_to_end(self) -> bool:
+        """Whether it lives, on this host, and is going to end by itself."""
+        if self.host != platform.node() or not is_alive(self.process):
+            return False
+        return self.ending or (self.follower is not None and not is_alive(self.follower))
+
+
+def mark_ending(path: Path) -> None:
+    """Says beside the lock file `path`, which this process holds, that it is about to end."""
+    owner = _owner(path)
+    if owner is not None:
+        _write_owner(path, replace(owner, ending=True))
+
+
+def wait_for_ending_owner(path: Path, on_wait: Callable[[int], None]) -> None:
+    """Waits for an owner of the lock file `path` that was asked to end; for no other.
+
+    Calls `on_wait` with its process id before.
+    """
+    owner = _owner(path)
+    if owner is not None and owner.is_about_to_end():
+        on_wait(owner.process)
+        wait_for_end(owner.process)
+
+
+def _owner_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.owner")
+
+
+def _write_owner(path: Path, owner: Owner) -> None:
+    _owner_file(path).write_text(json.dumps(asdict(owner)))
+
+
+def _owner(path: Path) -> Owner | None:
+    """The owner as it wrote itself down; None where the file is missing or of another version."""
     try:
-        return int(file.read_text())
-    except (OSError, ValueError):
+        return Owner(**json.loads(_owner_file(path).read_text()))
+    except (OSError, ValueError, TypeError):
         return None

@@ -41,8 +41,14 @@ class WorkerInit:
         self.main = os.getpid()
 
     def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_stop_signals()
         end_with(self.main)
+
+
+def ignore_stop_signals() -> None:
+    """Ignores what a terminal sends to all its processes: the main one ends its workers."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_with(process: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tpukit.errors import JobError
-from tpukit.io.process import end_with
+from tpukit.io.process import end_with, ignore_stop_signals
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,7 +25,7 @@ AHEAD = 2
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of spawned processes with one thread of linear algebra each.
 
-    They ignore SIGINT (the parent ends them) and die when the parent dies, however it dies.
+    They ignore SIGINT and SIGHUP (the parent ends them), and die with the parent, however it dies.
     """
     pool = ProcessPoolExecutor(
         workers,
@@ -44,7 +43,7 @@ def _start(parent: int) -> None:
     # numpy reads these when it is imported, with the first item of work.
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()
     end_with(parent)
 
 

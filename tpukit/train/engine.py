@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpukit.errors import JobError, NonFiniteLossError, UsageError
 from tpukit.hardware.backend import Batch
@@ -50,6 +50,14 @@ class RunPlan:
     identity: dict[str, Any]
     loading: LoaderSettings
     folder: RunFolder
+
+
+class StepBatches(NamedTuple):
+    """What an optimizer step is computed from."""
+
+    batches: list[Batch]
+    stream: bytes | None
+    """Where a training stream stands after it."""
 
 
 @dataclass
@@ -98,6 +106,7 @@ class Engine:
         self._rate = 0.0
         self._trained_seconds = 0.0
         self._trained_steps = 0
+        self._stepped = False
         self._hook_failed = False
 
     # -- the loop --------------------------------------------------------------------------------
@@ -109,9 +118,13 @@ class Engine:
         steps = self.training_batches(self.state.step, total)
         with Progress("step", total, done=first_step, enabled=self.log is not None) as progress:
             self._restart_clock()
+            self.stop.raises = False
             while self.state.step < total:
                 with profile.step(self.state.step):
-                    self.train_step(next(steps))
+                    batches = self.next_batches(steps)
+                    if batches is None:
+                        break
+                    self.train_step(batches)
                 done = self.state.step
                 if done == first_step + 1:
                     # The first step compiles: it says nothing about the rate.
@@ -138,17 +151,34 @@ class Engine:
             steps.close()
         return self.end()
 
-    def train_step(self, batches: list[Batch]) -> None:
+    def next_batches(self, steps: Iterator[StepBatches]) -> StepBatches | None:
+        """The batches of the next step; None where a signal ended the wait for them.
+
+        Several ranks wait to the end: each would leave the loop at a step of its own.
+        """
+        if self.backend.world_size > 1:
+            return next(steps)
+        try:
+            with self.stop.at_once():
+                return next(steps)
+        except KeyboardInterrupt:
+            if self.stop.signal_number is None or not self._stepped:
+                raise
+            return None
+
+    def train_step(self, step: StepBatches) -> None:
         """One optimizer step at the rate its number has."""
         try:
-            self.learner.train_step(batches, self.rate(self.state.step))
+            self.learner.train_step(step.batches, self.rate(self.state.step))
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, JobError):
                 error.add_note(f"in step {self.state.step + 1}")
             raise
         self.state.step += 1
+        self.state.stream = step.stream
+        self._stepped = True
         self._window_steps += 1
-        unexpected = self.watch.done("train", shapes_of(batches))
+        unexpected = self.watch.done("train", shapes_of(step.batches))
         if unexpected and self.log:
             self.log.note(f"step {self.state.step}: {unexpected} unexpected compilation(s)")
 
@@ -162,7 +192,7 @@ class Engine:
             )
         return rate
 
-    def training_batches(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
+    def training_batches(self, start: int, stop: int) -> Generator[StepBatches, None, None]:
         """The device batches of each step from `start` on, grouped by step."""
         sampler = PlannedMicroBatches(
             self.plan.batches, start, stop, self.backend.rank, self.backend.world_size
@@ -171,8 +201,8 @@ class Engine:
         batches = self.backend.batches(loader)
         for batch in batches:
             step = sampler.read.popleft()
-            self.state.stream = step.stream
-            yield [batch, *itertools.islice(batches, step.micro_batches - 1)]
+            micro_batches = [batch, *itertools.islice(batches, step.micro_batches - 1)]
+            yield StepBatches(micro_batches, step.stream)
 
     # -- once in a while ---------------------------------------------------------------------------
     def report(self, progress: Progress) -> None:
@@ -220,10 +250,11 @@ class Engine:
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written once the loss was not finite."""
         self._require_finite(self.learner.first_bad_step())
-        snapshot = self.snapshot()
-        self.watch.done("save")
-        if self.writer is not None:
-            self.writer.write(snapshot, is_best=is_best)
+        with self.stop.saving():
+            snapshot = self.snapshot()
+            self.watch.done("save")
+            if self.writer is not None:
+                self.writer.write(snapshot, is_best=is_best)
         self._restart_clock()
 
     def snapshot(self) -> Snapshot:
@@ -267,10 +298,11 @@ class Engine:
             )
 
     def end(self) -> TrainingResult:
-        """Saves what is not saved yet; the result of the run."""
+        """Saves what is not saved yet; the result of the run. No signal breaks it off."""
         finished = self.state.stopped_early or self.state.step >= self.plan.total_steps
         if not finished and not is_due(self.state.step, self.config.ckpt_every, 0):
             self.save(is_best=False)
+        self.stop.is_saving = True
         if self.writer is not None:
             self.writer.wait()
         numbers = self.backend.all_gather_objects(self.stop.signal_number)

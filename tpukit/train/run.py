@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from tpukit.errors import ConfigError, DataError, InterruptedRunError
 from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
+from tpukit.io.lock import mark_ending
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.batch_size import split_batch
@@ -60,9 +63,14 @@ def train_run(
     log = log if backend.is_main else _log_nothing
     with ExitStack() as stack:
         stack.enter_context(task_failures_kept(request.folder, backend.rank))
+        stack.enter_context(_stopped_at_once(stop, request))
         stack.enter_context(listening(stop))
+        # Until the first step nothing would be lost; several ranks stop after it, together.
+        stop.raises = backend.world_size == 1
         require_same_nodes(backend, versions())
         claim_folder(request, backend, stack, log)
+        if backend.is_main:
+            stop.on_request = partial(mark_ending, request.folder.lock)
         checkpoint = find_checkpoint(request, backend, log)
         if checkpoint is not None:
             request = as_recorded(request, checkpoint)
@@ -74,6 +82,23 @@ def train_run(
             if early or checkpoint.state.step >= plan.total_steps:
                 return _already_finished(request, checkpoint, plan, log, early=early)
         return _train_from(request, plan, checkpoint, backend, stop, log)
+
+
+@contextmanager
+def _stopped_at_once(stop: StopRequest, request: TrainingRequest) -> Iterator[None]:
+    """Turns a signal's KeyboardInterrupt into an InterruptedRunError."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if stop.signal_number is None:
+            raise
+        raise InterruptedRunError(
+            "Stopped at once: what came after the last checkpoint is not saved."
+            if request.folder.config.exists()
+            else "Stopped before the first step.",
+            f"Go on with: {request.command}",
+            signal_number=stop.signal_number,
+        ) from None
 
 
 def _log_nothing(message: str) -> None:
@@ -339,5 +364,9 @@ def _log_end(
         )
     elif result.finished:
         log.text(f"Done: {result.steps} steps, loss {state.last_loss:.4g}.")
-    elif state.stopped_by is None:
+    elif state.stopped_by is not None:
+        # For people it is the error that follows; nobody may be there to read that.
+        name = signal.Signals(state.stopped_by).name
+        log.note(f"Stopped by {name} after step {result.steps}; the checkpoint is written.")
+    else:
         log.text(f"Time is up after step {result.steps}. Go on with: {request.command}")

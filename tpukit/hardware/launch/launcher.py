@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,13 +23,13 @@ from typing import Any
 
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.options import HardwareOptions
+from tpukit.io.interrupts import STOPPED_CODES, STOPPING, is_impatient
 from tpukit.io.process import PARENT_VARIABLE, allowed_cores
 
 STATUS_VARIABLE = "TPUKIT_STATUS"
 """The folder where each rank of a launch writes its process id, exit code and output."""
 LOOPBACK = "127.0.0.1"
 SHOWN_LINES = 20
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def launch(
 ) -> int:
     """Runs `python -m MODULE ARGUMENTS` as `ranks` processes of this host; their exit code.
 
-    Signals are passed on: after SIGINT and SIGTERM the code is 130 and 143.
+    Signals are passed on: after SIGINT, SIGTERM and SIGHUP the code is 130, 143 and 129.
 
     Raises:
         HardwareError: the port is taken.
@@ -133,18 +134,28 @@ def _environment(status: Path, ranks: int) -> dict[str, str]:
 
 @contextmanager
 def _passing_signals_on(torchrun: subprocess.Popen[bytes], status: Path) -> Iterator[list[int]]:
-    """Passes SIGINT and SIGTERM to the ranks as SIGTERM: torchrun would kill them after 30 s."""
+    """Passes signals to the ranks as SIGTERM: torchrun would kill them after 30 s.
+
+    A later SIGINT reaches them as such (those that are not saving end), and then torchrun.
+    """
     received: list[int] = []
+    started = time.monotonic()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal started
+        if not received:
+            started = time.monotonic()
+        elif not is_impatient(number, time.monotonic() - started):
+            return
         received.append(number)
-        targets = list(_process_ids(status)) if len(received) == 1 else []
-        for process in targets or [torchrun.pid]:
-            _send(process, signal.SIGTERM)
+        ranks = list(_process_ids(status)) if len(received) <= 2 else []
+        for process in ranks or [torchrun.pid]:
+            _send(process, signal.SIGINT if ranks and len(received) == 2 else signal.SIGTERM)
 
-    former: dict[int, Any] = {
-        number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    former: dict[int, Any] = {n: signal.getsignal(n) for n in STOPPING}
+    for number, handler in former.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, pass_on)
     try:
         yield received
     finally:
@@ -167,7 +178,7 @@ def _exit_code(
 ) -> int:
     failed = [s for s in statuses if s.exit_code != 0]
     # The others were asked to stop: by a signal, or because another rank failed.
-    causes = [s for s in failed if s.exit_code not in STOPPED]
+    causes = [s for s in failed if s.exit_code not in STOPPED_CODES]
     if causes:
         if killed := _killed(folder):
             # The others fail because of it: their errors are not the cause.

@@ -13,7 +13,8 @@ import time
 import traceback
 from pathlib import Path
 
-from tpukit.hardware.launch.launcher import STATUS_VARIABLE, STOPPED
+from tpukit.hardware.launch.launcher import STATUS_VARIABLE
+from tpukit.io.interrupts import STOPPED_CODES
 from tpukit.io.process import die_with_parent
 
 
@@ -34,7 +35,7 @@ def _leave_exit_code(status: Path, rank: int) -> int:
     # writing their checkpoint: to torchrun they succeed.
     ended = {"rank": rank, "exit_code": code, "ended_at": time.time()}
     _write(status / f"exit-{rank}.json", json.dumps(ended))
-    return 0 if code in STOPPED else code
+    return 0 if code in STOPPED_CODES else code
 
 
 def _run() -> int:

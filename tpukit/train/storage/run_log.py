@@ -18,6 +18,7 @@ from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
 from tpukit.io.secrets import without_secrets
 from tpukit.train.mistakes.raised import task_failure
+from tpukit.train.storage.event_file import EventFile
 from tpukit.train.storage.run_folder import RunFolder
 
 
@@ -29,7 +30,7 @@ class RunLog:
         self._log = log
         self._text: IO[str] = folder.log.open("a", encoding="utf-8")
         self._metrics: IO[str] = folder.metrics.open("a", encoding="utf-8")
-        self._events: Any = None
+        self._events: EventFile | None = None
 
     def text(self, message: str) -> None:
         """A line for people, kept in log.txt with its time."""
@@ -53,17 +54,10 @@ class RunLog:
         self._metrics.write(json.dumps(values, allow_nan=True) + "\n")
         self._metrics.flush()
         step = int(values["step"])
-        for name, value in values.items():
-            if isinstance(value, int | float) and name != "step":
-                self._writer(step).add_scalar(name, value, step)
-        self._writer(step).flush()
-
-    def _writer(self, step: int) -> Any:
         if self._events is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(self.folder.path, purge_step=step)  # type: ignore[no-untyped-call]
-        return self._events
+            self._events = EventFile(self.folder.path, step)
+        numbers = {n: v for n, v in values.items() if isinstance(v, int | float) and n != "step"}
+        self._events.scalars(step, numbers)
 
     def close(self) -> None:
         """Closes the files."""

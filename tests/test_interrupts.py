@@ -1,0 +1,145 @@
+"""A run that is interrupted in any way saves, ends, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+from kernels import kernel, wait_until
+from runs import MARK, SUPPORT, TINY, environment, latest, marked_processes
+
+SLOW_SAVING = f"{SUPPORT / 'slow_saving.py'}:SlowSaving"
+BASE = [
+    "train", "--task", TINY, "--hw", "cpu", "--max-steps", "400", "--log-every", "5",
+    "--ckpt-every", "1000", "--num-workers", "0", "--set", "pause=0.1",
+]  # fmt: skip
+
+
+def has_logged(run):
+    """Whether a step of the run was logged."""
+    return lambda: (
+        (run / "metrics.jsonl").exists() and '"train"' in (run / "metrics.jsonl").read_text()
+    )
+
+
+def is_over(mark):
+    return lambda: not marked_processes(mark)
+
+
+def saved_step(run):
+    """The step of the newest checkpoint, whose state is the one that was reached."""
+    step = int(latest(run).name.removeprefix("step-"))
+    assert json.loads((latest(run) / "state.json").read_text())["step"] == step
+    return step
+
+
+def test_an_interrupted_cell_saves_and_the_same_cell_goes_on(tmp_path):
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    cell = f"!{sys.executable} -m tpukit {' '.join(BASE)} --results-dir run"
+    with kernel(tmp_path) as cells:
+        cells.run(f"import os; os.environ[{MARK!r}] = {mark!r}")
+        shown = cells.run(cell, interrupt_when=has_logged(run))
+        assert "Interrupted: the run (process" in shown
+        wait_until(is_over(mark), 60)
+        first = saved_step(run)
+        assert 0 < first < 400
+        assert "the checkpoint is written" in (run / "log.txt").read_text()
+
+        # Interrupted while it saves; the same cell waits for the end of that, and goes on.
+        slow = cell.replace(TINY, SLOW_SAVING).replace("-dir run", "-dir slow")
+        slow = slow.replace("ckpt-every 1000", "ckpt-every 10")
+        cells.run(slow, interrupt_when=(tmp_path / "saving").exists)
+        shown = cells.run(slow.replace("steps 400", "steps 20"))
+        assert "Done: 20 steps" in shown
+        rows = (tmp_path / "slow" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(row)["step"] for row in rows][-1] == 20
+        assert not list((tmp_path / "slow").rglob("*.partial"))
+        wait_until(is_over(mark), 60)
+
+
+def started(run, mark, *options, **streams):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", *BASE, "--results-dir", str(run), *options],
+        env=environment({MARK: mark}), **streams,
+    )  # fmt: skip
+    wait_until(lambda: has_logged(run)() or process.poll() is not None)
+    return process
+
+
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_closed_terminal_is_a_request_to_stop(tmp_path, devices):
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    ours, theirs = pty.openpty()
+    process = started(
+        run, mark, "--devices", devices, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    os.close(ours)  # writing fails from now on
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert 0 < saved_step(run) < 400
+    wait_until(is_over(mark), 10)
+
+
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_output_that_nobody_reads_is_a_request_to_stop(tmp_path, devices):
+    """As `tpukit train ... | head` leaves it."""
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    process = started(
+        run, mark, "--devices", devices, "--ckpt-every", "30", "--log-every", "1",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert b"the checkpoint is written" in process.stderr.read()
+    assert 0 < saved_step(run) < 400
+    wait_until(is_over(mark), 10)
+
+
+def test_further_signals_do_not_break_the_saving(tmp_path):
+    """As a notebook without its variables sends them; and an impatient user's, seconds later."""
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    process = started(run, mark, stderr=subprocess.PIPE)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+    # Of signals that arrive together, Python handles the lowest number first.
+    assert process.wait(60) in (128 + signal.SIGINT, 128 + signal.SIGHUP)
+    assert 0 < saved_step(run) < 400
+
+
+@pytest.mark.slow
+def test_nohup_keeps_a_run_alive(tmp_path):
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    process = started(
+        run, mark, "--max-steps", "30",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+
+
+def test_a_signal_before_the_first_step_ends_at_once(tmp_path):
+    """Nothing would be lost, and no run folder is left that holds nothing."""
+    task = tmp_path / "waiting.py"
+    task.write_text(
+        f"import sys, time; sys.path.insert(0, {str(SUPPORT)!r})\n"
+        "from pathlib import Path\nfrom tiny_task import Tiny\n"
+        "class Waiting(Tiny):\n    def datasets(self):\n"
+        f"        Path({str(tmp_path / 'opening')!r}).touch(); time.sleep(600)\n"
+    )
+    run = tmp_path / "run"
+    arguments = ["train", "--task", f"{task}:Waiting", "--hw", "cpu", "--results-dir", str(run)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", *arguments], env=environment(), stderr=subprocess.PIPE
+    )
+    wait_until((tmp_path / "opening").exists)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 143 and b"Stopped before the first step" in told, told
+    assert not run.exists()
