@@ -373,10 +373,21 @@ def campaign() -> str:
     ])  # fmt: skip
 
 
+def tpu_predictions() -> str:
+    found = read("tpu_predictions")
+    rows = sum("error" not in row for row in found.values())
+    return section(
+        "What a TPU will do: estimates", "tpu_predictions.py", ["tpu_predictions"],
+        f"[tpu.md](tpu.md) has {rows} searches by the TPU compiler: batches, memory, operations, "
+        "and at least the time of a step, for each task and preset. Nothing of it was measured.",
+    )  # fmt: skip
+
+
 SECTIONS = {
     "eit_quality": eit_quality,
     "eit_speed_cpu": eit_speed,
     "eit_tpu_v5e-1": eit_tpu,
+    "tpu_predictions": tpu_predictions,
     "engine_cost_cpu_tiny": engine_cost,
     "probe_compiler_gpt2": compiler_trials,
     "probe_peers_eit": probe_peers,
