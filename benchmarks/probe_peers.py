@@ -211,6 +211,8 @@ def main() -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     task, limit, xla = arguments.task, arguments.limit, arguments.xla
+    names = ("torch", "torch_xla", "lightning", "accelerate", "tpukit")
+    versions = {name: importlib.metadata.version(name) for name in names}
     answers = {"tpukit": ours(task, limit, xla=xla)}
     for name in () if xla else ("lightning", "accelerate"):
         answers[name] = peer(name, task, limit)
@@ -219,7 +221,6 @@ def report(arguments: argparse.Namespace) -> None:
             answer["runs"] = runs(task, limit, largest, xla=xla)
             answer["runs_a_tenth_above"] = runs(task, limit, -(-largest * 11 // 10), xla=xla)
             answer["true"] = answer["runs"] and not answer["runs_a_tenth_above"]
-    names = ("torch", "torch_xla", "lightning", "accelerate", "tpukit")
     result = {
         "question": "largest batch under a memory limit: trials and seconds",
         "task": task,
@@ -227,7 +228,7 @@ def report(arguments: argparse.Namespace) -> None:
         "hardware": "torch_xla on the CPU" if xla else "CPU, eager",
         "limit": limit,
         "cores": os.cpu_count(),
-        "versions": {name: importlib.metadata.version(name) for name in names},
+        "versions": versions,
         "answers": answers,
     }
     RESULTS.mkdir(exist_ok=True)

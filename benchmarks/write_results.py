@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,21 +172,70 @@ def without_data(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:at], *arguments[at + 2 :]]
 
 
+PROBE_PEERS = [f"probe_peers_{task}{xla}" for task in ("eit", "summarize") for xla in ("", "_xla")]
+
+
 def probe_peers() -> str:
-    names = ["probe_peers_eit", "probe_peers_summarize"]
+    names = [name for name in PROBE_PEERS if (RESULTS / f"{name}.json").exists()]
     rows = [
-        [f"{found['task']}, {found['limit']}", finder, answer["largest"], answer["trials"],
-         f"{answer['seconds']:.0f}", yes(answer["runs"]), yes(answer["runs_a_tenth_above"])]
+        [f"{found['task']}, {found['limit']}, {found['hardware']}", finder, answer["largest"],
+         answer["trials"], f"{answer['seconds']:.0f}", yes(answer["runs"]),
+         yes(answer["runs_a_tenth_above"])]
         for found in map(read, names) for finder, answer in found["answers"].items()
     ]  # fmt: skip
     return section(
         "probe-batch: other batch finders", "probe_peers.py", names,
         "The largest batch under a memory limit on a CPU, by tpukit, Lightning and accelerate, "
-        "each answer checked by training with it and with a tenth more. tpukit's trials are "
-        "processes of their own.",
-        table(["task and limit", "finder", "largest batch", "trials", "seconds", "trains",
+        "each answer checked by training with it and with a tenth more. tpukit's trials run in "
+        "child processes, one as long as they fit.",
+        table(["task, limit and hardware", "finder", "largest batch", "trials", "seconds", "trains",
                "a tenth more trains"], rows),
     )  # fmt: skip
+
+
+def image_loading() -> str:
+    found = read("image_loading")
+    settings = found["settings"]
+    rates = found["images_per_second_per_core"]
+    return section(
+        "Images: loading", "image_loading.py", ["image_loading"],
+        f"JPEG files of {settings['size'][0]} x {settings['size'][1]} pixels, cropped to "
+        f"{settings['side']} x {settings['side']}, flipped, colours jittered, by "
+        f"{settings['workers']} DataLoader workers; medians of {settings['rounds']} rounds. timm's "
+        "and torchvision's loaders also normalise to float32 on the host, which tpukit leaves to "
+        "the device.",
+        table(["loader", "images/s a core", "tpukit's rate to it"],
+              [[name, f"{rate:.0f}", f"{rates['tpukit'] / rate:.2f}"]
+               for name, rate in rates.items()]),
+    )  # fmt: skip
+
+
+def image_accuracy() -> str:
+    found = read("image_accuracy")
+    settings = found["settings"]
+    rows = [
+        [name, f"{100 * accuracy['mean']:.2f} %", f"{100 * accuracy['deviation']:.2f} %",
+         f"{statistics.mean(run['seconds'] for run in found['runs'][name]):.0f}"]
+        for name, accuracy in found["accuracy"].items()
+    ]  # fmt: skip
+    return section(
+        "Images: accuracy", "image_accuracy.py", ["image_accuracy"],
+        f"`{settings['model']}` on {settings['images']:,} generated shapes of {settings['side']} x "
+        f"{settings['side']} pixels, {settings['epochs']} epochs with AdamW at rate "
+        f"{settings['lr']:g}, {settings['seeds']} seeds; validation accuracy after the last epoch "
+        f"beside timm's training script (revision {found['timm_revision'][:12]}).",
+        table(["", "mean", "standard deviation", "seconds"], rows),
+    )  # fmt: skip
+
+
+def tpu_batches() -> str:
+    found = read("tpu_batches")
+    answered = [key for key, row in found.items() if "error" not in row]
+    return "\n\n".join([
+        "## Batches that fit a TPU",
+        f"The TPU compiler's answer for {len(answered)} models: [tpu_batches.md](tpu_batches.md).",
+        "`benchmarks/tpu_batches.py`, [tpu_batches.json](../benchmarks/results/tpu_batches.json).",
+    ])  # fmt: skip
 
 
 def yes(value: bool) -> str:
@@ -391,6 +441,9 @@ SECTIONS = {
     "engine_cost_cpu_tiny": engine_cost,
     "probe_compiler_gpt2": compiler_trials,
     "probe_peers_eit": probe_peers,
+    "image_loading": image_loading,
+    "image_accuracy": image_accuracy,
+    "tpu_batches": tpu_batches,
     "summarize_generation": summarize_generation,
     "summarize_training": summarize_training,
     "summarize_quality": summarize_quality,

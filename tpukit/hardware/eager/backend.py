@@ -80,6 +80,7 @@ class EagerBackend(TorchOps):
         self.eager = eager
         self.device = eager.device
         self.fixed_shapes = eager.fixed_shapes
+        self.keeps_freed_memory = eager.keeps_freed_memory
         self.precision: Precision = precision
         self.collectives = collectives
         self.rank = collectives.rank

@@ -40,6 +40,7 @@ class EagerDevice(Protocol):
     recomputes: bool
     """Whether `recompute` checkpoints activations: memory is scarcer than time."""
     fixed_shapes: bool
+    keeps_freed_memory: bool
 
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
@@ -65,6 +66,7 @@ class CpuDevice:
     native_bf16 = False
     recomputes = False
     fixed_shapes = False
+    keeps_freed_memory = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -83,6 +85,7 @@ class CpuDevice:
 
     def limit_memory(self, limit_bytes: int) -> None:
         _start_thread_pools()
+        _load_libraries()
         self.recomputes = True
         self.limit_bytes = limit_bytes
         self.bytes_before_limit = data_bytes()
@@ -124,6 +127,7 @@ class CudaDevice:
     versions: Mapping[str, str] = {}
     recomputes = True
     fixed_shapes = False
+    keeps_freed_memory = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -272,3 +276,8 @@ def _start_thread_pools() -> None:
     """Thread stacks count as memory: they must exist before a limit is set."""
     operand = torch.ones(256, 256, requires_grad=True)
     (operand @ operand).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _load_libraries() -> None:
+    """What the first optimizer of a process imports, 90 MB, is not a batch's memory either."""
+    import torch._dynamo  # noqa: F401

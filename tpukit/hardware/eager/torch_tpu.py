@@ -45,6 +45,7 @@ class TpuDevice:
     native_bf16 = True
     recomputes = True
     fixed_shapes = True
+    keeps_freed_memory = True
 
     def __init__(self) -> None:
         self.device = torch.device("tpu", 0)

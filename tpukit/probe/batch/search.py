@@ -19,7 +19,7 @@ FARTHEST_JUMP = 64
 SHARE_AFTER_A_WRONG_LINE = 0.8
 """Of the way to a guess that failed: a line to 228 through 65 was seen to be a tenth too far."""
 CLOSE = 8
-"""Multiples: a bracket so narrow is halved."""
+"""Multiples: in a bracket so narrow the next batch under the failed one is tried."""
 COMPILER_STRETCH = 1.33
 """The first jump of a search by the compiler, times the linear guess: it recomputes near the limit,
 and GPT-2 fitted a third more than a line predicted."""
@@ -211,9 +211,10 @@ def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
     if guess is None and line is not None and low < line < high:
         guess = line
     reason = f"between {low}, which fits, and {high}, which does not"
-    if guess is None and line is not None and line >= high and high - low > CLOSE * step:
+    if guess is None and line is not None and line >= high:
         # The line is wrong, but probably not by much.
-        guess = low + SHARE_AFTER_A_WRONG_LINE * (high - low)
+        is_close = high - low <= CLOSE * step
+        guess = high - step if is_close else low + SHARE_AFTER_A_WRONG_LINE * (high - low)
         reason = f"a little under {high}, which should have fitted"
     elif guess is None:
         guess, reason = _middle(low, high), f"half way {reason}"

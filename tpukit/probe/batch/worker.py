@@ -120,11 +120,14 @@ class TrialRunner:
     def _measured(self) -> tuple[Task, Backend]:
         """The task and the backend of every measured trial of this process."""
         from tpukit.hardware.select import open_backend
+        from tpukit.probe.batch.measure import run_companions
         from tpukit.train.task import PlanSettings
 
         # As in a run: memory that the task's libraries take comes before a limit on memory.
         task = self._task()
         task.probe_batches(PlanSettings(1, 1, 1, 0))
+        with run_companions():
+            pass
         return task, open_backend(self.setup.config)
 
     def _task(self) -> Task:
