@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -84,6 +85,39 @@ def test_a_task_of_a_notebook_trains_and_predicts(tmp_path):
     assert pictures(notebook, "own") == [1]
     rows = list(csv.DictReader((tmp_path / "work/spirals.csv").open()))
     assert len(rows) == 1000 and {row["arm"] for row in rows} <= {"0", "1", "2"}
+
+
+# -- installing -----------------------------------------------------------------------------------
+PIP = """#!/bin/sh
+printf '%s\\n' "$*" >> "$PIP_CALLS"
+"""
+
+
+def test_what_is_attached_is_installed(tmp_path):
+    """A pip that records its arguments stands in for the real one."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/pip").write_text(PIP)
+    (tmp_path / "bin/pip").chmod(0o755)
+    wheel = "tpukit-0.2.0-py3-none-any.whl"
+    for file in ("one/" + wheel, "all/" + wheel, "all/timm-1.0-py3-none-any.whl",
+                 "code/tpukit-main/pyproject.toml"):  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (cell,) = small("kaggle_tpu", {"install"}, "").cells[1:]
+    address = "https://example.org/" + wheel
+    sources = [str(tmp_path / name) for name in ("one", "all", "code", "one/" + wheel)]
+    cells = [f"TPUKIT = {source!r}\n{cell.source}" for source in (*sources, address)]
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PIP_CALLS": str(tmp_path / "calls")}
+    notebook = execute(notebook_of(*cells), tmp_path, env)
+    require_success(notebook)
+    one, everything = tmp_path / "one" / wheel, tmp_path / "all"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"install --quiet {one}",
+        f"install --quiet --no-index --find-links {everything} {everything / wheel}",
+        "install --quiet /tmp/tpukit-checkout",
+        f"install --quiet {one}",
+        f"install --quiet {address}",
+    ]
 
 
 # -- whole notebooks -------------------------------------------------------------------------------
