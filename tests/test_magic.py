@@ -6,10 +6,13 @@ import base64
 import re
 import subprocess
 import sys
+import time
+import uuid
 
 import pytest
 from kernels import error_of, execute, notebook_of, printed, shown
-from runs import environment, latest
+from nbclient.exceptions import DeadKernelError
+from runs import MARK, environment, latest, marked_processes
 
 from tpukit.commands.reports.inline import metrics_table, result_pictures
 
@@ -44,6 +47,8 @@ class Line(tpukit.Task):
         self.calls += 1
         if str(self.calls) == os.environ.get("INTERRUPT_AT"):
             os.killpg(int(os.environ["KERNEL"]), signal.SIGINT)
+        if str(self.calls) == os.environ.get("KERNEL_DIES_AT"):
+            os.kill(int(os.environ["KERNEL"]), signal.SIGKILL)
             time.sleep(2)  # until it has come back here
         return {"loss": (model(batch["x"]) - batch["y"]).square().mean(1)}
 
@@ -106,7 +111,7 @@ def test_a_command_prints_its_lines_and_shows_its_result(cells, place):
 
 def test_the_stop_button_saves_and_the_same_cell_goes_on(cells, place):
     text = printed(cells["interrupted"])
-    assert "waiting for the checkpoint" in text and "Stopped after step 4 of 6" in text
+    assert "waiting for the command to end" in text and "Stopped after step 4 of 6" in text
     assert error_of(cells["interrupted"]) == ["Interrupted. The same cell goes on where it can."]
     assert (
         "resumed from</th><td style='text-align:left'>4<" in shown(cells["train"], "text/html")[0]
@@ -115,7 +120,7 @@ def test_the_stop_button_saves_and_the_same_cell_goes_on(cells, place):
 
 
 def test_metrics_stand_beside_those_of_other_methods(cells):
-    _, metrics = shown(cells["test"], "text/html")
+    (metrics,) = shown(cells["test"], "text/html")
     assert "0.25 [0.2, 0.3]" in metrics and "baseline" in metrics and ">1<" in metrics
     assert "evaluated" in printed(cells["test"])
     assert [is_png(picture) for picture in shown(cells["test"], "image/png")] == [True]
@@ -145,6 +150,23 @@ def test_show_displays_a_table_and_every_picture(cells):
     assert printed(cells["show"]) == ""
 
 
+def assert_nothing_left(mark, seconds=60):
+    end = time.monotonic() + seconds
+    while left := marked_processes(mark):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def test_a_killed_kernel_ends_its_training_which_saves(place):
+    """The run has far to go; it ends because its kernel does."""
+    mark = uuid.uuid4().hex
+    train = TRAIN.replace("{2 * STEPS}", "1000000").replace("results-dir run", "results-dir orphan")
+    with pytest.raises(DeadKernelError):
+        execute(notebook_of(CELLS["load"], train), place, {"KERNEL_DIES_AT": "4", MARK: mark})
+    assert_nothing_left(mark)
+    assert latest(place / "orphan").name > "step-00000003"
+
+
 def test_the_memory_of_each_trial_is_drawn():
     trials = [{"batch": b, "used_bytes": b << 30} for b in (4, 8, 16)]
     (chart,) = result_pictures({"trials": trials, "limit_bytes": 12 << 30})
@@ -154,8 +176,15 @@ def test_the_memory_of_each_trial_is_drawn():
 
 
 def test_a_metric_without_a_baseline_has_an_empty_cell():
-    table = metrics_table({"loss": 1.0, "rouge1": 0.5, "rouge1_baseline": 0.25}, {})
-    assert table == [["", "this run", "baseline"], ["loss", "1", ""], ["rouge1", "0.5", "0.25"]]
+    metrics = {"loss": 1.0, "rouge1": 0.5, "rouge1_baseline": 0.25}
+    rows = [["loss", "1", ""], ["rouge1", "0.5", "0.25"]]
+    assert metrics_table(metrics, {}) == [["", "this run", "baseline"], *rows]
+    table = metrics_table({**metrics, "rouge1_low": 0.4, "rouge1_high": 0.6}, {})
+    assert table == [
+        ["", "this run [95 % interval]", "baseline"],
+        ["loss", "1", ""],
+        ["rouge1", "0.5 [0.4, 0.6]", "0.25"],
+    ]
 
 
 def test_importing_tpukit_imports_no_ipython():

@@ -209,7 +209,7 @@ def test_the_pages_cells_on_summaries_run(tmp_path):
     leave = "!mkdir yesterday && mv work/out-summarization yesterday"
     cells = [data, SAMPLE, probe, train, leave, *others]
     notebook = notebook_of("%load_ext tpukit", 'RUN = "work/out-summarization"', *cells)
-    execute(notebook, tmp_path, timeout=600)
+    execute(notebook, tmp_path)
     require_success(notebook)
     assert "Starting from yesterday" in "".join(map(printed, notebook.cells))
     rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
@@ -217,6 +217,7 @@ def test_the_pages_cells_on_summaries_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
     """A folder of images beside train.csv, and a sample with a column for each class."""
     (tmp_path / "work").mkdir()

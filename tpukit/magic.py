@@ -19,6 +19,7 @@ from typing import Any
 from tpukit.commands.output import RESULT_VARIABLE
 from tpukit.commands.reports.inline import notebook_display, show_result
 from tpukit.errors import TpukitError
+from tpukit.io.notebook import FOLLOWER_VARIABLE
 
 KILLING_PRESS = 3
 """The press of the stop button that ends a command without waiting for its checkpoint."""
@@ -53,7 +54,7 @@ def run_line(line: str) -> None:
         process = _start(line, result)
         with process, _interrupts_passed_on(process):
             error = _print_lines(process.stdout or ())
-        if result.is_file():
+        if result.is_file() and not line.startswith("data "):  # its lines say everything
             show_result(notebook_display(), json.loads(result.read_text(encoding="utf-8")))
     if process.returncode:
         raise CommandFailedError(_failure(error) or _ended(process.returncode))
@@ -67,7 +68,9 @@ def _start(line: str, result: Path) -> subprocess.Popen[str]:
         raise CommandFailedError(f"Error: %tpukit {line}: {error}.") from error
     return subprocess.Popen(
         [sys.executable, "-m", "tpukit", *words],
-        env={**os.environ, RESULT_VARIABLE: str(result), "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, RESULT_VARIABLE: str(result), "PYTHONIOENCODING": "utf-8",
+             # A training saves and ends when the kernel has ended.
+             FOLLOWER_VARIABLE: str(os.getpid())},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         encoding="utf-8", errors="replace",
         # The kernel's interrupt goes to its whole process group, and to this one through us.
@@ -107,7 +110,7 @@ def _interrupts_passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
         nonlocal presses
         presses += 1
         if presses == 1:
-            print("Interrupted: waiting for the checkpoint.", flush=True)
+            print("Interrupted: waiting for the command to end.", flush=True)
         process.send_signal(signal.SIGINT if presses < KILLING_PRESS else signal.SIGKILL)
 
     if threading.current_thread() is not threading.main_thread():

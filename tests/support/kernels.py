@@ -19,7 +19,7 @@ from runs import environment
 
 def execute(
     notebook: nbformat.NotebookNode, cwd: Path, env: dict[str, str] | None = None,
-    timeout: float = 300, *, allow_errors: bool = True,
+    timeout: float = 600, *, allow_errors: bool = True,
 ) -> nbformat.NotebookNode:  # fmt: skip
     """Runs all cells in a kernel of its own, in the folder `cwd`; the notebook with outputs."""
     own = {"IPYTHONDIR": str(cwd / ".ipython"), "JUPYTER_RUNTIME_DIR": str(cwd / ".jupyter")}

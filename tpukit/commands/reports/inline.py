@@ -15,8 +15,13 @@ from tpukit.io.units import GIB, format_bytes
 
 Table = list[list[str]]
 
-WAYS = ("baseline", "single", "noser")
+WAYS = ("baseline", "single", "noser", "lead", "nearest")
 """Suffixes of a metric's name in the JSON of `test`: the same metric of another method."""
+HIDDEN = {
+    *("command", "compiles", "data", "devices", "exact", "largest_global_batch", "limit_bytes"),
+    *("parameters", "path", "per_sample", "picture", "predictions", "seconds", "target", "task"),
+}
+"""Fields that the command's lines say, or whose files are shown."""
 PREVIEWED_ROWS = 3
 PREVIEWED_CHARACTERS = 80
 
@@ -63,7 +68,8 @@ def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
     """Plain fields; metrics, beside those of other methods; the first rows of a CSV file."""
     best = fields.get("best")
     named = {f"best {n}": v for n, v in best.items()} if isinstance(best, Mapping) else {}
-    plain = {n: v for n, v in {**fields, **named}.items() if isinstance(v, str | int | float)}
+    shown = {n: v for n, v in {**fields, **named}.items() if n not in HIDDEN}
+    plain = {n: v for n, v in shown.items() if isinstance(v, str | int | float)}
     if len(plain) > 1:
         yield [[name.replace("_", " "), _text(name, value)] for name, value in plain.items()]
     if metrics := fields.get("metrics"):
@@ -74,20 +80,25 @@ def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def metrics_table(metrics: Mapping[str, Any], intervals: Mapping[str, Sequence[float]]) -> Table:
-    """A row a metric, a column a method: `rmse_baseline` stands beside `rmse`."""
+    """A row a metric, a column a method: `rmse_baseline` stands beside `rmse`.
+
+    Intervals are given by name, or as further metrics: `rouge1_low` and `rouge1_high`.
+    """
+    bounded = [n for n in metrics if f"{n}_low" in metrics and f"{n}_high" in metrics]
+    ends = {n: [metrics[f"{n}_low"], metrics[f"{n}_high"]] for n in bounded}
+    intervals = {**ends, **intervals}
     ways = [way for way in WAYS if any(name.endswith(f"_{way}") for name in metrics)]
-    suffixes = ["", *(f"_{way}" for way in ways)]
-    own = [name for name in metrics if not name.endswith(tuple(suffixes[1:]))]
-    rows = [[_metric(f"{name}{end}", metrics, intervals) for end in suffixes] for name in own]
-    header = ["", "this run" + " [95 % interval]" * bool(intervals), *ways]
-    return [header, *([name, *cells] for name, cells in zip(own, rows, strict=True))]
+    own = [n for n in metrics if not n.endswith(("_low", "_high", *(f"_{way}" for way in ways)))]
+    columns = ["", *(f"_{way}" for way in ways)]
+    rows = [[n, *(_metric(f"{n}{way}", metrics, intervals) for way in columns)] for n in own]
+    return [["", "this run" + " [95 % interval]" * bool(intervals), *ways], *rows]
 
 
 def _metric(name: str, metrics: Mapping[str, Any], intervals: Mapping[str, Sequence[float]]) -> str:
     value = _text(name, metrics[name]) if name in metrics else ""
     if name in intervals:
         low, high = intervals[name]
-        value += f" [{low:.4g}, {high:.4g}]"
+        value += f" [{low:.3g}, {high:.3g}]"
     return value
 
 
@@ -129,7 +140,7 @@ def draw_memory(fields: Mapping[str, Any]) -> bytes | None:
     from matplotlib.figure import Figure
 
     batches, limit = sorted(used), fields["limit_bytes"] / GIB
-    figure = Figure(figsize=(7, 0.9 + 0.3 * len(used)), layout="constrained")
+    figure = Figure(figsize=(7, 1.5 + 0.3 * len(used)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.barh([str(batch) for batch in batches], [used[batch] for batch in batches])
