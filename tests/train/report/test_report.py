@@ -210,6 +210,7 @@ def test_the_log_gives_sessions_times_and_warnings(tmp_path):
     log.write_text(
         "2026-01-01T10:00:00 Command: tpukit train\n"
         "2026-01-01T10:00:01 Run: r, step 0 of 30; checkpoints need up to 1 KiB\n"
+        "2026-01-01T10:00:01 Predicted for v5e-8 (libtpu): 3.20 of 15.75 GiB a chip\n"
         "2026-01-01T10:00:11 step 10: loss 1\n"
         "2026-01-01T10:00:11 Warning: gradient norm 1.5e+03 is large: lower --lr?\n"
         "2026-01-01T10:00:21 step 20: loss 1\n"
@@ -228,6 +229,7 @@ def test_the_log_gives_sessions_times_and_warnings(tmp_path):
     [warning] = history.warnings.values()
     assert (warning.count, warning.last) == (2, datetime(2026, 1, 2, 9, 0, 6))
     assert "9.1e+03" in warning.text
+    assert history.about == {"Predicted for v5e-8 (libtpu)": "3.20 of 15.75 GiB a chip"}
 
 
 def test_a_table_of_metrics_has_intervals_and_baselines():

@@ -18,6 +18,7 @@ LONGEST_LINE = 1000
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)", re.DOTALL)
 _START = re.compile(r"Run: .*, step (\d+) of \d+; ")
 _STEP = re.compile(r"step (\d+): ")
+_ABOUT = ("Model", "Running on", "Predicted for ")
 _END = ("Done: ", "Stopped ", "Time is up ", "Failed: ")
 
 
@@ -37,7 +38,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.command = ""
         self.about: dict[str, str] = {}
-        """Lines that begin with a word: `Model`, `Data`, `Running on`."""
+        """What the lines that begin with _ABOUT say: by what stands before the colon."""
         self.sessions = 0
         self.began: datetime | None = None
         self.ended = ""
@@ -76,7 +77,7 @@ class History:
         name, _, rest = message.partition(": ")
         if name == "Command":
             self.command = rest
-        elif name in ("Model", "Running on"):
+        elif name.startswith(_ABOUT):
             self.about[name] = rest
 
     def _pass(self, time: datetime) -> None:

@@ -148,6 +148,7 @@ def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> di
         "data": ", ".join([*([path] if path else []), *counts]),
         "model": history.about.get("Model"),
         "ran on": history.about.get("Running on"),
+        **{name: text for name, text in history.about.items() if "Predicted" in name},
         "run folder": folder.path,
         "began": f"{history.began:%Y-%m-%d %H:%M:%S}" if history.began else "",
     }
