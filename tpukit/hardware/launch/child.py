@@ -25,6 +25,8 @@ OUTPUT_KEPT = 20_000
 MOST_OUTPUT = 256 << 20
 """A child that writes more is stuck in a loop: it must not fill the disk."""
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_FINISH = 20.0
+"""For a child that has nothing more to answer."""
 SECONDS_TO_END = 5.0
 """A process that hangs in a driver cannot even be killed: it is not waited for any longer."""
 
@@ -205,6 +207,16 @@ class Child:
             self._process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             self._process.returncode = -signal.SIGKILL
+
+    def finish(self, seconds: float = SECONDS_TO_FINISH) -> None:
+        """Lets the child end by itself, which gives its device back in order, then closes it."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):
+            stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.close()
 
     def close(self) -> None:
         """Ends the child and everything it started."""

@@ -93,6 +93,7 @@ def try_kernels(hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:
                 answer = child.receive(started + TRIAL_SECONDS)
                 errors |= answer["errors"]
                 opened, place, reason = True, answer["next"], answer["reason"]
+            child.finish()
         except ChildDiedError as death:
             reason = f"{place}: {death.death.describe()}"
             if death.death.return_code is not None:

@@ -62,13 +62,13 @@ class Bench(AbstractContextManager["Bench"]):
         try:
             return self._children[where].receive(self.deadline)
         except ChildDiedError:
-            self.close(where)
+            self._children.pop(where).close()
             raise
 
     def close(self, where: str) -> None:
         """Ends a child: the device is free for another one."""
         if child := self._children.pop(where, None):
-            child.close()
+            child.finish()
 
     def __enter__(self) -> Self:
         return self
