@@ -159,6 +159,8 @@ def prepare_environment(options: HardwareOptions) -> Kind:
     kind = _check(options, hardware)
     # The backend loads torch_tpu where a run uses it.
     os.environ.setdefault(AUTOLOAD_VARIABLE, "0")
+    # Else DDP's C++ part advises each run whose parameters are all used.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if kind == "tpu":
         # XLA logs the end of its own partitioner several times a compilation.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
