@@ -20,11 +20,11 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.report.history import History
 from tpukit.train.report.kept_tests import metric_table
-from tpukit.train.report.run_report import RunReport
+from tpukit.train.report.run_report import RunReport, report_test
 from tpukit.train.report.series import MOST_POINTS, MetricSeries, Series
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder, write_config
+from tpukit.train.storage.run_folder import RunFolder, open_run, write_config
 
 MOST_BYTES = 3_000_000
 SECRET = "hf_7f3a9cdonotshowthis"
@@ -330,6 +330,16 @@ def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):
     trained(tmp_path / "run", task, log=lines.append)
     assert len([line for line in lines if "could not be written" in line]) == 1
     assert any(line.startswith("Done: 6 steps") for line in lines)
+
+
+def test_a_test_whose_result_cannot_be_kept_ends_well(tmp_path):
+    folder, lines = trained(tmp_path / "run"), []
+    run = open_run(folder.path, lines.append)
+    for fields in ({"metrics": {("a", "b"): 1.0}}, {"metrics": {"a": 1.0}}):
+        report_test(run, fields, lines.append)
+        folder.tests.unlink(missing_ok=True)
+        (folder.tests / "x").mkdir(parents=True)
+    assert len(lines) == 2 and all("does not show this test" in line for line in lines)
 
 
 def test_each_renewal_reads_only_what_is_new(long_run):
