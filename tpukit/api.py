@@ -22,7 +22,13 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.commands.predict import DecodingOptions, PredictOptions, prediction
-from tpukit.commands.probe_batch import check_search, size_batch, size_model, task_source
+from tpukit.commands.probe_batch import (
+    check_search,
+    settings_to_repeat,
+    size_batch,
+    size_model,
+    task_source,
+)
 from tpukit.commands.test import RANGES, TestOptions, evaluation
 from tpukit.commands.trained_run import use_model
 from tpukit.errors import ConfigError, HardwareError
@@ -199,8 +205,8 @@ def find_batch(
 
 def _call(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The call that trains with a recommendation."""
-    hardware = f", hw={request.config.hw!r}" if request.config.hw != "auto" else ""
-    return f"tpukit.fit(task, global_batch_size={global_batch}, accumulate={accumulate}{hardware})"
+    settings = settings_to_repeat(request, global_batch, accumulate)
+    return f"tpukit.fit({', '.join(['task', *(f'{n}={v!r}' for n, v in settings.items())])})"
 
 
 def _input_text(shape: str | tuple[int, ...]) -> str:

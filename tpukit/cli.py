@@ -140,6 +140,7 @@ def main() -> NoReturn:
     """Runs the command line; every error ends here, in one or two lines."""
     arguments = sys.argv[1:]
     make_output_lasting()
+    _silence_libraries()
     if not arguments or STARTS_NOTHING & set(arguments):
         sys.exit(run(arguments))
     # The ranks of a launch end with their launcher.
@@ -153,6 +154,26 @@ def main() -> NoReturn:
     with own_temporary_folder():
         code = run(arguments)
     sys.exit(code)
+
+
+def _silence_libraries() -> None:
+    """Leaves out what libraries tell their own users, here and in child processes.
+
+    `PYTHONWARNINGS` or `python -W` shows the warnings again.
+    """
+    if not sys.warnoptions:
+        import warnings
+
+        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
+        os.environ["PYTHONWARNINGS"] = "ignore::DeprecationWarning,ignore::FutureWarning"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if in_notebook():
+        # ipykernel asks for colours; a saved notebook, and a log of it, keep their codes.
+        os.environ["NO_COLOR"] = "1"
+        for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+            os.environ.pop(name, None)
 
 
 def run(arguments: list[str]) -> int:

@@ -49,3 +49,23 @@ def test_a_disabled_one_is_silent(clock):
         clock[0] += 60.0
         shown.advance()
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("hours", [0.003, 0.17, 9, 24 * 365])
+def test_a_run_of_any_length_leaves_few_lines_and_its_first_at_once(clock, hours):
+    """A line every 100 ms is offered, or 100,000 in all; recurring lines beside them."""
+    stream, total = io.StringIO(), min(100_000, int(hours * 36_000))
+    first = None
+    with Progress("step", total, stream=stream) as shown:
+        for step in range(1, total + 1):
+            clock[0] += hours * 3600 / total
+            shown.update(step, lambda: "loss 0.5  12.3 samples/s  1.20 GiB of 15.75 GiB", news=True)
+            if step % 20 == 0 and shown.admits():
+                shown.message(f"step {step}: valid_loss 0.4321, valid_accuracy 0.9876")
+            if first is None and stream.getvalue():
+                first = clock[0] - 100.0
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= 200 and len(stream.getvalue()) <= 20_000
+    assert first <= max(5.0, hours * 3600 / 1000)
+    assert lines[-1].startswith(f"step {total}/{total}") or "valid_loss" in lines[-1]
+    assert sum(f"step {total}/{total}" in line for line in lines) == 1

@@ -114,7 +114,7 @@ def _simulate(plan: DatasetPlan, workers: int | None, output: Output) -> None:
         f"{made['samples']:,} samples in {plan.folder} ({made['train']:,} train, "
         f"{made['valid']:,} valid, {made['test']:,} test), {made['seconds']:.1f} s"
     )
-    output.text(f"Train on them: tpukit train --data-path {plan.folder}")
+    output.text(f"Train on them: tpukit train --data-path {shlex.quote(str(plan.folder))}")
     output.result({"path": str(plan.folder), **made})
 
 

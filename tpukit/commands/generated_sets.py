@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -33,7 +34,9 @@ def dialogues(
     written = write_dialogues(out, n, seed)
     output.text(f"{written.train_rows:,} rows in {written.train}")
     output.text(f"{written.test_rows:,} rows in {written.test}, their summaries beside it")
-    output.text(f"Train on them: tpukit summarize-train --preset quick --data-path {out}")
+    output.text(
+        f"Train on them: tpukit summarize-train --preset quick --data-path {quote(str(out))}"
+    )
     output.result({name: str(v) if isinstance(v, Path) else v
                    for name, v in dataclasses.asdict(written).items()})  # fmt: skip
 
@@ -74,5 +77,6 @@ def images(
         f"{written.train:,} training, {written.valid:,} validation and {written.test:,} test"
         f" images of {written.classes} classes in {out}"
     )
-    output.text(f"Train on them: tpukit train --task images --preset quick --data-path {out}")
+    way = "tpukit train --task images --preset quick --data-path"
+    output.text(f"Train on them: {way} {quote(str(out))}")
     output.result({**dataclasses.asdict(written), "path": str(out)})

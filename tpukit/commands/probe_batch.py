@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,6 @@ import typer
 
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.probe import (
-    HARDWARE_FIELDS,
     InputOption,
     PlaceOptions,
     ProbedModelOptions,
@@ -21,7 +22,12 @@ from tpukit.commands.options.probe import (
     TaskOption,
 )
 from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
-from tpukit.commands.options.training import GivenSettings, SettingSources, read_settings
+from tpukit.commands.options.training import (
+    TRAINING_PANELS,
+    GivenSettings,
+    SettingSources,
+    read_settings,
+)
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
@@ -107,12 +113,33 @@ def training_command(request: TrainingRequest, global_batch: int, accumulate: in
         words += ["--task", request.spec]
     for name, value in request.task_settings.items():
         words += [flag(name), str(value)] if name in own else ["--set", f"{name}={value}"]
-    words += ["--global-batch-size", str(global_batch), "--accumulate", str(accumulate)]
-    for name in (*HARDWARE_FIELDS, "data_path"):
-        value = getattr(request.config, name)
-        if value != getattr(type(request.config), name):
-            words += [flag(name)] if value is True else [flag(name), str(value)]
+    for name, value in settings_to_repeat(request, global_batch, accumulate).items():
+        words += _words(name, value)
     return shlex.join(words)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """A training setting on the command line."""
+    if name not in itertools.chain.from_iterable(TRAINING_PANELS.values()):
+        return ["--set", f"{name}={json.dumps(value) if isinstance(value, bool) else value}"]
+    if isinstance(value, bool):
+        return [flag(name) if value else flag(f"no-{name}")]
+    return [flag(name), str(value)]
+
+
+def settings_to_repeat(
+    request: TrainingRequest, global_batch: int, accumulate: int
+) -> dict[str, Any]:
+    """The training settings that differ from what the task has without any: a preset's, a file's,
+    the hardware's, and the recommended batch."""
+    from tpukit.commands.options.training import task_defaults
+    from tpukit.train.config import resolve
+
+    wanted = {**vars(request.config), "global_batch_size": global_batch, "accumulate": accumulate}
+    present = vars(resolve(task_defaults(request.task)))
+    always = ("global_batch_size", "accumulate")
+    changed = {n: v for n, v in wanted.items() if n in always or v not in (None, present[n])}
+    return {**{name: changed[name] for name in always}, **changed}
 
 
 def size_model(

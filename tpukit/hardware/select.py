@@ -165,6 +165,8 @@ def prepare_environment(options: HardwareOptions) -> Kind:
         # XLA logs the end of its own partitioner several times a compilation.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if kind == "tpu" and installed_stack() == "torch_xla":
+        # torch_xla's import would start a pool of compilers for GPU kernels.
+        os.environ.setdefault("TORCH_WARM_POOL", "0")
         _prepare_xla(options, hardware)
     else:
         # accelerate would import torch_xla where it is installed, and then insist on it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,7 +38,8 @@ def cache_folder() -> Path:
         if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
             raise UsageError(
                 f"The cache folder {folder} can be written by other users.",
-                f"Run `chmod o-w {folder}`, or name a folder of your own with {VARIABLE}.",
+                f"Run `chmod o-w {shlex.quote(str(folder))}`, or name a folder of your own with"
+                f" {VARIABLE}.",
                 id="cache-folder",
             )
     return folder

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from tpukit.errors import DataError, JobError, TpukitError
 from tpukit.io.process import is_alive
 
 
@@ -104,3 +105,26 @@ def require_regular(path: Path) -> Path:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path
+
+
+@contextlib.contextmanager
+def writing_errors(folder: Path) -> Iterator[None]:
+    """Turns a failed write below `folder` into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise writing_error(folder, error) from error
+
+
+def writing_error(folder: Path, error: OSError) -> TpukitError:
+    """What a failed write below `folder` means."""
+    where = error.filename or folder
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return JobError(
+            f"The disk is full: {where} could not be written.",
+            f"Free some space on the disk of {folder}; the same command then goes on.",
+            id="disk-full",
+        )
+    return DataError(
+        f"{where} cannot be written: {error.strerror}.", "Choose a folder you may write with --out."
+    )

@@ -14,10 +14,39 @@ from tpukit.io.notebook import in_notebook
 from tpukit.io.units import format_duration
 
 PLAIN_SECONDS = 10.0
-"""Longest silence where there is no terminal."""
+"""Longest silence at first, where there is no terminal."""
 NEWS_SECONDS = 2.0
 """Shortest pause there, when new metrics were read."""
 LIVE_SECONDS = 0.2
+FIRST_MESSAGES = 10
+"""Recurring lines (of validations, say) that are all shown."""
+EVENLY_SPREAD = 80
+"""Lines that work of known length is spread over."""
+GROWTH = 0.12
+"""Beyond them, a pause is at least this part of the time so far: another 90 lines take a year."""
+
+MESSAGE_GROWTH = 0.25
+"""The same for recurring lines: 40 in nine hours."""
+
+
+class Thinning:
+    """Decides which lines of a long run are printed: the first at once, then ever fewer."""
+
+    def __init__(self, growth: float = GROWTH) -> None:
+        self.growth = growth
+        self._started = self._last = time.monotonic()
+        self._shown = 0
+
+    def is_due(self, pause: float, seconds_left: float | None = None) -> bool:
+        """Whether to print now; `pause`: the shortest time between lines, in seconds."""
+        now = time.monotonic()
+        longest = self.growth * (now - self._started)
+        if seconds_left is not None and self._shown < EVENLY_SPREAD:
+            longest = min(longest, seconds_left / (EVENLY_SPREAD - self._shown))
+        if now - self._last < max(pause, longest):
+            return False
+        self._last, self._shown = now, self._shown + 1
+        return True
 
 
 class Progress:
@@ -41,7 +70,10 @@ class Progress:
         self.enabled = enabled
         self.stream = stream or sys.stderr
         self._first = done
-        self._started = self._shown = time.monotonic()
+        self._started = self._drawn = time.monotonic()
+        self._lines, self._messages = Thinning(), Thinning(MESSAGE_GROWTH)
+        self._announced = 0
+        self._ended = False
         self._bar: Any = None
 
     def __enter__(self) -> Self:
@@ -69,17 +101,34 @@ class Progress:
         self.done = done
         if not self.enabled:
             return
-        now = time.monotonic()
-        pause = LIVE_SECONDS if self._bar else NEWS_SECONDS if news else PLAIN_SECONDS
-        finished = detail is not None and done == self.total
-        if now - self._shown < pause and not finished:
-            return
-        self._shown = now
-        text = detail() if detail else self._rate()
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, detail=text)
-        else:
+            self._draw(done, detail)
+            return
+        is_last = detail is not None and done == self.total
+        is_due = self._lines.is_due(NEWS_SECONDS if news else PLAIN_SECONDS, self._seconds_left())
+        if (is_due or is_last) and not self._ended:
+            self._ended = is_last
+            text = detail() if detail else self._rate()
             print(self._line(text), file=self.stream, flush=True)
+
+    def _draw(self, done: int, detail: Callable[[], str] | None) -> None:
+        now = time.monotonic()
+        if now - self._drawn >= LIVE_SECONDS or done == self.total:
+            self._drawn = now
+            text = detail() if detail else self._rate()
+            self._bar.update(self._task, completed=done, detail=text)
+
+    def admits(self) -> bool:
+        """Whether one more recurring line for people may stand among the progress lines.
+
+        All of them above a bar; where every line is kept, all at first, and then ever fewer.
+        """
+        self._announced += 1
+        return (
+            self._bar is not None
+            or self._announced <= FIRST_MESSAGES
+            or self._messages.is_due(NEWS_SECONDS)
+        )
 
     def message(self, text: str) -> None:
         """A line for people, above the bar."""
@@ -99,10 +148,14 @@ class Progress:
 
     def _time_left(self) -> str:
         """From the mean rate of this session."""
+        seconds = self._seconds_left()
+        return "?" if seconds is None else format_duration(seconds)
+
+    def _seconds_left(self) -> float | None:
         if self.total is None or self.done <= self._first:
-            return "?"
+            return None
         seconds = (time.monotonic() - self._started) / (self.done - self._first)
-        return format_duration(seconds * (self.total - self.done))
+        return seconds * (self.total - self.done)
 
 
 def _rich_bar(stream: IO[str]) -> Any:

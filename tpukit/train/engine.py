@@ -15,7 +15,7 @@ from tpukit.hardware.backend import Batch
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.interrupts import StopRequest
 from tpukit.io.progress import Progress
-from tpukit.io.units import format_bytes
+from tpukit.io.units import format_bytes, format_duration
 from tpukit.train.batch_size import BatchSplit
 from tpukit.train.config import TrainConfig
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
@@ -25,7 +25,7 @@ from tpukit.train.monitor.profiled_steps import ProfiledSteps
 from tpukit.train.monitor.validation import validation_scores
 from tpukit.train.requests import TrainingResult
 from tpukit.train.schedule import is_due
-from tpukit.train.step import Learner
+from tpukit.train.step import Learner, StepMetrics
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import RunLog
@@ -116,6 +116,7 @@ class Engine:
         traces = self.plan.folder.path / "profile" if self.config.profile else None
         profile = ProfiledSteps(self.backend, traces, first_step)
         steps = self.training_batches(self.state.step, total)
+        started = time.monotonic()
         with Progress("step", total, done=first_step, enabled=self.log is not None) as progress:
             self._restart_clock()
             self.stop.raises = False
@@ -124,12 +125,14 @@ class Engine:
                     batches = self.next_batches(steps)
                     if batches is None:
                         break
+                    self._announce_compilation(batches, progress)
                     self.train_step(batches)
                 done = self.state.step
                 if done == first_step + 1:
                     # The first step compiles: it says nothing about the rate.
                     self._restart_clock()
                     self._warn_about_fallbacks()
+                    self._recurring(f"First step: {_seconds_since(started)}.", progress)
 
                 # once in a while: read the metrics and log them
                 if is_due(done, self.config.log_every, total):
@@ -137,7 +140,7 @@ class Engine:
 
                 # once in a while: validate and save
                 if is_due(done, self.config.ckpt_every, total):
-                    self.validate()
+                    self.validate(progress)
                     self.save(is_best=self._is_best())
                     self._require_best_metric()
                     if stops_early(self.config.early_stopping, self.state.since_best):
@@ -226,14 +229,13 @@ class Engine:
         if self.log:
             self._log_row(row)
             self.log.note(f"step {self.state.step}: {self.facts()}")
-            self._warn_about_gradients(
-                metrics.largest_gradient_norm, metrics.smallest_gradient_norm
-            )
+            for warning in _gradient_warnings(metrics):
+                self._recurring(warning, progress)
         progress.update(self.state.step, self.facts, news=True)
         self._require_finite(metrics.first_bad_step)
         self._restart_clock()
 
-    def validate(self) -> None:
+    def validate(self, progress: Progress) -> None:
         """Metrics on every validation sample, with the EMA weights where they are kept."""
         if not self.plan.datasets.validation_sets():
             return
@@ -244,7 +246,7 @@ class Engine:
         if self.log:
             self._log_row({"kind": "valid", "step": self.state.step, **self.state.scores})
             text = ", ".join(f"{name} {value:.4g}" for name, value in self.state.scores.items())
-            self.log.text(f"step {self.state.step}: {text}")
+            self._recurring(f"step {self.state.step}: {text}", progress)
         self._restart_clock()
 
     def save(self, *, is_best: bool) -> None:
@@ -365,12 +367,18 @@ class Engine:
                 " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
             )
 
-    def _warn_about_gradients(self, largest: float, smallest: float) -> None:
-        assert self.log is not None
-        if largest > LARGE_GRADIENT:
-            self.log.text(f"Warning: gradient norm {largest:.3g} is large: lower --lr?")
-        if smallest < SMALL_GRADIENT:
-            self.log.text(f"Warning: gradient norm {smallest:.3g} is tiny: does the model learn?")
+    def _announce_compilation(self, step: StepBatches, progress: Progress) -> None:
+        """Says what takes long: XLA compiles a graph for each new shape."""
+        shapes = shapes_of(step.batches)
+        if self.backend.fixed_shapes and not self.watch.has_seen("train", shapes):
+            number = self.state.step + 1
+            text = f"step {number}: compiling for a new batch shape (on a TPU this takes minutes)"
+            self._recurring(text, progress)
+
+    def _recurring(self, text: str, progress: Progress) -> None:
+        """A line of log.txt, which people see too while there are few of them."""
+        if self.log is not None:
+            (self.log.text if progress.admits() else self.log.note)(text)
 
     def _require_finite(self, first_bad_step: int | None) -> None:
         if first_bad_step is not None:
@@ -392,3 +400,15 @@ class Engine:
             self._rate = self._window_steps * self.plan.split.global_batch_size / seconds
             self._trained_seconds += seconds
             self._trained_steps += self._window_steps
+
+
+def _seconds_since(started: float) -> str:
+    return format_duration(time.monotonic() - started)
+
+
+def _gradient_warnings(metrics: StepMetrics) -> Iterator[str]:
+    largest, smallest = metrics.largest_gradient_norm, metrics.smallest_gradient_norm
+    if largest > LARGE_GRADIENT:
+        yield f"Warning: gradient norm {largest:.3g} is large: lower --lr?"
+    if smallest < SMALL_GRADIENT:
+        yield f"Warning: gradient norm {smallest:.3g} is tiny: does the model learn?"

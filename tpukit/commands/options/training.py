@@ -113,7 +113,7 @@ class GivenSettings:
             settings = {**preset.task, **file, **self.task}
             data_path = merge(*layers).get("data_path", TrainConfig.data_path)
             built = make_task(cls, settings, data_path)
-        config = resolve(*layers, _task_defaults(built))
+        config = resolve(*layers, task_defaults(built))
         folder = config.results_dir or default_folder(cls)
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(built, config, RunFolder(Path(folder)), settings, spec, self.command)
@@ -171,7 +171,8 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _task_defaults(task: Task) -> dict[str, Any]:
+def task_defaults(task: Task) -> dict[str, Any]:
+    """What a task sets for its training where nobody else does."""
     values = {n: v for n, v in dataclasses.asdict(task.defaults).items()
               if n not in ("rows_per_device", "adam")}  # fmt: skip
     return {**values, "beta1": task.defaults.adam.betas[0], "beta2": task.defaults.adam.betas[1]}

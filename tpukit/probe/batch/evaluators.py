@@ -25,6 +25,7 @@ from tpukit.train.config import TrainConfig
 COMPILER_ENVIRONMENT = {
     "PJRT_DEVICE": "CPU",
     "JAX_PLATFORMS": "cpu",
+    "TORCH_WARM_POOL": "0",
     "TPU_SKIP_MDS_QUERY": "1",
     # Several processes may load libtpu at a time: none of them holds a TPU.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",

@@ -94,7 +94,9 @@ def check_versions() -> dict[str, str]:
     if wrong:
         raise HardwareError(
             f"the TPU compiler needs other versions: {', '.join(wrong)}.",
-            "Install tpukit's extra [plan] into an environment of its own.",
+            "Leave this environment as it is and give it another: `python -m venv /tmp/plan &&"
+            " /tmp/plan/bin/pip install 'PATH[plan]'` (tpukit's wheel or checkout), then"
+            " `/tmp/plan/bin/tpukit` in place of tpukit.",
             id="plan-versions",
         )
     return versions

@@ -23,6 +23,10 @@ class CompilationWatch:
         """Compilations by kind of activity."""
         self.after_warmup = 0
 
+    def has_seen(self, kind: str, shapes: Any = None) -> bool:
+        """Whether an activity was counted before: it need not compile again."""
+        return (kind, shapes) in self.seen
+
     def done(self, kind: str, shapes: Any = None) -> int:
         """Counts the compilations since the last call; returns how many were unexpected."""
         now = self.backend.compilations()

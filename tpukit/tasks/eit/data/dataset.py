@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -72,4 +73,5 @@ def split_files(root: Path, split: str) -> list[Path]:
 
 
 def _how_to(path: Path) -> str:
-    return f"`tpukit data eit --out {path} --n 10000` makes some; --data-path names another folder."
+    command = f"tpukit data eit --out {shlex.quote(str(path))} --n 10000"
+    return f"`{command}` makes some; --data-path names another folder."

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import write_file
+from tpukit.io.files import write_file, writing_errors
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
 from tpukit.tasks.eit.evaluation.metrics import (
@@ -26,7 +26,6 @@ from tpukit.tasks.eit.evaluation.metrics import (
 from tpukit.tasks.eit.evaluation.pictures import draw_grid, save_predictions
 from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.model.diffusion import Reconstructions
-from tpukit.tasks.eit.simulation.generate_data import writing_errors
 from tpukit.tasks.eit.task import EITTask, Log
 from tpukit.train.requests import EvaluationRequest
 

@@ -8,14 +8,12 @@ So the files are the same bytes however often the run was killed, with any numbe
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import io
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.errors import ConfigError, DataError, JobError, TpukitError
-from tpukit.io.files import write_file
+from tpukit.errors import ConfigError, DataError
+from tpukit.io.files import write_file, writing_errors
 from tpukit.io.ranges import Range, range_problems
 from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.conditioning import VOLTAGES
@@ -212,29 +210,6 @@ def _check_space(plan: DatasetPlan, samples: int) -> None:
             "Choose a folder on a larger disk with --out, or fewer samples with --n.",
             id="disk-full",
         )
-
-
-@contextmanager
-def writing_errors(folder: Path) -> Iterator[None]:
-    """Turns a failed write below `folder` into an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise writing_error(folder, error) from error
-
-
-def writing_error(folder: Path, error: OSError) -> TpukitError:
-    """What a failed write below `folder` means."""
-    where = error.filename or folder
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return JobError(
-            f"The disk is full: {where} could not be written.",
-            f"Free some space on the disk of {folder}; the same command then goes on.",
-            id="disk-full",
-        )
-    return DataError(
-        f"{where} cannot be written: {error.strerror}.", "Choose a folder you may write with --out."
-    )
 
 
 # -- one chunk -------------------------------------------------------------------------------------

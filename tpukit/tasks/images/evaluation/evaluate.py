@@ -13,7 +13,7 @@ from torch import nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import write_file
+from tpukit.io.files import write_file, writing_errors
 from tpukit.io.process import WorkerInit
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
@@ -46,8 +46,9 @@ def evaluate_classes(
         return {}
     assert request.run is not None
     out = request.out or request.run.path / f"test-{Path(request.data or 'valid').name}"
-    out.mkdir(parents=True, exist_ok=True)
-    return _report(task, images, probabilities, out, request.data or "valid", log)
+    with writing_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        return _report(task, images, probabilities, out, request.data or "valid", log)
 
 
 def class_probabilities(

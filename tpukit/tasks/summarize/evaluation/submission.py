@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +18,8 @@ def require_writable(out: Path) -> None:
     folder = out.parent
     if not folder.is_dir():
         raise UsageError(
-            f"--out {out}: there is no folder {folder}.", f"Make it first: mkdir -p {folder}"
+            f"--out {out}: there is no folder {folder}.",
+            f"Make it first: mkdir -p {shlex.quote(str(folder))}",
         )
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder.", "Name a file, such as submission.csv.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpukit.io.files import writing_errors
 from tpukit.tasks.summarize.evaluation.rouge import KINDS
 from tpukit.tasks.summarize.evaluation.submission import write_rows
 
@@ -31,10 +32,11 @@ class SummaryScores:
 
 def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
     """Writes all samples to `predictions.csv` in the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
     columns = ("id", "rougeL", "summary", "reference", "dialogue")
     rows = [[str(sample[column]) for column in columns] for sample in shown]
-    write_rows(out / "predictions.csv", columns, rows)
+    with writing_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_rows(out / "predictions.csv", columns, rows)
 
 
 def result_lines(result: SummaryScores) -> list[str]:
