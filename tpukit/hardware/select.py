@@ -101,7 +101,7 @@ def settle_kernels(options: Options, log: Callable[[str], None]) -> Options:
     return dataclasses.replace(options, kernels="on" if works else "off")
 
 
-def try_own_kernels(options: HardwareOptions) -> Mapping[str, Any] | None:
+def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, Any] | None:
     """The result of a new trial of the kernels, kept for runs; None where there are none.
 
     See `tpukit.hardware.xla.kernel_choice.try_kernels`.
@@ -112,7 +112,7 @@ def try_own_kernels(options: HardwareOptions) -> Mapping[str, Any] | None:
         return None
     from tpukit.hardware.xla.kernel_choice import try_and_keep
 
-    return try_and_keep(device, hardware, options)
+    return try_and_keep(device, hardware, options, seconds)
 
 
 def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:

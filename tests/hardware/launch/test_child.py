@@ -137,3 +137,19 @@ def test_the_death_of_one_child_does_not_wait_for_the_others(child):
         assert first_ready([child, other], time.monotonic() + 60) is other
         with pytest.raises(ChildDiedError, match="SIGKILL"):
             other.receive(time.monotonic() + 60)
+
+
+def test_a_child_that_is_done_ends_by_itself(tmp_path):
+    """What holds a device gives it back in order."""
+    marker = tmp_path / "given-back"
+    leaving = f"{ECHO}\ntime.sleep(0.2)\nopen({str(marker)!r}, 'w').close()\n"
+    with Child({}, ("-c", leaving)) as process:
+        assert process.ask({"do": "echo", "value": 1}, 30) == {"answer": 1}
+        process.finish()
+        assert marker.exists()
+
+
+def test_a_child_that_does_not_end_is_ended(tmp_path):
+    with Child({}, ("-c", f"{ECHO}\ntime.sleep(300)\n")) as process:
+        process.finish(seconds=0.2)
+        assert process.has_ended

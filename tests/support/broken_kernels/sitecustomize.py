@@ -1,5 +1,5 @@
 """Breaks the attention kernels of each process that has this folder on its path: BROKEN_KERNELS is
-`raises`, `hangs` or `differs`."""
+`raises`, `hangs` or `differs`; `not` leaves them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def broken(kernel):
         if how == "hangs":
             time.sleep(3600)
         output, *others = kernel(*arrays, **settings)
-        # One tile of queries, of one row.
-        return [output.at[0, :, :, :128].multiply(1.5), *others]
+        if how == "differs":
+            # One tile of queries, of one row.
+            output = output.at[0, :, :, :128].multiply(1.5)
+        return [output, *others]
 
     return run
 

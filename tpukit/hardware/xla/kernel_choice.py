@@ -65,9 +65,11 @@ def kernels_work(
     return bool(result["works"])
 
 
-def try_and_keep(device: str, hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:
+def try_and_keep(
+    device: str, hardware: Hardware, options: HardwareOptions, seconds: float | None = None
+) -> dict[str, Any]:
     """The result of `try_kernels`, kept where the device did open."""
-    result = try_kernels(hardware, options)
+    result = try_kernels(hardware, options, seconds or TRIAL_SECONDS)
     if result["opened"]:
         _cache().write(_key(device, options), result)
     return result
@@ -77,8 +79,8 @@ def _cache() -> JsonCache:
     return JsonCache(cache_folder() / "kernels", FORMAT)
 
 
-def try_kernels(hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:
-    """Runs each kernel against plain operations in a child process.
+def try_kernels(hardware: Hardware, options: HardwareOptions, time_limit: float) -> dict[str, Any]:
+    """Runs each kernel against plain operations in a child process, in `time_limit` seconds.
 
     Returns `works`, `reason` (empty where it works), `opened` (whether the device did open: else
     the kernels are not to blame), `errors` (relative to the plain result, by kernel) and `seconds`.
@@ -90,7 +92,7 @@ def try_kernels(hardware: Hardware, options: HardwareOptions) -> dict[str, Any]:
     with Child(_environment(hardware), command) as child:
         try:
             while place:
-                answer = child.receive(started + TRIAL_SECONDS)
+                answer = child.receive(started + time_limit)
                 errors |= answer["errors"]
                 opened, place, reason = True, answer["next"], answer["reason"]
             child.finish()

@@ -100,11 +100,11 @@ class HostParts:
     def __init__(self, hw: Kind) -> None:
         self.hw = hw
 
-    def kernels(self) -> Answer:
+    def kernels(self, seconds: float) -> Answer:
         """Each kernel against plain operations, tried afresh; the result is kept for runs."""
         from tpukit.hardware.select import try_own_kernels
 
-        result = try_own_kernels(HardwareOptions(self.hw))
+        result = try_own_kernels(HardwareOptions(self.hw), seconds)
         if result is None:
             return {"message": "there are no kernels for this hardware", "skip": True}
         if not result["works"]:
