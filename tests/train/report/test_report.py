@@ -266,9 +266,10 @@ class Watching(Tiny):
 
     def on_log(self, row):
         report = self.folder.report
-        while row["step"] > 3 and not report.exists():
-            time.sleep(0.01)  # it is written in the background
         if row["step"] == 4:
+            deadline = time.monotonic() + 60
+            while not report.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)  # it is written in the background
             self.page = report.read_text()
 
 
