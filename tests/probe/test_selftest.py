@@ -126,3 +126,19 @@ def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
     assert answer["values"]["used_bytes"] > 0
     assert "measured" in answer["message"]
     assert "predicted" in answer["message"]
+
+
+@pytest.mark.plan
+@pytest.mark.slow
+def test_the_batch_that_the_compiler_names_is_tried(tmp_path, monkeypatch):
+    from tpukit.probe.batch.search import SearchSettings
+    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.selftest import predicted
+
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(predicted, "SearchSettings", lambda **_: SearchSettings(start=2, max=2))
+    task = f"{SUPPORT / 'probe_tasks.py'}:Hungry"
+    answer = predicted.try_largest("cpu", task, {}, find_target("v5e-1"))
+    assert answer["message"] == "named 2 a device: 2 fits"
+    assert answer["values"]["2"]["used_bytes"] > 0
+    assert "warning" not in answer

@@ -18,7 +18,7 @@ from tpukit.knowledge.accelerators import tpu_by_cloud_name
 EMULATION = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", EMULATED_KERNELS: "1"}
 TASK = f"{SUPPORT / 'attention_task.py'}:Attending"
 ARGUMENTS = ["train", "--task", TASK, "--hw", "tpu", "--precision", "fp32", "--max-steps", "1",
-             "--global-batch-size", "4", "--accumulate", "1"]  # fmt: skip
+             "--global-batch-size", "4", "--accumulate", "1", "--set", "optimizer=sgd"]  # fmt: skip
 
 
 def train(folder, *more, cache=None, seconds=400, **variables):

@@ -85,14 +85,13 @@ def try_largest(
     with ExitStack() as stack:
         compiled = stack.enter_context(CompilerEvaluator(source, config, target, None))
         found = Recommender(compiled, search, _log).recommend()
+    batches = [batch for batch in (found.largest, found.smallest_failed) if batch]
     with MeasuredEvaluator(source, config, None) as measured:
-        batches = [found.largest, found.largest + 1]
         trials = measured.evaluate([TrialRequest(batch) for batch in batches])
     values = {str(trial.batch): {"fits": trial.fits, "used_bytes": trial.used_bytes}
               for trial in trials}  # fmt: skip
-    fits, too_much = (trial.fits for trial in trials)
     text = ", ".join(f"{t.batch} {'fits' if t.fits else 'does not fit'}" for t in trials)
     answer = {"message": f"named {found.largest} a device: {text}", "values": values}
-    if not fits or too_much:
+    if [trial.fits for trial in trials] != [True, False][: len(trials)]:
         answer["warning"] = "The compiler's limit is not this TPU's: use probe-batch --hw tpu."
     return answer
