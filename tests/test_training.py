@@ -228,3 +228,16 @@ def test_a_run_moves_from_virtual_tpu_to_cpu(tmp_path, whole):
     summary = result(tpukit(*arguments, "--max-steps", "40", "--hw", "cpu"))
     assert summary["resumed_from"] == 20
     assert relative_difference(parameters(run), parameters(whole[0])) < 1e-4
+
+
+def test_a_failed_resume_from_leaves_nothing_and_a_finished_one_a_run(tmp_path):
+    source, target = tmp_path / "input", tmp_path / "run"
+    arguments = [*BASE, "--max-steps", "20", "--set", "schedule=cosine"]
+    result(tpukit(*arguments, "--results-dir", source, "--json"))
+    again = [*BASE, "--set", "schedule=cosine", "--results-dir", target, "--resume-from", source]
+    told = failure(tpukit(*again, "--max-steps", "30"))
+    assert "--max-steps 20 finishes it" in told and "schedule=constant" in told
+    assert not target.exists()
+    done = tpukit(*again, "--max-steps", "20")
+    assert "is finished (20 steps)" in done.stdout
+    assert result(tpukit("test", "--run", target, "--json"))["task"] == "tiny"

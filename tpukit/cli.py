@@ -153,7 +153,17 @@ def main() -> NoReturn:
 
     with own_temporary_folder():
         code = run(arguments)
+    _end_workers()
     sys.exit(code)
+
+
+def _end_workers() -> None:
+    """Kills workers that an error has left: Python would wait for those that hang."""
+    if multiprocessing := sys.modules.get("multiprocessing"):
+        # torch would raise for each of them.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for worker in multiprocessing.active_children():
+            worker.kill()
 
 
 def _silence_libraries() -> None:

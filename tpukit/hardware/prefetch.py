@@ -14,6 +14,8 @@ Sent = TypeVar("Sent")
 
 BATCHES_AHEAD = 2
 MOST_WORKERS = 4
+SECONDS_TO_END = 5.0
+"""A thread that waits for a worker that hangs is not waited for any longer."""
 _END = object()
 
 
@@ -87,4 +89,4 @@ def _drain(
             yield item
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=SECONDS_TO_END)

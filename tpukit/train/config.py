@@ -58,6 +58,8 @@ class TrainConfig(HardwareOptions):
     """Optimizer steps between two checkpoints, each after a validation."""
     num_workers: int | None = None
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
+    loader_timeout: float = 600.0
+    """Seconds that a batch of the DataLoader workers is waited for."""
     best_metric: str | None = None
     """Metric of the best checkpoint: NAME, min:NAME or max:NAME (default: valid_loss)."""
     early_stopping: int | None = None
@@ -138,6 +140,7 @@ RANGES: Mapping[str, Range] = {
     "log_every": COUNT,
     "ckpt_every": COUNT,
     "num_workers": Range(0, 1024),
+    "loader_timeout": Range(1, 30 * 86400, whole=False),
     "accumulate": BATCH,
     "lr": FROM_ZERO,
     "warmup_steps": Range(0, LARGEST_COUNT),

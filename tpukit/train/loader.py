@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Batch
+from tpukit.train.data.shared_memory import lack_of_room_named, put_in_shared_memory
 from tpukit.train.data.stream import StreamPlan
 from tpukit.train.mistakes.raised import task_failure
 from tpukit.train.mistakes.returned import (
@@ -46,7 +47,10 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def __getitem__(self, micro: MicroBatch) -> Batch | TpukitError:
         try:
-            return self._batch(micro)
+            batch = self._batch(micro)
+            if get_worker_info() is not None:
+                put_in_shared_memory(batch.values())
+            return batch
         except Exception as error:
             failure = error if isinstance(error, TpukitError) else task_failure(error)
             if get_worker_info() is None or failure is None:
@@ -93,13 +97,16 @@ class MicroBatchLoader(DataLoader[Batch | TpukitError]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not a generator: the workers are started now, by this thread.
-        return map(_require_batch, super().__iter__())
+        with lack_of_room_named():
+            return _read(super().__iter__())
 
 
-def _require_batch(loaded: Batch | TpukitError) -> Batch:
-    if isinstance(loaded, TpukitError):
-        raise loaded
-    return loaded
+def _read(loader: Iterator[Batch | TpukitError]) -> Iterator[Batch]:
+    with lack_of_room_named():
+        for loaded in loader:
+            if isinstance(loaded, TpukitError):
+                raise loaded
+            yield loaded
 
 
 class PlannedMicroBatches(Sampler[MicroBatch]):
@@ -170,6 +177,8 @@ class LoaderSettings:
     seed: int
     start_worker: Callable[[int], None] | None = None
     """Called in each DataLoader worker as it starts."""
+    timeout: float = 600.0
+    """Seconds that a batch of the workers is waited for."""
 
 
 def make_loader(
@@ -182,6 +191,7 @@ def make_loader(
         batch_size=None,
         num_workers=settings.workers,
         prefetch_factor=2 if settings.workers else None,
+        timeout=settings.timeout if settings.workers else 0,
         worker_init_fn=settings.start_worker if settings.workers else None,
         # One of its own: a loader would otherwise draw from the generator that dropout uses.
         generator=torch.Generator().manual_seed(settings.seed),

@@ -68,7 +68,7 @@ def train_run(
         # Until the first step nothing would be lost; several ranks stop after it, together.
         stop.raises = backend.world_size == 1
         require_same_nodes(backend, versions())
-        claim_folder(request, backend, stack, log)
+        undo_import = claim_folder(request, backend, stack, log)
         if backend.is_main:
             stop.on_request = partial(mark_ending, request.folder.lock)
         checkpoint = find_checkpoint(request, backend, log)
@@ -78,6 +78,7 @@ def train_run(
         require_same_nodes(backend, plan.identity)
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
+            undo_import.pop_all()
             early = stops_early(request.config.early_stopping, checkpoint.state.since_best)
             if early or checkpoint.state.step >= plan.total_steps:
                 return _already_finished(request, checkpoint, plan, log, early=early)
@@ -172,6 +173,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
             workers=backend.loader_workers(config.num_workers),
             seed=config.global_seed,
             start_worker=WorkerInit(),
+            timeout=config.loader_timeout,
         ),
         folder=request.folder,
     )

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from tpukit.hardware.backend import Batch
+from tpukit.train.data.shared_memory import lack_of_room_named
 from tpukit.train.mistakes.returned import why_not_stacked
 
 Sample = Mapping[str, Any]
@@ -88,7 +89,8 @@ def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
     filled = [dict(sample) for sample in (*samples, *([samples[-1]] * (rows - len(samples))))]
     try:
         # In a DataLoader worker it stacks straight into shared memory.
-        batch: Batch = default_collate(filled)
+        with lack_of_room_named():
+            batch: Batch = default_collate(filled)
     except (KeyError, RuntimeError, TypeError) as error:
         raise ValueError(why_not_stacked(samples)) from error
     mask = torch.zeros(rows)

@@ -39,7 +39,8 @@ def task_failure(error: BaseException) -> TaskFailedError | None:
     if isinstance(error, TpukitError):
         return error if isinstance(error, TaskFailedError) else None
     calls = list(_users_calls(error.__traceback__))
-    if not calls:
+    # The death of a DataLoader worker is raised wherever the main thread is.
+    if not calls or str(error).startswith("DataLoader worker (pid"):
         return None
     method, (code, line) = calls[0][0].co_qualname, calls[-1]
     inside = "" if code.co_qualname == method else f" in {code.co_qualname}"

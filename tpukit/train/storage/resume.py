@@ -33,9 +33,12 @@ EARLIER_VALUES = {"optimizer": "adamw", "momentum": TrainConfig.momentum}
 
 def claim_folder(
     request: TrainingRequest, backend: Backend, stack: ExitStack, log: Callable[[str], None]
-) -> None:
-    """Rank 0 makes and locks the folder; the others wait and write to their log files."""
-    folder = request.folder
+) -> ExitStack:
+    """Rank 0 makes and locks the folder; the others wait and write to their log files.
+
+    Returns what removes an imported run again, in `stack`, until its callbacks are dropped.
+    """
+    folder, undo = request.folder, ExitStack()
     if backend.is_main:
         if not request.config.resume and folder.path.exists():
             with locked(folder):
@@ -46,16 +49,20 @@ def claim_folder(
         stack.enter_context(locked(folder))
         # Under the lock: what another run is about to use is not this one's to remove.
         stack.callback(folder.remove_if_unused)
+        stack.enter_context(undo)
         if request.config.resume_from:
-            _import_run(Path(request.config.resume_from), folder, log)
+            _import_run(Path(request.config.resume_from), folder, undo, log)
     backend.barrier()
     keep_crashes(folder, backend.rank)
     # The first rank of a further node prints there: its errors belong to that terminal.
     if not backend.is_main and os.environ.get("LOCAL_RANK", "0") != "0":
         keep_rank_output(folder, backend.rank)
+    return undo
 
 
-def _import_run(source: Path, folder: RunFolder, log: Callable[[str], None]) -> None:
+def _import_run(
+    source: Path, folder: RunFolder, undo: ExitStack, log: Callable[[str], None]
+) -> None:
     """Copies a read-only run's newest good and best checkpoints, unless this folder is further."""
     if list_checkpoints(folder.checkpoints):
         log(f"{folder.path} has checkpoints of its own: --resume-from is not needed.")
@@ -67,19 +74,27 @@ def _import_run(source: Path, folder: RunFolder, log: Callable[[str], None]) -> 
             f"--resume-from {source}: no checkpoint in {origin.checkpoints}.",
             "Give the run folder that holds `checkpoints/`.",
         )
+    undo.callback(_remove_import, folder)
     best = read_pointer(origin.checkpoints / "best")
     for name in sorted({newest.path.name, best or newest.path.name}):
-        with replacing_folder(folder.checkpoints / name) as partial:
+        with replacing_folder(folder.checkpoints / name) as made:
             source_folder = origin.checkpoints / name
-            shutil.copytree(
-                source_folder, partial, copy_function=shutil.copyfile, dirs_exist_ok=True
-            )
+            shutil.copytree(source_folder, made, copy_function=shutil.copyfile, dirs_exist_ok=True)
     if best:
         point(folder.checkpoints / "best", best)
     point(folder.checkpoints / "latest", newest.path.name)
-    if origin.metrics.exists():
-        shutil.copyfile(origin.metrics, folder.metrics)
+    for file in (origin.metrics, origin.config):
+        if file.exists():
+            shutil.copyfile(file, folder.path / file.name)
     log(f"Starting from {source}, {newest.path.name}.")
+
+
+def _remove_import(folder: RunFolder) -> None:
+    """Leaves nothing of a run that could not go on: it would be taken for one that can."""
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    folder.checkpoints.mkdir()
+    for file in (folder.metrics, folder.config):
+        file.unlink(missing_ok=True)
 
 
 def find_checkpoint(
@@ -129,10 +144,21 @@ def require_same_arithmetic(
         for name in sorted({*before, *plan.identity} - {*unknown})
         if before.get(name) != plan.identity.get(name)
     ]
-    if changes:
-        raise ConfigError(
-            f"The run in {plan.folder.path} was made with other settings: {'; '.join(changes)}.",
-            "Give the old values to go on with it, --no-resume to start anew (the old run is set"
-            " aside), or another --results-dir.",
-            id="changed-arithmetic",
+    if not changes:
+        return
+    hint = (
+        "Give the old values to go on with it, --no-resume to start anew (the old run is set"
+        " aside), or another --results-dir."
+    )
+    if len(changes) == 1 and changes[0].startswith("total_steps"):
+        hint = (
+            "Its learning rate depends on the length of the run:"
+            f" --max-steps {before.get('total_steps')} finishes it as it was planned; a run of"
+            " another length starts anew, with --no-resume or in another --results-dir. With --set"
+            " schedule=constant a run can be continued to any length."
         )
+    raise ConfigError(
+        f"The run in {plan.folder.path} was made with other settings: {'; '.join(changes)}.",
+        hint,
+        id="changed-arithmetic",
+    )
