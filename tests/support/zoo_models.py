@@ -36,6 +36,8 @@ class Entry:
     """Height and width of its images."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor or config."""
+    double: bool = False
+    """Whether its step is compared in float64, as fp32 does not determine its gradients."""
     quick: bool = False
     """Whether it is in the default run."""
 
@@ -237,4 +239,7 @@ class Zoo(Task):
     def example_batches(self, rows: int, seed: int = 0) -> list[dict[str, Tensor]]:
         rng = np.random.default_rng(seed)
         samples = [INPUTS[self.entry.inputs](self.entry, rng) for _ in range(rows)]
-        return [stack_samples(samples, rows)]
+        batch = stack_samples(samples, rows)
+        if self.entry.double:
+            batch = {n: v.double() if v.is_floating_point() else v for n, v in batch.items()}
+        return [batch]

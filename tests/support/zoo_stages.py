@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from tpukit.train.step import Learner
+
+    State = dict[str, dict[str, Tensor]]
+    """Tensors on the host by kind and name."""
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, TOLERANCE = 8, 1e-4
@@ -66,6 +69,8 @@ class Outcome:
         off = {k: f"{v:.1e}" for k, v in self.values.get("equals", {}).items() if v > TOLERANCE}
         if off:
             failed["equals"] = f"relative differences {off}"
+        if self.values.get("cpu-fp32", 1.0) <= TOLERANCE:
+            failed["equals"] = "fp32 determines its gradients: compare it in fp32"
         if self.values.get("one-graph"):
             failed["one-graph"] = f"{self.values['one-graph']} compilations after the warm-up"
         return failed
@@ -119,17 +124,22 @@ def trains(name: str, values: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     config = TrainConfig(ema_decay=0.9)
-    task = Zoo(entries()[name])
+    entry = entries()[name]
+    task = Zoo(entry)
     xla = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
     cpu = open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
     torch.manual_seed(0)
     model = task.build_model(xla)
+    single = copy.deepcopy(model)
+    if entry.double:
+        model.double()
     reference = build_learner(task, cpu, copy.deepcopy(model), config)
     learner = build_learner(task, xla, model, config)
-    with without_dropout(learner.model), without_dropout(reference.model):
-        for one in (learner, reference):
-            one.train_step(batches(one, seed=0), config.lr)
-        values["equals"] = differences(learner, reference)
+    expected = stepped(reference)
+    values["equals"] = differences(stepped(learner), expected)
+    if entry.double:
+        in_fp32 = build_learner(Zoo(replace(entry, double=False)), cpu, single, config)
+        values["cpu-fp32"] = max(differences(stepped(in_fp32), expected).values())
     train(learner, seed=0)  # with drop-out it is another graph
     validate(learner)
     before = xla.compilations()
@@ -137,6 +147,13 @@ def trains(name: str, values: dict[str, Any]) -> None:
         train(learner, seed)
     validate(learner)
     values["one-graph"] = xla.compilations() - before
+
+
+def stepped(learner: Learner) -> State:
+    """The state after a first step without drop-out."""
+    with without_dropout(learner.model):
+        learner.train_step(batches(learner, seed=0), 1e-3)
+    return state(learner)
 
 
 def batches(learner: Learner, seed: int) -> list[dict[str, Tensor]]:
@@ -159,13 +176,12 @@ def validate(learner: Learner) -> None:
     learner.read_evaluation()
 
 
-def differences(learner: Learner, reference: Learner) -> dict[str, float]:
+def differences(left: State, right: State) -> dict[str, float]:
     """What differs after a step: |left - right| / |right| of each kind of state."""
-    left, right = state(learner), state(reference)
     return {kind: relative_error(left[kind], right[kind]) for kind in right}
 
 
-def state(learner: Learner) -> dict[str, dict[str, Tensor]]:
+def state(learner: Learner) -> State:
     """The loss, and every floating tensor that a step changes, on the host."""
     import torch
 
@@ -230,7 +246,8 @@ def compiles(name: str, values: dict[str, Any]) -> None:
     from tpukit.probe.compiler.targets import find_target
     from tpukit.train.config import TrainConfig
 
-    trials = CompiledTrials(Zoo(entries()[name]), TrainConfig(), find_target("v5e-1"))
+    task = Zoo(replace(entries()[name], double=False))
+    trials = CompiledTrials(task, TrainConfig(), find_target("v5e-1"))
     trial = trials.run(TrialRequest(ROWS, effort="fast"))
     if not trial.fits:
         raise RuntimeError(trial.error)
