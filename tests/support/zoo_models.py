@@ -36,8 +36,8 @@ class Entry:
     """Height and width of its images."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor or config."""
-    double: bool = False
-    """Whether its step is compared in float64, as fp32 does not determine its gradients."""
+    ill_conditioned: bool = False
+    """Whether fp32 determines its gradients to less than the tolerance: see `zoo_stages.trains`."""
     quick: bool = False
     """Whether it is in the default run."""
 
@@ -239,7 +239,14 @@ class Zoo(Task):
     def example_batches(self, rows: int, seed: int = 0) -> list[dict[str, Tensor]]:
         rng = np.random.default_rng(seed)
         samples = [INPUTS[self.entry.inputs](self.entry, rng) for _ in range(rows)]
-        batch = stack_samples(samples, rows)
-        if self.entry.double:
-            batch = {n: v.double() if v.is_floating_point() else v for n, v in batch.items()}
-        return [batch]
+        return [stack_samples(samples, rows)]
+
+
+class InFloat64(Zoo):
+    """The same for a model in float64."""
+
+    def example_batches(self, rows: int, seed: int = 0) -> list[dict[str, Tensor]]:
+        return [
+            {n: v.double() if v.is_floating_point() else v for n, v in batch.items()}
+            for batch in super().example_batches(rows, seed)
+        ]

@@ -59,9 +59,9 @@ def test_the_record_holds_the_exceptions_and_no_other_failure():
     assert {name: checks for name, checks in failed.items() if checks} == listed
 
 
-def test_what_is_compared_in_float64_is_said_with_its_figure():
-    """That fp32 does not determine such a model's gradients is a part of its check."""
-    compared = {name for name, entry in ENTRIES.items() if entry.double}
+def test_what_fp32_does_not_determine_is_said_with_its_figure():
+    """That it is at least so far off is a part of such a model's check."""
+    compared = {name for name, entry in ENTRIES.items() if entry.ill_conditioned}
     assert record()["cpu-fp32"].keys() == compared & recorded().keys()
 
 
