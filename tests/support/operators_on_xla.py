@@ -128,6 +128,7 @@ CASES = {
     "checkpoint": (checkpointed, IMAGE),
     "encoder with padding": (encoder, (2, 5, 8)),
     "LSTM": (lambda x: lstm(x.device)(x)[0], (2, 3, 5)),
+    "GRU": (lambda x: gru(x.device)(x)[0], (2, 3, 5)),
     "second derivative": (second_derivative, (4, 5)),
     "clamp unless finite": (clamp_unless_finite, IMAGE),
     "roll": (lambda x: x.roll((1, -2), (2, 3)), IMAGE),
@@ -141,6 +142,11 @@ CASES = {
 def lstm(device):
     torch.manual_seed(0)
     return nn.LSTM(5, 6, batch_first=True, bidirectional=True).to(device)
+
+
+def gru(device):
+    torch.manual_seed(0)
+    return nn.GRU(5, 6, batch_first=True).to(device)
 
 
 def computed(function, inputs):

@@ -62,6 +62,8 @@ def register_lowerings() -> Any:
 
 
 def _registered() -> Any:
+    # torch_xla puts a GRU of its own in its place, which needs packages that it does not install.
+    torch.nn.GRU = torch.nn.modules.rnn.GRU  # type: ignore[misc]
     library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in BELOW_AUTOGRAD:
         _register(library, name, decomposition_table[_overload(name)], "XLA")
