@@ -38,9 +38,9 @@ Models of {libraries}, unmodified, through tpukit's engine. Each one
 
 - takes a training step in fp32 on four virtual XLA devices that equals the CPU's: loss, gradients,
   weights, EMA weights and buffers differ by at most 1e-4 (relative; drop-out and stochastic depth
-  off). Of {rounded} models fp32 does not determine the gradients so far, as rounding turns ReLUs on
-  and off: on the CPU alone a step in fp32 differs from one in float64 by the figure in the table.
-  These are compared with the CPU's step in float64, and may differ by three times that figure;
+  off). Models with a figure in the table ({rounded} of them) are ill-conditioned, as rounding
+  turns ReLUs on and off: by that figure a step in fp32 differs from one in float64 on the CPU
+  alone. They are compared with the CPU's step in float64, and may differ by three times as much;
 - compiles nothing after the warm-up, in three more steps and a validation;
 - has a bf16 training step that the TPU compiler compiles for a v5e chip.
 

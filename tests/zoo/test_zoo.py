@@ -62,7 +62,8 @@ def test_the_record_holds_the_exceptions_and_no_other_failure():
 def test_what_fp32_does_not_determine_is_said_with_its_figure():
     """That it is at least so far off is a part of such a model's check."""
     compared = {name for name, entry in ENTRIES.items() if entry.ill_conditioned}
-    assert record()["cpu-fp32"].keys() == compared & recorded().keys()
+    run = {name for name, checks in recorded().items() if "equals" in checks}
+    assert record()["cpu-fp32"].keys() == compared & run
 
 
 def test_nearly_every_model_passes():
