@@ -31,6 +31,8 @@ class HardwareOptions:
     kernels: Literal["auto", "on", "off"] = "auto"
     """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
     their own, on uses them without that, off uses plain operations."""
+    compile_cache: str | None = None
+    """Folder in which torch_xla keeps compiled programs on a TPU; a read-only one is read."""
     deterministic: bool = False
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
     memory_limit: int | None = None

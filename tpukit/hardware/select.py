@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import importlib.metadata
+import importlib.util
 import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpukit.errors import HardwareError
@@ -29,6 +32,7 @@ from tpukit.hardware.tpu_stack import (
     choose_stack,
     installed_stack,
 )
+from tpukit.io.cache import is_writable
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
@@ -243,6 +247,31 @@ def _prepare_xla(options: HardwareOptions, hardware: Hardware) -> None:
         del os.environ["TPU_PROCESS_ADDRESSES"]
     if options.devices is not None:
         _limit_chips(options.devices, hardware.tpu)
+    if options.compile_cache is not None:
+        keep_programs(Path(options.compile_cache).absolute())
+
+
+def keep_programs(folder: Path) -> None:
+    """Has torch_xla read and keep compiled programs below `folder`, those of these versions alone.
+
+    Raises HardwareError where there is neither something to read nor a place to write.
+    """
+    parts = [f"{name}-{importlib.metadata.version(name)}" for name in ("torch_xla", "libtpu")
+             if importlib.util.find_spec(name)]  # fmt: skip
+    programs, writable = folder / "-".join(parts), is_writable(folder)
+    if not (writable or folder.is_dir()):
+        raise HardwareError(
+            f"--compile-cache {folder}: it does not exist and cannot be made.",
+            "Name a folder you may write, or a former one that is attached.",
+            id="compile-cache",
+        )
+    if writable:
+        programs.mkdir(parents=True, exist_ok=True)
+    elif not programs.is_dir():
+        return
+    # What torch_xla.runtime.initialize_cache sets.
+    os.environ["XLA_PERSISTENT_CACHE_PATH"] = str(programs)
+    os.environ["XLA_PERSISTENT_CACHE_READ_ONLY"] = "0" if writable else "1"
 
 
 def _limit_chips(devices: int, tpu: TpuChips) -> None:
