@@ -44,13 +44,16 @@ def program(name: str, task: str, presets: Mapping[str, int], *words: str) -> Pr
     return Program(name, ("--task", task, *words), presets)
 
 
+MOST = "1024"
+"""Samples a chip of the small networks: more is no use, and takes this machine's memory."""
 COMMON = {"safe": 8, "balanced": 16, "fast": 32}
 PROGRAMS = (
-    program("EIT, quick (`tiny`)", "eit", {"quick": 32}, "--preset", "quick"),
+    program("EIT, quick (`tiny`)", "eit", {"quick": 32}, "--preset", "quick",
+            "--start", MOST, "--max", MOST),
     program("summaries, quick (3 layers of 128, 256 tokens)", "summarize", {"quick": 32},
-            "--preset", "quick", "--start", "64"),
+            "--preset", "quick", "--start", MOST, "--max", MOST),
     program("images, quick (ResNet-10t, 64 pixels)", "images", {"quick": 64},
-            "--preset", "quick", "--start", "256"),
+            "--preset", "quick", "--start", MOST, "--max", MOST),
     program("EIT (`published`, 110 M)", "eit", {**COMMON, "none": 64}),
     program("summaries (GPT-2 124M, 1024 tokens)", "summarize",
             {"safe": 64, "balanced": 128, "fast": 256, "none": 256}),
@@ -106,6 +109,8 @@ def page(found: Mapping[str, Any]) -> str:
         versions = next((r["versions"] for r in rows.values() if "versions" in r), {})
         named = ", ".join(f"{name} {version}" for name, version in versions.items())
         parts += [f"## {target}", *_tables(rows), f"Compiled by {named}." if named else ""]
+    if not found:
+        parts.append("No row has been computed yet; each search takes minutes of two cores.")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -134,12 +139,12 @@ def _table(head: list[str], lines: list[list[str]]) -> str:
 
 def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
     batch, step = row["recommended_batch_per_device"], row["step"]
-    seconds = step["estimate_seconds"]
+    seconds, failed = step["estimate_seconds"], row["smallest_failed_batch_per_device"]
     epoch = math.ceil(EPOCH / (batch * CHIPS)) * seconds
     collectives = ", ".join(f"{count} {kind}" for kind, count in row["collectives"].items())
     return [
         name,
-        str(row["largest_batch_per_device"]),
+        f"{row['largest_batch_per_device']}{' or more' * (failed is None)}",
         f"{batch} ({batch * CHIPS})",
         f"{sum(row['memory'].values()) / GIB:.2f} of {row['limit_bytes'] / GIB:.2f} GiB",
         f"{step['flops'] / 1e12:.3g}",

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROW = {
-    "largest_batch_per_device": 12, "recommended_batch_per_device": 10, "limit_bytes": 16 * 2**30,
+    "largest_batch_per_device": 12, "smallest_failed_batch_per_device": 13,
+    "recommended_batch_per_device": 10, "limit_bytes": 16 * 2**30,
     "memory": {"parameters": 2**30, "temporaries": 7 * 2**30}, "collectives": {"all-reduce": 3},
     "step": {"flops": 2e12, "bytes": 2**34, "estimate_seconds": 0.05}, "versions": {"libtpu": "1"},
 }  # fmt: skip
