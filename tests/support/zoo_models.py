@@ -38,6 +38,8 @@ class Entry:
     """Arguments of its constructor or config."""
     ill_conditioned: bool = False
     """Whether fp32 determines its gradients to less than the tolerance: see `zoo_stages.trains`."""
+    optimized: bool = False
+    """Whether XLA must optimize its step for the CPU: without that it rounds more coarsely."""
     quick: bool = False
     """Whether it is in the default run."""
 

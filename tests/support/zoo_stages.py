@@ -108,7 +108,11 @@ def outcome(name: str, stage: str, limit_seconds: float = 500) -> Outcome:
 
 
 def _send_outcome(send: Connection, name: str, stage: str) -> None:
+    from zoo_models import entries
+
     os.environ.update(ENVIRONMENT | STAGE_ENVIRONMENT[stage])
+    if entries()[name].optimized:
+        os.environ.pop("XLA_FLAGS", None)
     values: dict[str, Any] = {}
     try:
         STAGES[stage](name, values)
