@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from tpukit.errors import DataError
-from tpukit.tasks.images.data.listing import find_training_images
+from tpukit.tasks.images.data.listing import find_training_images, table_rows
 from tpukit.tasks.images.images_config import ImagesConfig
 
 
@@ -94,3 +94,8 @@ def test_the_digest_sees_other_labels(tmp_path):
     first = find(tmp_path, valid_fraction=0.0)[0].digest()
     (tmp_path / "cat" / "0.png").rename(tmp_path / "dog" / "7.png")
     assert find(tmp_path, valid_fraction=0.0)[0].digest() != first
+
+
+def test_a_table_that_is_not_there_is_said_to_be_missing(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.csv cannot be read: No such file"):
+        table_rows(tmp_path / "nowhere.csv")

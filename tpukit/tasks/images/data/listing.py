@@ -153,7 +153,9 @@ def table_rows(table: Path) -> list[dict[str, str]]:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
             rows = [dict(row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise DataError(f"{table} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{table}: not a CSV file in UTF-8 ({error}).") from error
     if not rows:
         raise DataError(f"{table} has no rows.", "Expected a header and a row for each image.")
