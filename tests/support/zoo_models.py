@@ -36,10 +36,10 @@ class Entry:
     """Height and width of its images."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor or config."""
-    ill_conditioned: bool = False
-    """Whether fp32 determines its gradients to less than the tolerance: see `zoo_stages.trains`."""
+    in_float64: bool = False
+    """Whether its step is compared in float64, as fp32 decides nothing: see `zoo_stages.trains`."""
     optimized: bool = False
-    """Whether XLA must optimize its step for the CPU: without that it rounds more coarsely."""
+    """Whether XLA optimizes its step for the CPU: some round coarsely or run slowly without."""
     quick: bool = False
     """Whether it is in the default run."""
 

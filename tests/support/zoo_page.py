@@ -38,11 +38,10 @@ Models of {libraries}, unmodified, through tpukit's engine. Each one
 
 - takes a training step in fp32 on four virtual XLA devices that equals the CPU's: loss, gradients,
   weights, EMA weights and buffers differ by at most 1e-4 (relative; drop-out and stochastic depth
-  off). Models with a figure in the table ({rounded} of them) are ill-conditioned, as rounding
-  turns ReLUs on and off: by that figure a step in fp32 differs from one in float64 on the CPU
-  alone. They are compared with the CPU's step in float64, and may differ by three times as much.
+  off). In {exact} models rounding turns ReLUs on and off, so that one bit changes the gradients:
+  they are compared in float64, and the table says by how much they differ in fp32.
   XLA compiles these steps without optimizations, in a third of the time, but for {optimized} models
-  whose rounding that makes too coarse;
+  that would run too slowly or round too coarsely;
 - compiles nothing after the warm-up, in three more steps and a validation;
 - has a bf16 training step that the TPU compiler compiles for a v5e chip.
 
@@ -78,8 +77,8 @@ def recorded() -> dict[str, dict[str, str | None]]:
 
 
 def record() -> dict[str, Any]:
-    """`versions`, `results`, and of the ill-conditioned models `cpu-fp32`: by how much a step in
-    fp32 differs from one in float64 on the CPU alone."""
+    """`versions`, `results`, and of the models compared in float64 `fp32`: by how much a step in
+    fp32 differs from the CPU's."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
@@ -93,19 +92,19 @@ def run_missing(names: Sequence[str]) -> None:
             failed = found.failed_checks()
             print(f"{name} {stage} {found.seconds} s: {failed or 'passed'}", flush=True)
             results = {check: failed.get(check) for check in checks}
-            write_record(name, results, found.values.get("cpu-fp32", {}))
+            write_record(name, results, found.values.get("fp32", {}))
 
 
 def write_record(
-    name: str, results: Mapping[str, str | None], cpu_fp32: Mapping[str, float]
+    name: str, results: Mapping[str, str | None], in_fp32: Mapping[str, float]
 ) -> None:
     """Adds the results of a model."""
     kept = record()
     kept["versions"] = {package: importlib.metadata.version(package) for package in PACKAGES}
     kept["results"].setdefault(name, {}).update(results)
-    if cpu_fp32:
-        kept["cpu-fp32"][name] = max(cpu_fp32.values())
-    for part in ("results", "cpu-fp32"):
+    if in_fp32:
+        kept["fp32"][name] = max(in_fp32.values())
+    for part in ("results", "fp32"):
         kept[part] = {name: kept[part][name] for name in entries() if name in kept[part]}
     RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
@@ -118,7 +117,7 @@ def page() -> str:
     libraries = list(dict.fromkeys(entry.library for entry in all_entries))
     head = HEAD.format(
         libraries=f"{', '.join(libraries[:-1])} and {libraries[-1]}",
-        rounded=len(kept["cpu-fp32"]),
+        exact=len(kept["fp32"]),
         counts=_counts(all_entries, kept["results"]),
         optimized=sum(entry.optimized for entry in all_entries),
         versions=", ".join(f"{name} {version}" for name, version in kept["versions"].items()),
@@ -136,8 +135,8 @@ def result(entry: Entry, kept: Mapping[str, Any]) -> str:
     missing = [stage for stage, own in CHECKS.items() if not checks.keys() >= set(own)]
     if missing:
         return f"{' and '.join(missing)}: not run yet"
-    if name in kept["cpu-fp32"]:
-        return f"{PASSES}; fp32 on the CPU is off by {kept['cpu-fp32'][name]:.0e}"
+    if name in kept["fp32"]:
+        return f"{PASSES} in float64; in fp32 the step differs by {kept['fp32'][name]:.0e}"
     return PASSES
 
 
