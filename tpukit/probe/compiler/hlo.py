@@ -94,7 +94,7 @@ def _by_channel(program: str) -> dict[tuple[str, str], int]:
         if opcode in COLLECTIVES:
             channel = CHANNEL.search(instruction.rest)
             key = opcode, channel[1] if channel else instruction.name
-            found[key] = max(found.get(key, 0), instruction.size_bytes)
+            found[key] = max(found.get(key, 0), shape_bytes(instruction.shape, on_chip=True))
     return found
 
 
@@ -185,14 +185,14 @@ def _entry(program: str) -> list[str]:
     return lines[start + 1 : end]
 
 
-def shape_bytes(shape: str) -> int:
+def shape_bytes(shape: str, on_chip: bool = False) -> int:
     """Bytes in HBM of an array or tuple shape in HLO text, padded to whole tiles.
 
-    A buffer in another memory space (`S(1)`: on-chip) takes none.
+    A buffer in another memory space (`S(1)`: on-chip) takes none, unless these are counted too.
     """
     total = 0
     for dtype, dims, order, tiling in ARRAY.findall(shape):
-        if dtype not in TYPE_BITS or "S(" in tiling:
+        if dtype not in TYPE_BITS or ("S(" in tiling and not on_chip):
             continue
         sizes = [int(n) for n in dims.split(",") if n]
         minor = [int(n) for n in order.split(",") if n]

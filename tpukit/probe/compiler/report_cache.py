@@ -10,7 +10,7 @@ from typing import Any
 from tpukit.io.cache import JsonCache
 from tpukit.probe.compiler import hlo
 
-FORMAT = 2
+FORMAT = 3
 """Raised when what is stored changes its meaning."""
 
 
