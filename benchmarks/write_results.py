@@ -238,6 +238,23 @@ def tpu_batches() -> str:
     ])  # fmt: skip
 
 
+def activation_memory() -> str:
+    found = read("activation_memory")
+    rows = [
+        [f"`{name}`", *(f"{row[n] / 1e6:.1f}" for n in ("saved", "saved_in_tiles", "compiled")),
+         f"{row['compiled'] / row['saved']:.2f}", f"{row['compiled'] / row['saved_in_tiles']:.2f}"]
+        for name, row in found["models"].items()
+    ]  # fmt: skip
+    return section(
+        "Activations: the compiler beside autograd", "activation_memory.py", ["activation_memory"],
+        "Megabytes a sample of a training step under bf16: what plain PyTorch saves for the "
+        "backward pass, the same in the TPU's tiles of 8 x 128, and the temporaries of the step "
+        f"that is compiled for a {found['target']}; slopes between two small batches.",
+        table(["", "saved", "saved, in tiles", "compiled", "compiled / saved",
+               "compiled / in tiles"], rows),
+    )  # fmt: skip
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -444,6 +461,7 @@ SECTIONS = {
     "image_loading": image_loading,
     "image_accuracy": image_accuracy,
     "tpu_batches": tpu_batches,
+    "activation_memory": activation_memory,
     "summarize_generation": summarize_generation,
     "summarize_training": summarize_training,
     "summarize_quality": summarize_quality,
