@@ -95,6 +95,7 @@ CASES = {
     "trilinear": (interpolate(scale_factor=2, mode="trilinear"), (2, 3, 4, 4, 2)),
     "area": (interpolate(size=(3, 12), mode="area"), IMAGE),
     "adaptive average": (lambda x: F.adaptive_avg_pool2d(x, (3, 5)), IMAGE),
+    "maximum in a larger window": (lambda x: F.max_pool2d(x, 9, 2, ceil_mode=True), IMAGE),
     "adaptive maximum": (lambda x: F.adaptive_max_pool2d(x, 3), IMAGE),
     "average with ceil_mode": (
         lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), IMAGE,

@@ -248,9 +248,22 @@ def _avg_pool2d_backward(
     return pool_backward(gradient, image.shape, kernel, stride, padding, include_pad=include_pad)
 
 
+def _max_pool2d(
+    original: Any, keys: Any, image: Tensor, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    """torch_xla's takes no image that is smaller than the window, as ceil_mode allows."""
+    sides = ((each[0], each[-1]) for each in (image.shape[-2:], kernel, padding, dilation))
+    down, right = (max(0, d * (k - 1) + 1 - n - 2 * p) for n, k, p, d in zip(*sides, strict=True))
+    if ceil_mode and (down or right):
+        image = torch.nn.functional.pad(image, (0, right, 0, down), value=-torch.inf)
+    return original.call_boxed(keys, image, kernel, stride, padding, dilation, ceil_mode)
+
+
 OVERRIDDEN: dict[str, tuple[Any, ...]] = {
     "index_put_": (_index_put_, "AutogradXLA", "XLA"),
     "avg_pool2d_backward": (_avg_pool2d_backward, "XLA"),
+    "max_pool2d": (_max_pool2d, "AutogradXLA"),
     "native_batch_norm": (_native_batch_norm, "XLA"),
     "native_batch_norm_backward": (_native_batch_norm_backward, "XLA"),
 }
