@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -224,20 +224,25 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def build(config_class: type[Config], values: Mapping[str, Any]) -> Config:
-    """The config with these values. All problems are collected and raised as one ConfigError."""
+def build(
+    config_class: type[Config], values: Mapping[str, Any], name: Callable[[str], str] = flag
+) -> Config:
+    """The config with these values. All problems are collected and raised as one ConfigError.
+
+    name: how messages name a field.
+    """
     hints = get_type_hints(config_class)
-    problems = field_problems(values, hints)
+    problems = field_problems(values, hints, name)
     config = config_class(**{n: v for n, v in values.items() if n not in problems})
-    messages = [*problems.values(), *_value_problems(config)]
+    messages = [*problems.values(), *_value_problems(config, name)]
     if messages:
         raise ConfigError(" ".join(messages), _nearest_hint(problems, values, hints))
     return config
 
 
-def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
+def resolve(*layers: Mapping[str, Any], name: Callable[[str], str] = flag) -> TrainConfig:
     """The config from its layers, the strongest first (options, file, preset, task defaults)."""
-    return build(TrainConfig, merge(*layers))
+    return build(TrainConfig, merge(*layers), name)
 
 
 def _nearest_hint(
@@ -261,14 +266,16 @@ def nearest(name: str, names: Any) -> str | None:
     return matches[0] if matches else None
 
 
-def field_problems(values: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, str]:
-    """By name, a sentence for each value of the wrong type and each unknown name."""
+def field_problems(
+    values: Mapping[str, Any], hints: Mapping[str, Any], name: Callable[[str], str] = flag
+) -> dict[str, str]:
+    """By field, a sentence for each value of the wrong type and each unknown name."""
     problems = {}
-    for name, value in values.items():
-        if name not in hints:
-            problems[name] = f"Unknown setting {name!r}."
-        elif not _matches(value, hints[name]):
-            problems[name] = f"{flag(name)} {shown(value)} is not {_expected(hints[name])}."
+    for field, value in values.items():
+        if field not in hints:
+            problems[field] = f"Unknown setting {field!r}."
+        elif not _matches(value, hints[field]):
+            problems[field] = f"{name(field)} {shown(value)} is not {_expected(hints[field])}."
     return problems
 
 
@@ -299,8 +306,8 @@ def _expected(hint: Any) -> str:
     return " or ".join(names[part] for part in _options(hint) or (hint,))
 
 
-def _value_problems(config: HardwareOptions) -> list[str]:
-    problems = range_problems(vars(config), RANGES)
+def _value_problems(config: HardwareOptions, name: Callable[[str], str]) -> list[str]:
+    problems = range_problems(vars(config), RANGES, name)
     if not isinstance(config, TrainConfig):
         return problems
     if config.best_metric is not None and parse_best_metric(config.best_metric) is None:

@@ -16,6 +16,7 @@ import typer
 from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.errors import ConfigError
 from tpukit.hardware.options import HardwareOptions
+from tpukit.io.ranges import flag
 from tpukit.train.config import (
     ConfigFile,
     TrainConfig,
@@ -44,6 +45,13 @@ TRAINING_PANELS = {
     "Run folder": ("data_path", "results_dir", "resume", "resume_from"),
 }  # fmt: skip
 """Fields of TrainConfig that have an option; `--set` reaches the others."""
+
+
+def option_name(field: str) -> str:
+    """How a command is given a field of TrainConfig: `--lr`, `--set beta1`."""
+    has_option = any(field in fields for fields in TRAINING_PANELS.values())
+    return flag(field) if has_option else f"--set {field}"
+
 
 TrainingOptions = Annotated[Given, options_of(TrainConfig, TRAINING_PANELS)]
 PlanOption = Annotated[
@@ -87,7 +95,8 @@ class GivenSettings:
         """The hardware part, before torch is imported."""
         names = {field.name for field in dataclasses.fields(HardwareOptions)}
         values = merge(self.train, self.file.train, preset_values(self.preset, {}))
-        return build(HardwareOptions, {n: v for n, v in values.items() if n in names})
+        values = {n: v for n, v in values.items() if n in names}
+        return build(HardwareOptions, values, option_name)
 
     def request(self, task: str | type[Task] | Task) -> TrainingRequest:
         """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken
@@ -113,7 +122,7 @@ class GivenSettings:
             settings = {**preset.task, **file, **self.task}
             data_path = merge(*layers).get("data_path", TrainConfig.data_path)
             built = make_task(cls, settings, data_path)
-        config = resolve(*layers, task_defaults(built))
+        config = resolve(*layers, task_defaults(built), name=option_name)
         folder = config.results_dir or default_folder(cls)
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(built, config, RunFolder(Path(folder)), settings, spec, self.command)

@@ -53,6 +53,7 @@ from tpukit.hardware.eager.grad_scaling import (
     Update,
     clip_factor,
 )
+from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
 from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_matrices
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
@@ -385,7 +386,7 @@ def _start_accelerate(kind: Kind, timeout: timedelta) -> Any:
         mixed_precision="no",
         kwargs_handlers=[
             DistributedDataParallelKwargs(**DDP_OPTIONS),
-            InitProcessGroupKwargs(timeout=timeout),
+            InitProcessGroupKwargs(init_method=init_method(), timeout=timeout),
         ],
     )
 

@@ -24,6 +24,7 @@ from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadM
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.eager.distributed import DDP_OPTIONS, move_tensors
+from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
 from tpukit.hardware.prefetch import prefetch
 
@@ -146,7 +147,7 @@ def start_torch_tpu(world_size: int) -> TpuDevice:
     _check_launch_variables()
     _load_torch_tpu()
     if world_size > 1:
-        dist.init_process_group("tpu", timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group("tpu", init_method=init_method(), timeout=COLLECTIVE_TIMEOUT)
     return TpuDevice()
 
 
