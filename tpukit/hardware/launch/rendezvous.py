@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 SCHEME = "tpukit"
@@ -22,7 +22,7 @@ def init_method() -> str:
     are gone: a rank that reads those before the new ones calls a closed port (pytorch issue
     135712).
     """
-    register_rendezvous_handler(SCHEME, _of_this_attempt)
+    register_rendezvous_handler(SCHEME, _of_this_attempt)  # type: ignore[no-untyped-call]
     return f"{SCHEME}://"
 
 
