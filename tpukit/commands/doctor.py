@@ -15,6 +15,8 @@ app = typer.Typer()
 
 LOG_SECONDS = 20.0
 LIVE_SECONDS = 120.0
+MASTER_PORT = 29500
+"""torchrun's."""
 
 
 class HardwareChoice(StrEnum):
@@ -75,6 +77,24 @@ def doctor(
             " and print a report to send.",
         ),
     ] = False,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="A,B",
+            help="Compare these hosts over ssh: versions, data, clocks, and whether each reaches"
+            " the others' port.",
+        ),
+    ] = None,
+    data_path: Annotated[
+        str | None, typer.Option("--data-path", help="With --hosts, the data to compare.")
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port", min=1, max=65535, help="With --hosts, the port to try (29500)."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="List every passed check and every finding.")
     ] = False,
@@ -102,6 +122,16 @@ def doctor(
             "doctor: --selftest cannot be combined with paths, --explain, --quick or --report.",
             "Run them one after the other.",
         )
+    if hosts is None and (data_path is not None or master_port is not None):
+        raise ConfigError(
+            "doctor: --data-path and --master-port are of --hosts.", "Add --hosts node1,node2."
+        )
+    if hosts is not None and (paths or explain is not None or quick or report or selftest):
+        raise ConfigError(
+            "doctor: --hosts cannot be combined with paths, --explain, --quick, --report or"
+            " --selftest.",
+            "Run them one after the other.",
+        )
     output = Output(as_json=json)
     if explain is not None:
         from tpukit.commands.reports.explanation import explain_file
@@ -120,6 +150,17 @@ def doctor(
             strict=strict,
             verbose=verbose,
             moves=to is not None,
+        )
+    elif hosts is not None:
+        from tpukit.commands.reports.hosts import check_hosts, host_names
+
+        code = check_hosts(
+            host_names(hosts),
+            data_path,
+            master_port or MASTER_PORT,
+            output,
+            strict=strict,
+            verbose=verbose,
         )
     elif selftest:
         from tpukit.commands.reports.selftest import check_hardware

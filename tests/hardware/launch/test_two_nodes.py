@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from namespaces import TwoNamespaces
 from runs import TINY, environment, latest, parameters, relative_difference, result, tpukit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -18,24 +17,8 @@ TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "10"]
 FOREVER = ["--max-steps", "1000000"]
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-class TwoNodes:
-    """The namespaces, and the processes started in them."""
-
-    def __init__(self) -> None:
-        self.names = [f"tk{os.getpid()}{letter}" for letter in "ab"]
-        self.links = [f"v{os.getpid()}{letter}" for letter in "ab"]
-        for name in self.names:
-            ip("netns", "add", name)
-        ip("link", "add", self.links[0], "netns", self.names[0], "type", "veth",
-           "peer", "name", self.links[1], "netns", self.names[1])  # fmt: skip
-        for number, (name, link) in enumerate(zip(self.names, self.links, strict=True), 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", link)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", link, "up")
+class TwoNodes(TwoNamespaces):
+    """The namespaces, and torchrun in them."""
 
     def start(self, node: int, *arguments: object, **variables: str) -> subprocess.Popen[str]:
         """torchrun on a node, as a user starts it."""
@@ -43,8 +26,7 @@ class TwoNodes:
                     "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29500",
                     "-m", "tpukit"]  # fmt: skip
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.names[node], sys.executable, "-m", *torchrun,
-             *map(str, arguments)],
+            [*self.inside(node), sys.executable, "-m", *torchrun, *map(str, arguments)],
             env=environment({"GLOO_SOCKET_IFNAME": self.links[node], **variables}),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -53,22 +35,6 @@ class TwoNodes:
         """The same command on both; `other`: what the second one is given in addition."""
         started = [self.start(0, *arguments), self.start(1, *arguments, *other)]
         return [ended(process) for process in started]
-
-    def kill(self, node: int) -> None:
-        """All processes of a node at once."""
-        pids = subprocess.run(
-            ["ip", "netns", "pids", self.names[node]], capture_output=True, text=True, check=True
-        ).stdout.split()
-        for pid in map(int, pids):
-            os.kill(pid, signal.SIGKILL)
-
-    def link(self, state: str) -> None:
-        ip("-n", self.names[0], "link", "set", self.links[0], state)
-
-    def close(self) -> None:
-        for node in (0, 1):
-            self.kill(node)
-            ip("netns", "del", self.names[node])
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:

@@ -1,0 +1,1 @@
+"""`doctor --hosts`: whether several hosts are alike and reach each other."""
