@@ -18,8 +18,8 @@ SCHEME = "tpukit"
 def init_method() -> str:
     """For `torch.distributed.init_process_group`: as `env://`, but restarts share no keys.
 
-    torchrun keeps its store over a restart (`--max-restarts`), with the addresses of ranks that have
-    ended: a rank that reads those before the new ones calls a closed port (pytorch issue
+    torchrun keeps its store over a restart (`--max-restarts`), with the addresses of ranks that
+    have ended: a rank that reads those before the new ones calls a closed port (pytorch issue
     135712).
     """
     register_rendezvous_handler(SCHEME, _of_this_attempt)  # type: ignore[no-untyped-call]
