@@ -63,6 +63,38 @@ def test_an_interrupted_cell_saves_and_the_same_cell_goes_on(tmp_path):
         wait_until(is_over(mark), 60)
 
 
+def test_other_commands_end_with_their_cell(tmp_path):
+    """They leave no process and no half-written file."""
+    mark = uuid.uuid4().hex
+    probe = ["--task", TINY, "--hw", "cpu", "--memory-limit", "8GB", "--set", "pause=0.2"]
+
+    def running(word):
+        return lambda: any(word in p.cmdline() for p in marked_processes(mark))
+
+    with kernel(tmp_path) as cells:
+        cells.run(f"import os; os.environ[{MARK!r}] = {mark!r}")
+        for command, is_time in (
+            ("data dialogues --out texts --n 2000000", lambda: any(tmp_path.glob("texts/.*"))),
+            (f"probe-batch {' '.join(probe)}", running("tpukit.probe.batch.worker")),
+        ):
+            shown = cells.run(f"!{sys.executable} -m tpukit {command}", interrupt_when=is_time)
+            assert "Traceback" not in shown
+            wait_until(is_over(mark), 20)
+    assert not list(tmp_path.glob("texts/*.csv"))
+
+
+def test_a_generator_that_is_stopped_says_how_far_it_was(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpukit", "data", "dialogues", "--n", "2000000"],
+        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: any(tmp_path.glob("data/.*")))
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "of 2,000,000 dialogues in data" in told
+    assert not list(tmp_path.glob("data/*"))
+
+
 def started(run, mark, *options, **streams):
     process = subprocess.Popen(
         [sys.executable, "-m", "tpukit", *BASE, "--results-dir", str(run), *options],

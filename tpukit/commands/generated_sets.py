@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError, InterruptedRunError
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
+
+if TYPE_CHECKING:
+    from tpukit.io.progress import Progress
 
 
 def dialogues(
@@ -31,7 +37,8 @@ def dialogues(
     if problems := range_problems({"n": n, "seed": seed}, ranges):
         raise ConfigError(" ".join(problems), "At least one dialogue to train, one to test.")
     output = Output(as_json=as_json)
-    written = write_dialogues(out, n, seed)
+    with _drawing(n, "dialogues", out) as progress:
+        written = write_dialogues(out, n, seed, progress.advance)
     output.text(f"{written.train_rows:,} rows in {written.train}")
     output.text(f"{written.test_rows:,} rows in {written.test}, their summaries beside it")
     output.text(
@@ -53,9 +60,7 @@ def images(
 ) -> None:
     """Generate images of eight shapes, to classify."""
     import dataclasses
-    import signal
 
-    from tpukit.io.progress import Progress
     from tpukit.tasks.images.data.shapes import CLASSES, write_shapes
 
     ranges = {"n": Range(10 * len(CLASSES), LARGEST_BATCH), "seed": SEED, "side": Range(16, 1024)}
@@ -64,15 +69,8 @@ def images(
             " ".join(problems), f"A set has at least {10 * len(CLASSES)} images, ten a class."
         )
     output = Output(as_json=as_json)
-    try:
-        with Progress("drawing", n) as progress:
-            written = write_shapes(out, n, seed, side, progress.advance)
-    except KeyboardInterrupt:
-        raise InterruptedRunError(
-            f"Stopped with {progress.done:,} of {n:,} images in {out}.",
-            "The same command draws them anew, the same ones.",
-            signal_number=signal.SIGINT,
-        ) from None
+    with _drawing(n, "images", out) as progress:
+        written = write_shapes(out, n, seed, side, progress.advance)
     output.text(
         f"{written.train:,} training, {written.valid:,} validation and {written.test:,} test"
         f" images of {written.classes} classes in {out}"
@@ -80,3 +78,19 @@ def images(
     way = "tpukit train --task images --preset quick --data-path"
     output.text(f"Train on them: {way} {quote(str(out))}")
     output.result({**dataclasses.asdict(written), "path": str(out)})
+
+
+@contextmanager
+def _drawing(n: int, what: str, out: Path) -> Iterator[Progress]:
+    """Shows the progress of a generator; its interruption is said with what to do."""
+    from tpukit.io.progress import Progress
+
+    try:
+        with Progress("drawing", n) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"Stopped with {progress.done:,} of {n:,} {what} in {out}.",
+            "The same command draws them anew, the same ones.",
+            signal_number=signal.SIGINT,
+        ) from None

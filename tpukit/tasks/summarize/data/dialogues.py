@@ -11,7 +11,7 @@ import hashlib
 import random
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -148,10 +148,13 @@ class DialogueFiles:
     test_rows: int
 
 
-def write_dialogues(out: Path, n: int, seed: int) -> DialogueFiles:
+def write_dialogues(
+    out: Path, n: int, seed: int, made: Callable[[], object] = lambda: None
+) -> DialogueFiles:
     """Writes `train.csv`, `test.csv` and `test_references.csv` into `out`; memory is constant.
 
-    n: rows in all; a tenth of them, at most 5000, are the test part. Raises `ConfigError` for an
+    n: rows in all; a tenth of them, at most 5000, are the test part. `made` is called after each
+    dialogue. Raises `ConfigError` for an
     n under 2 and `DataError` where `out` cannot be written.
     """
     if n < 2:
@@ -163,8 +166,8 @@ def write_dialogues(out: Path, n: int, seed: int) -> DialogueFiles:
     paths = [out / name for name in ("train.csv", "test.csv", "test_references.csv")]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_table(paths[0], ("id", "dialogue", "summary"), _rows(seed, "train", train_rows))
-        tests = list(_rows(seed, "test", test_rows))
+        write_table(paths[0], ("id", "dialogue", "summary"), _rows(seed, "train", train_rows, made))
+        tests = list(_rows(seed, "test", test_rows, made))
         write_table(paths[1], ("id", "dialogue"), ((row[0], row[1]) for row in tests))
         write_table(paths[2], ("id", "summary"), ((row[0], row[2]) for row in tests))
     except OSError as error:
@@ -175,7 +178,10 @@ def write_dialogues(out: Path, n: int, seed: int) -> DialogueFiles:
     return DialogueFiles(paths[0], paths[1], paths[2], train_rows, test_rows)
 
 
-def _rows(seed: int, part: Part, count: int) -> Iterator[tuple[str, str, str]]:
+def _rows(
+    seed: int, part: Part, count: int, made: Callable[[], object]
+) -> Iterator[tuple[str, str, str]]:
     for index in range(count):
         sample = make_dialogue(seed, part, index)
+        made()
         yield f"{part}-{seed}-{index:07d}", sample.dialogue, sample.summary
