@@ -20,7 +20,7 @@ def init_method() -> str:
 
     torchrun keeps its store over a restart (`--max-restarts`), with the addresses of ranks that
     have ended: a rank that reads those before the new ones calls a closed port (pytorch issue
-    135712).
+    135712). On several nodes each torchrun counts restarts on its own: there it is `env://`.
     """
     register_rendezvous_handler(SCHEME, _of_this_attempt)  # type: ignore[no-untyped-call]
     return f"{SCHEME}://"
@@ -29,6 +29,8 @@ def init_method() -> str:
 def _of_this_attempt(
     url: str, timeout: timedelta, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     for store, rank, world_size in rendezvous("env://", timeout=timeout, **options):
-        yield PrefixStore(f"tpukit/attempt-{attempt}", store), rank, world_size
+        own = PrefixStore(f"tpukit/attempt-{attempt}", store) if nodes == "1" else store
+        yield own, rank, world_size
