@@ -158,7 +158,7 @@ def _row(name: str, row: Mapping[str, Any]) -> str:
         f"{step['flops'] / batch / 1e12:.3f}",
         f"{1000 * seconds:.0f} ms",
         f"{batch / seconds:.0f}",
-        row["compiles"],
+        row["compiles"] or "cached",
     ]
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
