@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ class Entry:
     """Height and width of its images."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of its constructor or config."""
+    cut: list[str] = field(default_factory=list)
+    """Patterns of the names of repeated blocks that are left out, where no setting does that."""
     in_float64: bool = False
     """Whether its step is compared in float64, as fp32 decides nothing: see `zoo_stages.trains`."""
     optimized: bool = False
@@ -78,15 +82,22 @@ DEFAULT_INPUTS = {
 # -- models --------------------------------------------------------------------------------------
 def build(entry: Entry) -> nn.Module:
     """The model with random weights; nothing is downloaded."""
-    return BUILDERS[entry.library](entry)
+    model = BUILDERS[entry.library](entry)
+    for name, _ in list(model.named_modules()):
+        if any(fnmatchcase(name, pattern) for pattern in entry.cut):
+            model.set_submodule(name, nn.Identity())
+    return model
 
 
 def _timm(entry: Entry) -> nn.Module:
     import timm
 
-    return timm.create_model(
-        entry.model, pretrained=False, **{"num_classes": CLASSES, **entry.settings}
-    )
+    settings = {"num_classes": CLASSES, **entry.settings}
+    if "." in entry.model:  # a class, where no function takes smaller sizes
+        module, _, name = entry.model.rpartition(".")
+        found: nn.Module = getattr(importlib.import_module(module), name)(**settings)
+        return found
+    return timm.create_model(entry.model, pretrained=False, **settings)
 
 
 def _torchvision(entry: Entry) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ class TwoNodes(TwoNamespaces):
         """torchrun on a node, as a user starts it."""
         torchrun = ["torch.distributed.run", "--nnodes", "2", "--node-rank", str(node),
                     "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29500",
-                    "-m", "tpukit"]  # fmt: skip
+                    "-m", "--", "tpukit"]  # fmt: skip
         return subprocess.Popen(
             [*self.inside(node), sys.executable, "-m", *torchrun, *map(str, arguments)],
             env=environment({"GLOO_SOCKET_IFNAME": self.links[node], **variables}),
@@ -69,6 +70,25 @@ def test_two_times_two_ranks_train_as_one_process(nodes, tmp_path, shard):
     for name in ("model", "ema"):
         two, one = parameters(tmp_path / "two", name), parameters(tmp_path / "one", name)
         assert relative_difference(two, one) < 1e-4
+
+
+def test_two_nodes_evaluate_and_predict_as_one_process(nodes, tmp_path):
+    data, run = tmp_path / "data", tmp_path / "run"
+    result(tpukit("data", "images", "--out", data, "--n", "200", "--side", "32", "--json"))
+    quick = ["--task", "images", "--preset", "quick", "--data-path", data, "--hw", "cpu"]
+    result(tpukit("train", *quick, "--max-steps", "4", "--results-dir", run, "--json"))
+    of_run = ["--run", run, "--hw", "cpu", "--precision", "fp32"]
+    expected = result(tpukit("test", *of_run, "--out", tmp_path / "one", "--json"))
+    result(tpukit("predict", *of_run, "--out", tmp_path / "one.csv", "--json"))
+    (run / "tests.json").unlink()
+
+    ends = nodes.both("test", *of_run, "--out", tmp_path / "two")
+    assert [code for code, _ in ends] == [0, 0], ends
+    [found] = json.loads((run / "tests.json").read_text()).values()
+    assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-5)
+    out = tmp_path / "two.csv"
+    assert [code for code, _ in nodes.both("predict", *of_run, "--out", out)] == [0, 0]
+    assert out.read_bytes() == (tmp_path / "one.csv").read_bytes()
 
 
 def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
