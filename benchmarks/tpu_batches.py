@@ -120,7 +120,7 @@ def page(found: Mapping[str, Any]) -> str:
         "# Which batch fits a TPU",
         "",
         "What the TPU compiler answers, without a TPU: `benchmarks/tpu_batches.py` asks `tpukit"
-        " probe-batch --target` for each model at its usual size and writes this page"
+        " probe-batch --target` for each model at its published size and writes this page"
         " ([JSON](../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
         " weights and AdamW; images of the model's own size, 1,000 classes. The recommended batch"
         " leaves 5 % of the memory free; the largest is known within 10 %. The step is a roofline"
