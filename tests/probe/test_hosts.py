@@ -128,7 +128,7 @@ def test_a_name_that_the_others_do_not_know(hosts):
 def test_a_host_that_does_not_answer(hosts):
     checks = hosts.doctor(*BOTH)
     assert "root@10.77.0.2: ssh: connect to host" in checks["hosts"]["message"]
-    assert statuses(checks)["ports"] == "skip"
+    assert statuses(checks) == {"hosts": "fail"}
 
 
 def test_clocks_that_differ():

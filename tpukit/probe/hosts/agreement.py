@@ -25,7 +25,8 @@ class Answers:
 
 
 def compare_hosts(hosts: Sequence[str], data_path: str | None, port: int) -> Iterator[Result]:
-    """Results of all checks; hosts that are not reached are left out of those after the first."""
+    """Results of all checks; hosts that are not reached are left out of those after the first, and
+    fewer than two are not compared."""
     with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as pool:
         agents, bad = [], {}
         for host in hosts:
@@ -42,6 +43,8 @@ def compare_hosts(hosts: Sequence[str], data_path: str | None, port: int) -> Ite
         versions = ask_all(lambda agent: agent.ask("versions"))
         yield Result("hosts", "Hosts that answer", _reached(versions, bad))
         agents = [agent for agent in agents if agent.host in versions.good]
+        if len(agents) < 2:
+            return
         yield Result("host-versions", "The same versions", _same_versions(versions.good))
         yield Result("host-data", "The same data", _same_data(ask_all, data_path))
         yield Result("host-clocks", "Clocks", compare_clocks(ask_all(_offset).good))
@@ -135,8 +138,6 @@ def compare_clocks(offsets: Mapping[str, float]) -> Verdict:
 
 
 def _ports(ask_all: AskAll, agents: Sequence[RemoteAgent], port: int) -> Verdict:
-    if len(agents) < 2:
-        return skipped("one host")
     problems = []
     for listener in agents:
         others = [agent for agent in agents if agent is not listener]
