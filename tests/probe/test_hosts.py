@@ -131,6 +131,16 @@ def test_a_host_that_does_not_answer(hosts):
     assert statuses(checks) == {"hosts": "fail"}
 
 
+def test_a_shell_that_greets_is_named(tmp_path):
+    """What `.bashrc` prints stands before the agent's answers."""
+    (tmp_path / "ssh").write_text("echo Welcome to $1; cat > /dev/null\n")
+    done = tpukit(
+        "doctor", "--hosts", "a,b", "--json", env={"TPUKIT_SSH": f"sh {tmp_path / 'ssh'}"}
+    )
+    [check] = json.loads(done.stdout)["checks"]
+    assert done.returncode == 1 and "a: its shell prints 'Welcome to a'" in check["message"]
+
+
 def test_clocks_that_differ():
     verdict = compare_clocks({"a": 0.1, "b": 90.0, "c": -0.2})
     assert verdict.status == "warn" and verdict.message == "b is 90 s ahead of a"

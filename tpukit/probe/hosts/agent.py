@@ -49,7 +49,7 @@ class Agent:
         digest = hashlib.sha256()
         every = max(1, len(files) // READ_FILES)
         for index, (file, size) in enumerate(zip(files, sizes, strict=True)):
-            digest.update(f"{file.relative_to(root).as_posix()}\0{size}\0".encode())
+            digest.update(os.fsencode(file.relative_to(root)) + f"\0{size}\0".encode())
             if index % every == 0:
                 with file.open("rb") as opened:
                     digest.update(opened.read(READ_BYTES))

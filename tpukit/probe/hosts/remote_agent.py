@@ -12,6 +12,8 @@ import tempfile
 from types import TracebackType
 from typing import Any, Self
 
+from tpukit.io.ranges import shown
+
 SSH_VARIABLE = "TPUKIT_SSH"
 """The command that reaches a host, in place of SSH."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -63,7 +65,12 @@ class RemoteAgent:
         if not line:
             raise RemoteError(self._last_words())
         self._seconds = ANSWER_SECONDS
-        told = json.loads(line)
+        try:
+            told = json.loads(line)
+        except ValueError:  # a shell's greeting
+            raise RemoteError(
+                f"its shell prints {shown(line.strip())} before any command"
+            ) from None
         if "error" in told:
             raise RemoteError(told["error"])
         return told["answer"]
