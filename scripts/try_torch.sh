@@ -17,7 +17,8 @@ trap 'rm -rf "$work"' EXIT
 pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 versions() { pip freeze | grep -iE '^(torch|torchvision|timm|triton|nvidia-[a-z0-9-]+)=='; }
 
-pip install --quiet "torch==$torch" "torchvision>=0.23" timm
+# "===": a build of its own (+cpu) that lies on this machine would not fit the index' torchvision.
+pip install --quiet "torch===$torch" "torchvision>=0.23" timm
 versions >"$work/before"
 pip wheel --quiet --no-deps --wheel-dir "$work" .
 wheel=$(echo "$work"/tpukit-*.whl)

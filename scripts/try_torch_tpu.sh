@@ -15,7 +15,8 @@ venv=${TPUKIT_TRY_DIR:-/tmp}/torch-tpu-$torch
 if [ ! -e "$venv/.installed" ]; then
   "${PYTHON:-python3}" -m venv "$venv"
   pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
-  pip install "torch==$torch" -e '.[torch-tpu,test]' 'libtpu==0.0.52' 'jax==0.10.2'
+  # "===": a build of its own (+cpu) that lies on this machine would not fit the index' torchvision.
+  pip install "torch===$torch" -e '.[torch-tpu,test]' 'libtpu==0.0.52' 'jax==0.10.2'
   # The PJRT plugin for CPUs, byte for byte the one that the tests' hook was written for.
   pip install --no-deps --require-hashes --requirement tests/support/torch_tpu_on_cpu/requirements.txt
   touch "$venv/.installed"

@@ -202,6 +202,38 @@ def test_torch_tpu_beside_torch_xla():
     assert "one environment" in results["torch-tpu"].verdict.message
 
 
+@pytest.mark.parametrize(
+    ("python", "torch", "libtpu", "check", "status", "said"),
+    [
+        ("3.11.9", "2.15.0", "0.0.52", "torch-tpu", "pass", "torch_tpu 0.2.0"),
+        ("3.14.0", "2.11.0", "0.0.50", "libtpu", "pass", "libtpu 0.0.50"),
+        ("3.10.14", "2.11.0", "0.0.50", "torch-tpu", "warn", "Python 3.11 to 3.14, none for 3.10"),
+        ("3.15.0", "2.15.0", "0.0.50", "torch-tpu", "warn", "none for 3.15.0"),
+        ("3.12.3", "2.10.0", "0.0.50", "torch-tpu", "fail", "needs torch 2.11 to 2.15"),
+        ("3.12.3", "2.16.0", "0.0.50", "torch-tpu", "fail", "needs torch 2.11 to 2.15"),
+        ("3.12.3", "2.13.0", "0.0.21", "libtpu", "fail", "needs libtpu 0.0.50 or newer"),
+        ("3.12.3", "2.13.0", None, "libtpu", "fail", "found none"),
+    ],
+)  # fmt: skip
+def test_versions_of_torch_tpu(python, torch, libtpu, check, status, said):
+    host = machine("laptop-with-torch-tpu")
+    host._tables["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    host.python = python
+    host._tables["packages"] |= {"torch": torch, "libtpu": libtpu}
+    verdict = check_all(host)[1][check].verdict
+    assert verdict.status == status
+    assert said in verdict.message
+
+
+def test_torch_tpu_without_a_tpu_hangs_unless_it_is_not_loaded():
+    host = machine("laptop-with-torch-tpu")
+    verdict = check_all(host)[1]["torch-tpu"].verdict
+    assert verdict.status == "fail" and "hangs" in verdict.message
+    assert verdict.fix == "export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+    host._tables["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    assert check_all(host)[1]["torch-tpu"].verdict.status == "pass"
+
+
 def test_variables_of_torch_tpu_and_of_torch_xla():
     host = machine("laptop-with-torch-tpu")
     host.environment = {"PJRT_DEVICE": "TPU", "TORCH_TPU_LAUNCH_BLOCKING": "1"}

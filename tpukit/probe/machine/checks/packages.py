@@ -41,7 +41,7 @@ def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
             '("_XLAC: undefined symbol")',
             _install(torch_xla),
         )
-    return _python(facts) or passed(f"torch {torch}, torch_xla {torch_xla}")
+    return _python(facts, "torch_xla") or passed(f"torch {torch}, torch_xla {torch_xla}")
 
 
 def _without_torch_xla(facts: Facts, asked: Asked) -> Verdict:
@@ -62,13 +62,14 @@ def _release(version: str) -> str:
     return ".".join(map(str, (*parse_version(version), 0, 0)[:3]))
 
 
-def _python(facts: Facts) -> Verdict | None:
-    oldest, newest = (parse_version(text) for text in version_table()["torch_xla"]["python"])
+def _python(facts: Facts, package: str) -> Verdict | None:
+    oldest, newest = version_table()[package]["python"]
     here = parse_version(facts.python)[:2]
-    if oldest <= here <= newest:
+    if parse_version(oldest) <= here <= parse_version(newest):
         return None
     return warned(
-        f"torch_xla has no wheels for Python {facts.python}", "uv venv --python 3.12 .venv"
+        f"{package} has wheels for Python {oldest} to {newest}, none for {facts.python}",
+        "uv venv --python 3.12 .venv",
     )
 
 
@@ -158,6 +159,8 @@ def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
             failed(f"torch_tpu {here} needs torch 2.11 to 2.15, found {torch or 'none'}",
                    "pip install 'torch>=2.11,<2.16'")
         )  # fmt: skip
+    if wrong_python := _python(facts, "torch_tpu"):
+        problems.append(wrong_python)
     if not facts.tpu and facts.host.environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         problems.append(
             failed(
