@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -19,7 +20,9 @@ import sys
 import tempfile
 import threading
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cells import run_cells
 
@@ -39,7 +42,7 @@ class ForkServer:
         self.environment = environment
         self.process = subprocess.Popen(
             [sys.executable, __file__], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
 
     def can_set(self, environment: dict[str, str]) -> bool:
@@ -48,24 +51,56 @@ class ForkServer:
         changed = {n for n in names if environment.get(n) != self.environment.get(n)}
         return changed <= READ_LATE
 
+    def start(
+        self, argv: list[str], environment: dict[str, str], cwd: Path | None, folder: Path,
+        limits: dict[int, int] | None = None, session: bool = True,
+    ) -> Forked:  # fmt: skip
+        """`python -m tpukit *argv`, its output in `folder`; one at a time.
+
+        `limits`: resource limits of the process; `session`: whether it leads one of its own.
+        """
+        out, err = folder / "out", folder / "err"
+        request = [argv, environment, str(cwd or Path.cwd()), str(out), str(err),
+                   limits or {}, session]  # fmt: skip
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+        return Forked(int(self.process.stdout.readline()), argv, self.process.stdout, out, err)
+
     def run(
         self, argv: list[str], environment: dict[str, str], cwd: Path | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """What `python -m tpukit *argv` does, its output captured."""
         with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder, "out"), Path(folder, "err")
-            request = [argv, environment, str(cwd or Path.cwd()), str(out), str(err)]
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-            pid = int(self.process.stdout.readline())
-            ended, _, _ = select.select([self.process.stdout], [], [], timeout)
-            if not ended:
-                os.kill(pid, signal.SIGKILL)
-            status = os.waitstatus_to_exitcode(int(self.process.stdout.readline()))
-            stdout, stderr = out.read_text(), err.read_text()
+            forked = self.start(argv, environment, cwd, Path(folder), session=False)
+            try:
+                status = forked.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.kill(forked.pid, signal.SIGKILL)
+                forked.wait(timeout)
+                raise
+            return subprocess.CompletedProcess(argv, status, *forked.output())
+
+
+@dataclass
+class Forked:
+    """A running command line."""
+
+    pid: int
+    argv: list[str]
+    answers: IO[bytes]
+    out: Path
+    err: Path
+
+    def output(self) -> tuple[str, str]:
+        """Standard output and standard error so far."""
+        return self.out.read_text(), self.err.read_text(errors="replace")
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, negative after a signal; raises `subprocess.TimeoutExpired`."""
+        ended, _, _ = select.select([self.answers], [], [], timeout)
         if not ended:
-            raise subprocess.TimeoutExpired(argv, timeout, stdout, stderr)
-        return subprocess.CompletedProcess(argv, status, stdout, stderr)
+            raise subprocess.TimeoutExpired(self.argv, timeout, *self.output())
+        return os.waitstatus_to_exitcode(int(self.answers.readline()))
 
 
 def serve() -> None:
@@ -81,10 +116,14 @@ def serve() -> None:
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        argv, environment, cwd, out, err = json.loads(line)
+        argv, environment, cwd, out, err, limits, session = json.loads(line)
         pid = os.fork()
         if pid == 0:
             become(environment, cwd, out, err)
+            if session:
+                os.setsid()
+            for limit, value in limits.items():
+                resource.setrlimit(int(limit), (value, value))
             os._exit(run(argv))
         print(pid, flush=True)
         print(os.waitpid(pid, 0)[1], flush=True)

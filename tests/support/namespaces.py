@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 
+from wire import Wire
+
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -19,12 +21,15 @@ class TwoNamespaces:
         self.links = [f"v{os.getpid()}{letter}" for letter in "ab"]
         for name in self.names:
             ip("netns", "add", name)
-        ip("link", "add", self.links[0], "netns", self.names[0], "type", "veth",
-           "peer", "name", self.links[1], "netns", self.names[1])  # fmt: skip
+        self.connect()
         for number, (name, link) in enumerate(zip(self.names, self.links, strict=True), 1):
             ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", link)
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", link, "up")
+
+    def connect(self) -> None:
+        ip("link", "add", self.links[0], "netns", self.names[0], "type", "veth",
+           "peer", "name", self.links[1], "netns", self.names[1])  # fmt: skip
 
     def inside(self, node: int) -> list[str]:
         """What runs a command in a namespace."""
@@ -45,3 +50,14 @@ class TwoNamespaces:
         for node in (0, 1):
             self.kill(node)
             ip("netns", "del", self.names[node])
+
+
+class WiredNamespaces(TwoNamespaces):
+    """Joined by a wire of the test's, which delays, loses and holds packets."""
+
+    def connect(self) -> None:
+        self.wire = Wire(list(zip(self.names, self.links, strict=True)))
+
+    def close(self) -> None:
+        self.wire.close()
+        super().close()

@@ -5,42 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from namespaces import TwoNamespaces
-from runs import TINY, environment, latest, parameters, relative_difference, result, tpukit
+from runs import ROOT, latest, parameters, relative_difference, result, tpukit
+from two_nodes import FOREVER, TRAIN, TwoNodes, ended, wait_for_checkpoint
+
+from tpukit import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "10"]
-FOREVER = ["--max-steps", "1000000"]
-
-
-class TwoNodes(TwoNamespaces):
-    """The namespaces, and torchrun in them."""
-
-    def start(self, node: int, *arguments: object, **variables: str) -> subprocess.Popen[str]:
-        """torchrun on a node, as a user starts it."""
-        torchrun = ["torch.distributed.run", "--nnodes", "2", "--node-rank", str(node),
-                    "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29500",
-                    "-m", "--", "tpukit"]  # fmt: skip
-        return subprocess.Popen(
-            [*self.inside(node), sys.executable, "-m", *torchrun, *map(str, arguments)],
-            env=environment({"GLOO_SOCKET_IFNAME": self.links[node], **variables}),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def both(self, *arguments: object, other: tuple[object, ...] = ()) -> list[tuple[int, str]]:
-        """The same command on both; `other`: what the second one is given in addition."""
-        started = [self.start(0, *arguments), self.start(1, *arguments, *other)]
-        return [ended(process) for process in started]
-
-
-def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
-    told = process.communicate(timeout=seconds)[1]
-    return process.returncode, told
 
 
 @pytest.fixture
@@ -51,15 +24,6 @@ def nodes():
         pytest.skip("network namespaces are not permitted here")
     yield pair
     pair.close()
-
-
-def wait_for_checkpoint(run: Path, after: str = "") -> str:
-    pointer = run / "checkpoints" / "latest"
-    for _ in range(1200):
-        if pointer.exists() and pointer.read_text() != after:
-            return pointer.read_text()
-        time.sleep(0.1)
-    raise AssertionError("no checkpoint within two minutes")
 
 
 @pytest.mark.parametrize("shard", [[], ["--shard"]], ids=["ddp", "shards"])
@@ -98,6 +62,7 @@ def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
     nodes.kill(1)
     code, told = ended(started[0], 60)
     assert code != 0 and "the connection to another rank was lost" in told
+    assert "no sign of life from node node-b" in told
     ended(started[1])
     assert "resumes from the last checkpoint" in told
     steps = int(latest(run).name.removeprefix("step-")) + 10
@@ -129,8 +94,19 @@ def test_a_link_cut_for_thirty_seconds_is_waited_for(nodes, tmp_path):
 def test_other_data_on_one_node_is_an_error_on_both(nodes, tmp_path):
     arguments = [*TRAIN, "--max-steps", "20", "--results-dir", tmp_path / "run"]
     for code, told in nodes.both(*arguments, other=("--set", "samples=60")):
-        assert code != 0 and "(rank 2) is not like node" in told
+        assert code != 0 and "node node-b (rank 2) is not like node node-a" in told
         assert "samples 60 (rank 0: 64)" in told
+
+
+def test_another_version_on_one_node_is_an_error_on_both(nodes, tmp_path):
+    shutil.copytree(ROOT / "tpukit", tmp_path / "tpukit")
+    init = tmp_path / "tpukit" / "__init__.py"
+    init.write_text(init.read_text().replace(f'"{__version__}"', '"0.0.9"'))
+    arguments = [*TRAIN, "--max-steps", "20", "--results-dir", tmp_path / "run"]
+    started = [nodes.start(0, *arguments), nodes.start(1, *arguments, PYTHONPATH=str(tmp_path))]
+    for code, told in map(ended, started):
+        assert code != 0 and "node node-b (rank 2) is not like node node-a" in told
+        assert f"tpukit 0.0.9 (rank 0: {__version__})" in told
 
 
 def test_run_folders_that_are_not_shared_never_resume_silently(nodes, tmp_path):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import platform
 import re
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from tpukit.errors import InterruptedRunError, JobError, TpukitError
+from tpukit.hardware.launch.heartbeat import SECONDS_TO_ASK, Heartbeat, asked_in_time
 
 KEY = "tpukit/first-failure"
-SECONDS_TO_ASK = 10.0
-"""The store's host may be the node that has ended: it is not waited for any longer."""
 LOST = re.compile(
     r"gloo|Connection (?:closed|reset|refused)|Broken pipe|Timed out waiting|NCCL|"
     r"wait timeout|recvVal", re.IGNORECASE,
@@ -34,6 +32,8 @@ def failures_named() -> Iterator[None]:
         yield
         return
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    heartbeat = Heartbeat(store)
+    heartbeat.start()
     try:
         yield
     except InterruptedRunError:
@@ -44,15 +44,18 @@ def failures_named() -> Iterator[None]:
     except Exception as error:
         text = " ".join(str(error).split())
         if isinstance(error, RuntimeError) and LOST.search(f"{type(error).__name__}: {text}"):
-            raise _lost(_first_words(store), text) from error
+            words = _first_words(store)
+            raise _lost(words, text, [] if words else heartbeat.silent_nodes()) from error
         _leave(store, rank, f"{type(error).__name__}: {text}")
         raise
+    finally:
+        heartbeat.stop()
 
 
 def _leave(store: Any, rank: int, words: str) -> None:
     """The first words stay: what fails later fails because of them."""
     said = f"node {platform.node()}, rank {rank}: {words}"
-    _ask(lambda: store.compare_set(KEY, "", said))
+    asked_in_time(lambda: store.compare_set(KEY, "", said), SECONDS_TO_ASK)
 
 
 def _first_words(store: Any) -> str | None:
@@ -62,23 +65,11 @@ def _first_words(store: Any) -> str | None:
         if store.check([KEY]):
             answer.append(store.get(KEY).decode(errors="replace"))
 
-    _ask(ask)
+    asked_in_time(ask, SECONDS_TO_ASK)
     return answer[0] if answer else None
 
 
-def _ask(question: Any) -> None:
-    """Asks the store, which may not answer."""
-
-    def asked() -> None:
-        with suppress(Exception):
-            question()
-
-    thread = threading.Thread(target=asked, daemon=True)
-    thread.start()
-    thread.join(SECONDS_TO_ASK)
-
-
-def _lost(words: str | None, text: str) -> JobError:
+def _lost(words: str | None, text: str, silent: list[str]) -> JobError:
     if words:
         return JobError(
             f"another rank failed. {words}",
@@ -86,8 +77,9 @@ def _lost(words: str | None, text: str) -> JobError:
             "checkpoint.",
             id="rank-failed",
         )
+    whose = f" (no sign of life from node {', '.join(silent)})" if silent else ""
     return JobError(
-        f"the connection to another rank was lost: {text[:200]}",
+        f"the connection to another rank was lost{whose}: {text[:200]}",
         "A node was killed or cannot be reached. Run the same command on every node again: it "
         "resumes from the last checkpoint (by itself with --max-restarts N).",
         id="node-lost",
