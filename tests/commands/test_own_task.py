@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from runs import TINY, VIRTUAL_TPU, result, tpukit
+from runs import TINY, VIRTUAL_TPU, on_torch_tpu, result, tpukit
 
 from tpukit import cli
 
@@ -22,7 +22,9 @@ WAYS = {
     "cpu": (["--hw", "cpu"], {}),
     "xla-2": (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}),
     "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
+    "torch-tpu": (["--hw", "tpu"], on_torch_tpu()),
 }
+MARKS = {"xla-2": pytest.mark.xla, "torch-tpu": pytest.mark.torch_tpu}
 
 
 def write_photos(folder: Path) -> None:
@@ -62,9 +64,7 @@ def failed(arguments, capsys) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.xla if "xla" in way else ()) for way in WAYS]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=MARKS.get(way, ())) for way in WAYS])
 def test_it_is_evaluated_and_predicts(place, tmp_path, way):
     hardware, env = WAYS[way]
     base = ["--run", place / "run", *hardware, "--json"]

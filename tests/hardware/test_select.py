@@ -222,6 +222,7 @@ def test_a_process_that_opened_a_tpu_is_known_by_torch_xlas_runtime(monkeypatch)
     assert not select.holds_tpu()
 
 
+@pytest.mark.xla
 def test_compiled_programs_are_kept_by_versions_and_read_from_a_read_only_folder(
     tmp_path, monkeypatch
 ):

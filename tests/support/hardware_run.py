@@ -99,8 +99,11 @@ def join_alone(backend, shard):
     from torch.distributed.device_mesh import init_device_mesh
 
     from tpukit.hardware.collectives import GlooCollectives
+    from tpukit.hardware.eager import torch_tpu
     from tpukit.hardware.eager.distributed import DDP, FSDP
 
+    # DDP looks for unused parameters through pinned memory, which the CPU plugin lacks.
+    torch_tpu.DDP_OPTIONS = {**torch_tpu.DDP_OPTIONS, "find_unused_parameters": False}
     dist.init_process_group(backend.device.type)
     backend.collectives = GlooCollectives(1)
     mesh = init_device_mesh(backend.device.type, (1,))

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
+STEPS = 20
+
 
 def opened(precision="fp32", **options):
     return open_backend(HardwareOptions(hw="tpu", precision=precision, **options))
@@ -56,6 +58,38 @@ def strided_batches():
         loss = model(batch["x"]).square().sum()
         backend.backward(loss)
     return {"gradient": [p.grad.abs().sum().item() for p in model.parameters()]}
+
+
+def zoo(name):
+    """Differences from the CPU's state after 20 steps of a model of the zoo, by way to run them."""
+    import copy
+
+    from zoo_models import Zoo, entries
+    from zoo_stages import ROWS, differences, state, without_dropout
+
+    from tpukit.train.config import TrainConfig
+    from tpukit.train.step import build_learner
+
+    task, config = Zoo(entries()[name]), TrainConfig(ema_decay=0.9)
+    torch.manual_seed(0)
+    model = task.build_model(opened())
+
+    def trained(backend, accumulate=1):
+        learner = build_learner(task, backend, copy.deepcopy(model), config)
+        with without_dropout(learner.model):
+            for step in range(STEPS):
+                seeds = range(step * accumulate, (step + 1) * accumulate)
+                host = [batch for seed in seeds for batch in task.example_batches(ROWS, seed)]
+                learner.train_step(list(backend.batches(host)), 1e-3)
+        return state(learner)
+
+    cpu = open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
+    once, twice = trained(cpu), trained(cpu, accumulate=2)
+    return {
+        "compiled": differences(trained(opened(compile=True)), once),
+        "eager": differences(trained(opened(compile=False)), once),
+        "accumulated": differences(trained(opened(compile=True), accumulate=2), twice),
+    }
 
 
 if __name__ == "__main__":

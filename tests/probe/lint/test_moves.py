@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 from moved_scripts import SCRIPTS
@@ -150,15 +149,13 @@ def test_a_moved_script_names_torch_xla_no_more(name, tmp_path):
     ast.parse(moved)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("torch_tpu") is None, reason="needs torch_tpu")
+@pytest.mark.torch_tpu
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_moved_script_runs(name, tmp_path):
     path = tmp_path / f"{name}.py"
     path.write_text(SCRIPTS[name])
-    planned = plan_fix(path, moves=True)
-    assert planned is not None
-    path.write_bytes(planned.data)
+    moved = tpukit("doctor", path, "--to", "torch_tpu", "--fix")
+    assert moved.returncode == 0, moved.stdout
     done = subprocess.run(
         [sys.executable, path],
         env=environment({"PYTHONPATH": str(SUPPORT / "torch_tpu_on_cpu")}), capture_output=True, text=True, check=False, timeout=500,

@@ -9,9 +9,8 @@ import importlib.metadata
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stderr
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,19 +23,12 @@ from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadM
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.eager.distributed import DDP_OPTIONS, move_tensors
+from tpukit.hardware.eager.torch_tpu_operators import replace_operators
 from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
 from tpukit.hardware.prefetch import prefetch
 
-FP32_OPERATORS = (
-    *("layer_norm", "group_norm", "rms_norm", "batch_norm"),
-    *("softmax.int", "log_softmax.int"),
-)
-"""Run in fp32 under autocast, as on GPUs. torch_tpu 0.2.0 leaves them in bf16; its layer norm and
-its compiled group norm fail where the input is bf16 and the weight fp32."""
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
-_LIBRARIES: list[Any] = []
-"""A registration ends with its library."""
 
 
 class TpuDevice:
@@ -158,35 +150,13 @@ def _load_torch_tpu() -> None:
     [entry] = importlib.metadata.entry_points(group="torch.backends", name="torch_tpu")
     with redirect_stderr(io.StringIO()):  # it prints each of its own steps
         entry.load()()
-    _run_in_fp32(FP32_OPERATORS)
+    replace_operators()
     if not hasattr(torch, "tpu") or torch.accelerator.current_accelerator() is None:
         raise HardwareError(
             "--hw tpu: torch_tpu found no TPU that it can use.",
             "Run `tpukit doctor`: it names the chips and who holds them.",
             id="no-tpu",
         )
-
-
-def _run_in_fp32(names: Sequence[str]) -> None:
-    """Casts the arguments of these operators under autocast on the TPU."""
-    if _LIBRARIES:  # another backend of this process did
-        return
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    _LIBRARIES.append(library)
-    for name in names:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, partial(_cast_and_run, operator), "AutocastPrivateUse1")
-
-
-def _cast_and_run(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch.autocast("tpu", enabled=False):
-        return operator(*map(_in_fp32, args), **kwargs)
-
-
-def _in_fp32(value: Any) -> Any:
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.float() if is_float else value
 
 
 def _check_launch_variables() -> None:

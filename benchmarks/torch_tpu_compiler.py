@@ -1,0 +1,277 @@
+"""What the TPU compiler says of a training step on torch_tpu, beside torch_xla's, without a TPU.
+
+    python benchmarks/torch_tpu_compiler.py --torch-xla PYTHON [--effort fast full]
+
+In the environment of scripts/try_torch_tpu.sh; PYTHON is an interpreter whose environment has
+tpukit's extra [plan]. Each stack records the engine's own step as one program, which libtpu's
+compile-only client compiles for one v5e chip. torch_xla's program is compiled by both releases of
+libtpu: that tells what the stacks do differently from what the compilers do differently.
+
+torch_tpu has no public function for this: `trace_torch_tpu` records its deferred operations through
+private ones, in a process whose device is the CPU plugin of the tests. It refuses other releases.
+A run on torch_tpu is several programs (forward, backward, norm, update), and what passes from one
+to the next stays in memory: the answer for one program is a lower limit for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "torch_tpu_compiler.json"
+PLUGIN = ROOT / "tests" / "support" / "torch_tpu_on_cpu"
+WRITTEN_AGAINST = {"torch_tpu": "0.2.0", "jax": "0.10.2"}
+ROWS = {"GPT-2 124M": 8, "EIT published": 32}
+CHECKED = "GPT-2 2x2x32"
+"""Small enough to be executed as well."""
+COMPILER = {
+    "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+}  # fmt: skip
+TOPOLOGY = "v5e:2x2"
+
+
+def network(name: str) -> tuple[Any, Any]:
+    """The task and the config that are traced."""
+    from tpukit.tasks.eit.task import EITTask
+    from tpukit.tasks.summarize.task import SummarizeTask
+    from tpukit.train.config import TrainConfig
+
+    if name.startswith("EIT"):
+        config = TrainConfig(ema_decay=0.995, ema_every=10, precision="bf16")
+        return EITTask(size="published").for_probing(), config
+    model = {"model": "2x2x32", "block_size": 64} if name == CHECKED else {}
+    task = SummarizeTask(loss="reference", init="scratch", tokenizer="gpt2", **model)
+    return task.for_probing(), TrainConfig(precision="bf16")
+
+
+def batch_of(task: Any, rows: int) -> Any:
+    from tpukit.train.task import PlanSettings
+
+    return task.probe_batches(PlanSettings(rows, rows, 1, 0))[0]
+
+
+# -- torch_tpu -------------------------------------------------------------------------------------
+def trace_torch_tpu(name: str, kernels: bool) -> tuple[bytes, Any]:
+    """The step as a StableHLO artifact, and a function that executes it: (outputs, expected)."""
+    found = {package: importlib.metadata.version(package) for package in WRITTEN_AGAINST}
+    if found != WRITTEN_AGAINST:
+        sys.exit(f"written against {WRITTEN_AGAINST}; this environment has {found}")
+    import torch
+    from torch import nn
+
+    from tpukit.hardware.options import HardwareOptions
+    from tpukit.hardware.select import open_backend
+    from tpukit.train.step import build_learner
+
+    precision: Any = "fp32" if name == CHECKED else "bf16"
+    backend: Any = open_backend(HardwareOptions(hw="tpu", precision=precision, compile=False))
+    from torch_tpu._internal.compile import tpu_torch_compile as recorder
+    from torch_tpu._internal.execution_mode import EagerMode, set_eager_mode
+
+    # The tests' hook turns torch_tpu's own kernel off, as the CPU cannot execute it.
+    torch.backends.cuda.enable_cudnn_sdp(kernels)
+    torch.backends.cuda.enable_flash_sdp(kernels)
+    backend.eager.surface_errors = lambda results: None  # nothing is computed
+    task, config = network(name)
+    torch.manual_seed(0)
+    learner = build_learner(task, backend, task.build_model(backend), config)
+    batch = next(iter(backend.batches([batch_of(task, ROWS.get(name, 2))])))
+    kept = persistent(learner)
+    given = [*kept, *batch.values()]
+    values = [tensor.detach().clone() for tensor in given] if name == CHECKED else []
+    arguments = [recorder.placeholder(list(t.shape), t.dtype, False) for t in given]
+    state = torch.tpu.default_generators[0]
+    generator = recorder.make_export_mode_device_generator(state)
+    recorder.set_export_mode_default_device_generator(generator)
+    seed = recorder.get_device_state_tensor(generator)
+    recording = set_eager_mode(EagerMode._INTERNAL_COMPILE_FX_GRAPH)
+    # The mode is that of one thread; the backward pass has its own.
+    with recording, torch.autograd.set_multithreading_enabled(False):
+        for tensor, argument in zip(kept, arguments, strict=False):
+            new = argument.clone().detach()
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            torch.utils.swap_tensors(tensor, new)
+        sent = [argument.clone() for argument in arguments[len(kept) :]]
+        learner.train_step([dict(zip(batch, sent, strict=True))], config.lr)
+        results = [tensor.detach() for tensor in kept]
+        after = recorder.get_device_state_tensor(generator)
+        if after.data_ptr() != seed.data_ptr():  # drop-out or noise
+            arguments.append(seed)
+            results.append(after)
+        module = recorder.build_mlir(results, arguments)
+    recorder.clear_export_mode_default_device_generators()
+    if name == CHECKED:
+        outputs = recorder.execute(recorder.compile_mlir(module), values)
+        return b"", (outputs, values)
+    return recorder.serialize_mlir_portable_artifact(module), None
+
+
+def persistent(learner: Any) -> list[Any]:
+    """Every tensor on the device that outlives a step."""
+    import torch
+
+    states = [value for state in learner.optimizer.state.values() for value in state.values()]
+    averages = list(learner.ema.weights.values()) if learner.ema else []
+    kept = [*learner.model.parameters(), *learner.model.buffers(), *states, *averages]
+    kept += vars(learner).values()
+    return [t for t in kept if isinstance(t, torch.Tensor) and t.device.type == "tpu"]
+
+
+def check_torch_tpu() -> float:
+    """The largest relative difference of a small step's recorded program from the step itself."""
+    import torch
+
+    from tpukit.hardware.options import HardwareOptions
+    from tpukit.hardware.select import open_backend
+    from tpukit.train.step import build_learner
+
+    outputs, _ = trace_torch_tpu(CHECKED, kernels=False)[1]
+    backend = open_backend(HardwareOptions(hw="tpu", precision="fp32", compile=False))
+    task, config = network(CHECKED)
+    torch.manual_seed(0)
+    learner = build_learner(task, backend, task.build_model(backend), config)
+    learner.train_step([next(iter(backend.batches([batch_of(task, 2)])))], config.lr)
+    pairs = zip(outputs, persistent(learner), strict=True)
+    floating = [(a.cpu().double(), b.cpu().double()) for a, b in pairs if b.is_floating_point()]
+    finite = [(a[b.isfinite()], b[b.isfinite()]) for a, b in floating]
+    return max(float((a - b).norm() / b.norm()) for a, b in finite if b.norm() > 0)
+
+
+# -- torch_xla -------------------------------------------------------------------------------------
+def trace_torch_xla(name: str, kernels: bool) -> bytes:
+    """The step as a StableHLO artifact, as `probe-batch --target` traces it."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo
+
+    from tpukit.probe.compiler.compile import _with_arguments, check_versions
+    from tpukit.probe.compiler.trace import open_tracing, trace_step
+
+    check_versions()
+    task, config = network(name)
+    backend = open_tracing("bf16", shard=False, fused=kernels)
+    [program] = trace_step(task, config, backend, ROWS[name], 1).training
+    with mlir.make_ir_context():
+        module = ir.Module.parse(_with_arguments(program, 1))
+        artifact: bytes = hlo.serialize_portable_artifact(module, hlo.get_current_version())
+    return artifact
+
+
+# -- libtpu ----------------------------------------------------------------------------------------
+def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
+    """The compiler's report on a program for one chip, with the releases that made it."""
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir.dialects import hlo
+    from jax.experimental import topologies
+
+    from tpukit.probe.compiler.compile import FAST_EFFORT
+    from tpukit.probe.compiler.report_cache import report, scheduled_hlo
+
+    chip = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices[0]
+    options = compiler.get_compile_options(
+        num_replicas=1, num_partitions=1, device_assignment=np.array([[chip.id]])
+    )
+    options.executable_build_options.use_shardy_partitioner = False
+    if effort == "fast":
+        options.executable_build_options.exec_time_optimization_effort = FAST_EFFORT
+    with mlir.make_ir_context() as context:
+        module = hlo.deserialize_portable_artifact(context, artifact)
+        is_old = importlib.metadata.version("jax").startswith("0.7.")
+        given = mlir.module_to_bytecode(module) if is_old else module
+        executable = chip.client.compile(given, xla_client.DeviceList((chip,)), options)
+    found = asdict(report(executable))
+    memory = executable.get_compiled_memory_stats()
+    return {
+        "effort": effort,
+        "libtpu": importlib.metadata.version("libtpu"),
+        "arguments": memory.argument_size_in_bytes,
+        "kernels": scheduled_hlo(executable).count('custom_call_target="tpu_custom_call"'),
+        **{name: found[name] for name in ("total", "temporaries", "code", "flops")},
+        "bytes_accessed": found["bytes_accessed"],
+        "largest": [{"size_bytes": a["size_bytes"], "shape": a["shape"]}
+                    for a in found["largest"][:4]],
+    }  # fmt: skip
+
+
+# -- the stages, one a process ---------------------------------------------------------------------
+def stage(python: str, name: str, *arguments: object, env: dict[str, str]) -> Any:
+    """What a stage prints last, as JSON; None where it fails."""
+    # Not the hook where libtpu compiles: TPU_LIBRARY_PATH would name the plugin.
+    given = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "TPU_LIBRARY_PATH")}
+    given |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT), **env}
+    command = [python, str(Path(__file__)), "--stage", name, *map(str, arguments)]
+    done = subprocess.run(command, env=given, stdout=subprocess.PIPE, text=True, check=False)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def run_stage(name: str, *arguments: str) -> Any:
+    match name, *arguments:
+        case "check", *_:
+            return check_torch_tpu()
+        case "trace-torch_tpu", network_name, kernels, path:
+            Path(path).write_bytes(trace_torch_tpu(network_name, kernels == "True")[0])
+        case "trace-torch_xla", network_name, kernels, path:
+            Path(path).write_bytes(trace_torch_xla(network_name, kernels == "True"))
+        case "compile", path, effort:
+            return compile_for_v5e(Path(path).read_bytes(), effort)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch-xla", metavar="PYTHON")
+    parser.add_argument("--torch-tpu", metavar="PYTHON", default=sys.executable)
+    parser.add_argument("--effort", nargs="+", default=["fast"], choices=["fast", "full"])
+    parser.add_argument("--stage", nargs="+")
+    asked = parser.parse_args()
+    if asked.stage:
+        print(json.dumps(run_stage(*asked.stage)))
+        return
+    on_cpu = {"PYTHONPATH": os.pathsep.join([str(PLUGIN), str(ROOT)])}
+    virtual = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", **COMPILER}
+    pythons = {"torch_tpu": (asked.torch_tpu, on_cpu), "torch_xla": (asked.torch_xla, virtual)}
+    result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"answers": []}
+    packages = ("torch", "torch_tpu", "libtpu", "jax")
+    result["versions"] = {name: importlib.metadata.version(name) for name in packages}
+    result["difference_of_a_small_step"] = stage(asked.torch_tpu, "check", env=on_cpu)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, rows in ROWS.items():
+            for stack, (python, env) in pythons.items():
+                for kernels in (True, False):
+                    path = Path(folder) / "program"
+                    stage(python, f"trace-{stack}", name, kernels, path, env=env)
+                    # The kernels of one release are not those of another.
+                    for compiled_by in {python} if kernels else {asked.torch_tpu, python}:
+                        for effort in asked.effort:
+                            found = stage(compiled_by, "compile", path, effort, env=COMPILER)
+                            answer = {"network": name, "rows": rows, "stack": stack}
+                            answer["attention"] = "kernel" if kernels else "plain"
+                            keep(result, {**answer, **(found or {"effort": effort})})
+
+
+def keep(result: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Adds an answer in place of an earlier one, and writes the file: a stopped run keeps some."""
+    key = ("network", "stack", "attention", "effort", "libtpu")
+    same = [answer.get(name) for name in key]
+    others = [a for a in result["answers"] if [a.get(name) for name in key] != same]
+    result["answers"] = [*others, answer]
+    print(json.dumps({n: v for n, v in answer.items() if n != "largest"}), flush=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
