@@ -10,7 +10,7 @@ libtpu: that tells what the stacks do differently from what the compilers do dif
 torch_tpu has no public function for this: `trace_torch_tpu` records its deferred operations through
 private ones, in a process whose device is the CPU plugin of the tests. It refuses other releases.
 A run on torch_tpu is several programs (forward, backward, norm, update), and what passes from one
-to the next stays in memory: the answer for one program is a lower limit for it.
+to the next stays in memory: the answer for one program is an estimate for it and no bound.
 """
 
 from __future__ import annotations

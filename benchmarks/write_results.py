@@ -366,6 +366,37 @@ def torch_tpu_compile() -> str:
     )  # fmt: skip
 
 
+def torch_tpu_compiler() -> str:
+    found = read("torch_tpu_compiler")
+    answers = sorted(
+        (a for a in found["answers"] if "total" in a),
+        key=lambda a: [a[n] for n in ("network", "stack", "attention", "effort", "libtpu")],
+    )
+    rows = [
+        [f"{a['network']}, {a['rows']} rows", a["stack"], a["attention"], a["libtpu"], a["effort"],
+         f"{a['total'] / GIB:.2f}", f"{a['arguments'] / GIB:.2f}", f"{a['code'] / GIB:.2f}",
+         f"{a['flops'] / 1e12:.2f}", f"{a['bytes_accessed'] / 1e9:.0f}",
+         f"`{a['largest'][0]['shape']}` {a['largest'][0]['size_bytes'] / GIB:.2f}"]
+        for a in answers
+    ]  # fmt: skip
+    head = ["network", "stack", "attention", "libtpu", "effort", "GiB", "state", "code", "TFLOP",
+            "GB moved", "largest buffer"]  # fmt: skip
+    return section(
+        "The TPU compiler's answer for torch_tpu and for torch_xla",
+        "torch_tpu_compiler.py",
+        ["torch_tpu_compiler"],
+        "One training step in bf16 (forward, backward, clipping, AdamW, for EIT EMA weights) "
+        "recorded as one program and compiled for one v5e chip, without a TPU. `GiB` is all that "
+        "it needs at once. torch_xla's plain program is compiled by both releases of libtpu: the "
+        "rest of the difference is the stacks'. Operations inside torch_tpu's attention kernel are "
+        "not counted. A small step recorded in this way and executed on the CPU differs from the "
+        f"step itself by {found['difference_of_a_small_step']:.0e}. A run on torch_tpu is several "
+        "programs, so that this is an estimate for it and no bound; [torch_tpu.md](torch_tpu.md) "
+        "says why `probe-batch --target` does not use it.",
+        table(head, rows),
+    )
+
+
 def doctor_start() -> str:
     found = read("doctor_start")
     rows = [
@@ -468,6 +499,7 @@ SECTIONS = {
     "summarize_rows": summarize_rows,
     "eit_simulation": eit_simulation,
     "torch_tpu_compile": torch_tpu_compile,
+    "torch_tpu_compiler": torch_tpu_compiler,
     "doctor_start": doctor_start,
     "doctor_real_material": doctor_real_material,
     "campaign": campaign,
