@@ -446,10 +446,12 @@ def doctor_real_material() -> str:
 
 
 ATTACKS = {
-    "fuzz": "ten fuzzed inputs of one reader or of the options",
+    "fuzz": "ten fuzzed inputs of one reader or of ten options",
     "damage": "one file of a run damaged, the run used and resumed",
-    "kill": "a training killed up to three times, then left alone",
-    "starve": "a full disk, no file handles, no home, no compiler, no temporary folder",
+    "kill": "a training (one process, workers, ranks, shards, XLA) or the making of a data set, "
+    "killed or held one to three times, then left alone",
+    "starve": "a full disk, short files, no file handles, a tiny /dev/shm, no home, no compiler, "
+    "no temporary folder, a clock that jumps",
     "two-writers": "two trainings into one folder",
 }
 

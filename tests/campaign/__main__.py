@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import signal
 import sys
 import time
 from collections import Counter
@@ -18,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from campaign.damage import damage
-from campaign.processes import kill, starve, two_writers
-from campaign.readers import fuzz
+from campaign.processes import kill, two_writers
+from campaign.readers import EXAMPLES, fuzz
+from campaign.resources import UnavailableError, own_mounts, starve
 from tpukit.train.storage.run_folder import versions
 
 ATTACKS: dict[str, tuple[Callable[[int], None], int]] = {
-    "fuzz": (fuzz, 1000),  # ten inputs each
+    "fuzz": (fuzz, 1000),  # EXAMPLES inputs each
     "damage": (damage, 1000),
     "kill": (kill, 200),
     "starve": (starve, 60),
@@ -34,10 +37,14 @@ COMMAND = "PYTHONPATH=.:tests:tests/support python -m campaign"
 
 
 def attack(kind: str, number: int) -> str:
-    """What went wrong, in one line; empty where nothing did."""
+    """What went wrong, in one line; empty where nothing did.
+
+    Raises:
+        UnavailableError: this machine lacks what the attack needs.
+    """
     try:
         ATTACKS[kind][0](number)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, UnavailableError):
         raise
     except BaseException as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
@@ -50,8 +57,11 @@ def main() -> int:
     parse.add_argument("--only", choices=ATTACKS)
     parse.add_argument("--number", type=int)
     parse.add_argument("--most", type=int, help="attacks of each kind")
+    parse.add_argument("--seconds", type=float, default=math.inf, help="then no more are begun")
     parse.add_argument("--write", type=Path, help="a JSON file for the counts")
     asked = parse.parse_args()
+    _as_in_a_terminal()
+    own_mounts()
     if asked.number is not None:
         failure = attack(asked.only, asked.number)
         print(failure or "no failure")
@@ -60,17 +70,30 @@ def main() -> int:
     results = asked.folder / "results.jsonl"
     lines = results.read_text().splitlines() if results.exists() else []
     known = {(row["kind"], row["number"]): row["failure"] for row in map(json.loads, lines)}
+    until = time.monotonic() + asked.seconds
     with results.open("a") as file:
         for kind, number in _planned(asked.only, asked.most):
-            if (kind, number) not in known:
-                started = time.monotonic()
+            if (kind, number) in known or time.monotonic() > until:
+                continue
+            started = time.monotonic()
+            try:
                 known[kind, number] = failure = attack(kind, number)
-                row = {"kind": kind, "number": number, "failure": failure,
-                       "seconds": round(time.monotonic() - started, 2)}  # fmt: skip
-                print(json.dumps(row), file=file, flush=True)
+            except UnavailableError as reason:
+                print(f"{kind} {number} is not made here: {reason}")
+                continue
+            row = {"kind": kind, "number": number, "failure": failure,
+                   "seconds": round(time.monotonic() - started, 2)}  # fmt: skip
+            print(json.dumps(row), file=file, flush=True)
     if asked.write:
         asked.write.write_text(json.dumps(_counts(known), indent=2) + "\n")
     return _report(known)
+
+
+def _as_in_a_terminal() -> None:
+    """What a shell or nohup lets its background jobs ignore would not stop a command."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _counts(known: dict[tuple[str, int], str]) -> dict[str, Any]:
@@ -81,6 +104,7 @@ def _counts(known: dict[tuple[str, int], str]) -> dict[str, Any]:
         kind: {"attacks": done[kind], "failures": failed[kind], "planned": planned}
         for kind, (_, planned) in ATTACKS.items()
     }
+    kinds["fuzz"]["inputs"] = done["fuzz"] * EXAMPLES
     return {"kinds": kinds, "versions": versions()}
 
 

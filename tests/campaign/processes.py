@@ -1,112 +1,170 @@
-"""Attacks on whole commands: kills at any moment, resources that run out, two writers at once."""
+"""Attacks on processes: kills of every kind at any moment, and two writers at once."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from runs import TINY, environment, same_bytes
+import psutil
+from runs import VIRTUAL_TPU, environment, latest
 
-STEPS = "60"
-ARGUMENTS = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", STEPS, "--log-every", "7",
-             "--ckpt-every", "3", "--set", "dropout=0.2"]  # fmt: skip
-SECONDS = 300
+from campaign.commands import (
+    SECONDS,
+    TRAIN,
+    assert_gone,
+    check,
+    family,
+    server,
+    start,
+    succeed,
+    wait,
+)
 
 
-def _command(run: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "tpukit", *ARGUMENTS, "--results-dir", str(run), *options]
+@dataclass(frozen=True)
+class Job:
+    """A command that writes to a folder, and how often it is chosen."""
+
+    argv: tuple[str, ...]
+    share: int
+    folder_option: str = "--results-dir"
+    variables: dict[str, str] = field(default_factory=dict)
+    new: bool = False
+    """In a process of its own, so that imports are interrupted too."""
+    most: int = 3
+    """Kills of one attack: fewer where a start takes long."""
+
+    def command(self, folder: Path) -> list[str]:
+        return [*self.argv, self.folder_option, str(folder)]
 
 
-def _run(
-    run: Path, *options: str, limit: Callable[[], None] | None = None, **variables: str
-) -> str:
-    """A command that must end: 0 and "", or a failure's one or two lines."""
-    done = subprocess.run(
-        _command(run, *options), env=environment(variables), capture_output=True, text=True,
-        check=False, timeout=SECONDS, preexec_fn=limit,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr[-2000:]
-    if done.returncode == 0:
-        return ""
-    assert done.returncode in (1, 2), (done.returncode, done.stderr[-2000:])
-    at = done.stderr.rindex("Error: ")
-    return done.stderr[at:]
+TINY_TRAIN = tuple(TRAIN)
+JOBS = {
+    "one process": Job(TINY_TRAIN, 6),
+    "its imports too": Job(TINY_TRAIN, 2, new=True, most=2),
+    "a worker": Job((*TINY_TRAIN, "--num-workers", "1"), 4),
+    "two ranks": Job((*TINY_TRAIN, "--devices", "2"), 2, most=1),
+    "shards": Job((*TINY_TRAIN, "--devices", "2", "--shard"), 1, most=1),
+    "xla": Job(
+        ("train", *TINY_TRAIN[1:3], "--hw", "tpu", *TINY_TRAIN[5:]), 1,
+        variables={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}, most=1,
+    ),
+    "data eit": Job(("data", "eit", "--n", "10", "--workers", "2"), 2, "--out", most=2),
+    "data dialogues": Job(("data", "dialogues", "--n", "20000"), 1, "--out"),
+    "data images": Job(("data", "images", "--n", "300"), 1, "--out"),
+}  # fmt: skip
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @functools.cache
-def _whole(*options: str) -> Path:
-    """A run that was never stopped."""
-    folder = Path(tempfile.mkdtemp()) / "run"
-    assert _run(folder, *options) == ""
-    return folder
+def whole(name: str) -> tuple[str, float]:
+    """What a job that is never stopped leaves, and the seconds that it takes."""
+    job, started = JOBS[name], time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        succeed(job.command(Path(place, "made")), job.variables, new=job.new)
+        return content(Path(place, "made")), time.monotonic() - started
+
+
+def content(folder: Path) -> str:
+    """The digest of a run's newest checkpoint, or of all files of a data set."""
+    if (folder / "checkpoints").exists():
+        files = sorted(latest(folder).glob("*.safetensors"))
+    else:
+        files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def kill(number: int) -> None:
-    """Attack `number`: a run killed up to three times at any moment, then left alone."""
+    """Attack `number`: a command killed or held one to three times, then left alone."""
     rng = random.Random(number)
-    options = rng.choice([(), ("--num-workers", "1"), ("--devices", "2")])
+    [name] = rng.choices(list(JOBS), [job.share for job in JOBS.values()])
+    job = JOBS[name]
+    expected, seconds = whole(name)
     with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        for _ in range(rng.randint(1, 3)):
-            how = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        out = Path(place) / "made"
+        for _ in range(rng.randint(1, job.most)):
+            with _started(job, out, Path(place)) as pid:
+                time.sleep(rng.uniform(0, 1.1 * seconds))
+                processes = family(pid)
+                _strike(rng, pid, processes)
+            assert_gone(processes)
+        succeed(job.command(out), job.variables, new=job.new)
+        assert content(out) == expected, f"{name}: other content"
+
+
+@contextmanager
+def _started(job: Job, out: Path, place: Path) -> Iterator[int]:
+    """The job's process, which ends by itself after what is done to it."""
+    if job.new:
+        with (place / "err").open("w") as err:
             process = subprocess.Popen(
-                _command(run, *options), env=environment(), stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                [sys.executable, "-m", "tpukit", *job.command(out)], cwd=place, stderr=err,
+                stdout=subprocess.DEVNULL, env=environment(job.variables), start_new_session=True,
             )  # fmt: skip
-            try:
-                process.wait(rng.uniform(0.1, 12.0))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, how) if rng.random() < 0.5 else process.send_signal(how)
-            process.wait(60)
-        assert _run(run, *options) == ""
-        assert same_bytes(run, _whole(*options))
+        try:
+            yield process.pid
+        finally:
+            process.wait(SECONDS)
+    else:
+        started = start(job.command(out), place, job.variables)
+        try:
+            yield started.pid
+        finally:
+            wait(started)
+    told = (place / "err").read_text(errors="replace")
+    # Python's own, where it is interrupted before tpukit is imported.
+    assert "Traceback" not in told or told.endswith("\nKeyboardInterrupt\n"), told[-2000:]
 
 
-def _limit(kind: int, value: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(kind, (value, value))
-
-
-def starve(number: int) -> None:
-    """Attack `number`: a resource that is not there; an error or a whole run, then a whole run."""
-    rng = random.Random(number)
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        limits: list[tuple[Callable[[], None] | None, dict[str, str]]] = [
-            (_limit(resource.RLIMIT_FSIZE, rng.randrange(1, 60_000)), {}),
-            (_limit(resource.RLIMIT_NOFILE, rng.randrange(8, 60)), {}),
-            (None, {"HOME": "/proc/none", "XDG_CACHE_HOME": "/proc/none"}),
-            (None, {"PATH": "/nowhere"}),
-            (None, {"TMPDIR": "/proc/none"}),
-            (None, {"TZ": "UTC+400000"}),
-        ]
-        limit, variables = limits[number % len(limits)]
-        _run(run, limit=limit, **variables)
-        assert _run(run) == ""
-        assert same_bytes(run, _whole())
+def _strike(rng: random.Random, pid: int, processes: list[psutil.Process]) -> None:
+    """One signal: to the process, to its whole session, or to one of its ranks and workers."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        if not processes:
+            return
+        match rng.choice(["process", "session", "child", "hold"]):
+            case "process":
+                os.kill(pid, rng.choice(KILLS))
+            case "session":
+                os.killpg(pid, rng.choice(KILLS))
+            case "child":
+                rng.choice(processes[1:] or processes).send_signal(
+                    rng.choice([signal.SIGKILL, signal.SIGTERM])
+                )
+            case "hold":
+                os.killpg(pid, signal.SIGSTOP)
+                time.sleep(rng.uniform(0.1, 2))
+                os.killpg(pid, signal.SIGCONT)
 
 
 def two_writers(number: int) -> None:
     """Attack `number`: two runs in one folder; one is refused or finds a finished run."""
     rng = random.Random(number)
+    expected, seconds = whole("one process")
+    server(1)
     with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        both = []
-        for _ in range(2):
-            both.append(subprocess.Popen(_command(run), env=environment(),
-                                         stderr=subprocess.PIPE, text=True))  # fmt: skip
-            time.sleep(rng.uniform(0, 3))
-        ended = [(p.communicate(timeout=SECONDS)[1], p.returncode) for p in both]
-        assert 0 in [code for _, code in ended], ended
-        for told, code in ended:
-            assert "Traceback" not in told
-            assert code == 0 or (code == 2 and "Another run is writing" in told), told[-500:]
-        assert same_bytes(run, _whole())
+        out, both = Path(place) / "made", []
+        for writer in range(2):
+            folder = Path(place) / str(writer)
+            folder.mkdir()
+            both.append(start(JOBS["one process"].command(out), folder, number=writer))
+            time.sleep(rng.uniform(0, 1.1 * seconds))
+        ended = [(wait(writer), writer.output()[1]) for writer in both]
+        assert 0 in [code for code, _ in ended], ended
+        for code, told in ended:
+            error = check(code, told)
+            assert not error or "Another run is writing" in error, error
+        assert content(out) == expected

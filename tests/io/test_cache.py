@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,5 @@ def test_a_folder_to_be_made_is_as_writable_as_the_one_it_goes_into(tmp_path):
     assert is_writable(tmp_path / "a" / "b")
     (tmp_path / "file").write_text("")
     assert not is_writable(tmp_path / "file" / "b")
+    assert not is_writable(Path("/proc/none")), "root may, and cannot"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,7 +1,11 @@
 """DataLoader workers end with their run, and make the same batches."""
 
+import subprocess
+import sys
+
 import numpy as np
 import torch
+from runs import environment
 
 from tpukit.io.process import WorkerInit
 from tpukit.train.loader import LoaderSettings, make_loader
@@ -25,3 +29,23 @@ def test_batches_are_the_same_from_another_process():
     for one, other in zip(here, there, strict=True):
         assert one["mask"].tolist() == [1, 1, 0] and one["x"].shape == (3, 2, 3)
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+LEFT_ALONE = """
+import time
+from multiprocessing import connection, process, resource_sharer
+from tpukit.io.process import WorkerInit
+WorkerInit()(0)
+address, key = resource_sharer.DupFd(0)._id
+connection.Client(address, authkey=process.current_process().authkey).close()
+time.sleep(0.5)
+"""
+
+
+def test_a_worker_whose_tensors_are_not_fetched_is_silent():
+    """The main process stops: the thread that hands tensors over would print a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_ALONE], env=environment(), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert not done.stderr

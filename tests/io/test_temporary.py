@@ -63,6 +63,18 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_without_a_home_matplotlib_keeps_its_files_in_it(tmp_path_factory):
+    """In a folder of its own it would warn, and end with a traceback: that is gone by then."""
+    code = "from tpukit.io.temporary import own_temporary_folder as own\n"
+    code += "with own():\n    import matplotlib\n    print(matplotlib.get_configdir())"
+    base = tmp_path_factory.getbasetemp().parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env=environment({"HOME": "/proc/none", "XDG_CONFIG_HOME": "", "TMPDIR": str(base)}),
+    )  # fmt: skip
+    assert done.stdout.startswith(f"{base}/tpukit-") and not done.stderr
+
+
 def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
     """torchrun's logs, torch's modules and multiprocessing's sockets lie in it too."""
     from runs import TINY

@@ -199,6 +199,7 @@ LOGS = {
     "too-many-workers": UW
     + "torch/utils/data/dataloader.py:624: UserWarning: This DataLoader will create 32 worker processes in total. Our suggested max number of worker in current system is 4, which is smaller than what this DataLoader is going to create.",
     "disk-full": TB + "OSError: [Errno 28] No space left on device: '/kaggle/working/ckpt.pt'",
+    "file-too-large": TB + "OSError: [Errno 27] File too large",
     "cuda-fork-tokenizers": "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism to avoid deadlocks...",
     # -- files ------------------------------------------------------------------------------------
     "weights-only-load": TB

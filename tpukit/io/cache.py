@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import stat
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -50,13 +51,18 @@ def is_writable(folder: Path) -> bool:
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    try:
+        # A system administrator has access to what cannot be written (/proc, some network disks).
+        Path(tempfile.mkdtemp(prefix=".tpukit-", dir=folder)).rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _temporary_folder() -> Path:
     """The same one in every process of this user, so that ranks share it."""
-    import tempfile
-
     from tpukit.io.temporary import lasting_temporary_folder
 
     folder = lasting_temporary_folder() / f"tpukit_cache_{os.getuid()}"

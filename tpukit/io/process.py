@@ -43,6 +43,9 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         ignore_stop_signals()
         end_with(self.main)
+        # The thread that hands tensors over prints what it meets where the main process stops;
+        # errors of the data travel on another way.
+        sys.excepthook = lambda *_: None
 
 
 def ignore_stop_signals() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tpukit.io.cache import is_writable
+
 PREFIX = "tpukit-"
 LOCK = ".owner"
 """File in the folder that its process holds locked: the kernel lets go when the process ends."""
@@ -40,6 +42,11 @@ def own_temporary_folder() -> Iterator[None]:
     former = os.environ.get("TMPDIR")
     folder, descriptor = made
     os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+    home = os.environ.get("HOME", "/")
+    settings = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    if not is_writable(Path(settings, "matplotlib")):
+        # It would take a folder that is gone when it removes it, and say so with a traceback.
+        os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
     try:
         yield
     finally:

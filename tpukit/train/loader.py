@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Batch
@@ -99,6 +101,17 @@ class MicroBatchLoader(DataLoader[Batch | TpukitError]):
         # Not a generator: the workers are started now, by this thread.
         with lack_of_room_named():
             return _read(super().__iter__())
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator() if self.num_workers == 0 else _FromWorkers(self)  # type: ignore[no-untyped-call]
+
+
+class _FromWorkers(_MultiProcessingDataLoaderIter):
+    """Ends in silence where it could not be built, for lack of shared memory."""
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):
+            super().__del__()  # type: ignore[no-untyped-call]
 
 
 def _read(loader: Iterator[Batch | TpukitError]) -> Iterator[Batch]:

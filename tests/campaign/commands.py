@@ -1,0 +1,106 @@
+"""Command lines under attack: in forks of a warm process, or in new processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+from forked import Forked, ForkServer
+from runs import TINY, environment
+
+TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "60", "--log-every", "7",
+         "--ckpt-every", "3", "--set", "dropout=0.2"]  # fmt: skip
+UNEXPLAINED = "  Add --debug for the traceback."
+SECONDS = 300
+"""What a command may take; one that takes longer hangs."""
+
+
+@functools.cache
+def server(number: int = 0) -> ForkServer:
+    """Each server runs one command at a time."""
+    return ForkServer(environment())
+
+
+def start(
+    argv: list[str], folder: Path, variables: dict[str, str] | None = None,
+    limits: dict[int, int] | None = None, *, number: int = 0,
+) -> Forked:  # fmt: skip
+    """A fork that has imported torch: an attack meets tpukit's own code, not the imports."""
+    given = environment(variables)
+    assert server(number).can_set(given), variables
+    return server(number).start(argv, given, folder, folder, limits)
+
+
+def check(code: int, told: str) -> str:
+    """A command that ended by itself: "" where it is done, else its error of one or two lines."""
+    assert "Traceback" not in told, told[-2000:]
+    if code == 0:
+        return ""
+    assert code in (1, 2), (code, told[-2000:])
+    assert "Error: " in told, told[-2000:]
+    error = told[told.rindex("Error: ") :]
+    assert len(error.splitlines()) <= 3 and not error.endswith(f"\n{UNEXPLAINED}\n"), error
+    return error
+
+
+def finish(argv: list[str], variables: dict[str, str] | None = None, *, new: bool = False) -> str:
+    """Runs a command to its end; see `check`. `new`: in a process that imports everything."""
+    if new or not server().can_set(environment(variables)):
+        done = subprocess.run(
+            [sys.executable, "-m", "tpukit", *argv], env=environment(variables),
+            capture_output=True, text=True, check=False, timeout=SECONDS,
+        )  # fmt: skip
+        return check(done.returncode, done.stderr)
+    with tempfile.TemporaryDirectory() as place:
+        started = start(argv, Path(place), variables)
+        return check(wait(started), started.output()[1])
+
+
+def succeed(argv: list[str], variables: dict[str, str] | None = None, *, new: bool = False) -> None:
+    """Runs a command that must be done at its end."""
+    error = finish(argv, variables, new=new)
+    assert not error, error
+
+
+def wait(started: Forked, seconds: float = SECONDS) -> int:
+    """Its exit code; what takes too long is killed."""
+    try:
+        return started.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait(SECONDS)
+        raise
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it started, as far as they live."""
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def assert_gone(processes: Iterable[psutil.Process], seconds: float = 30) -> None:
+    """Ranks and workers notice that their owner has ended."""
+    until = time.monotonic() + seconds
+    left = list(processes)
+    while left and time.monotonic() < until:
+        left = [p for p in left if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
+        time.sleep(0.05)
+    assert not left, f"still running: {left}"
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
