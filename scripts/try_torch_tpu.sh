@@ -5,8 +5,9 @@
 #   scripts/try_torch_tpu.sh
 #   scripts/try_torch_tpu.sh -k eit
 #
-# The environment takes 3 GB with a CPU build of torch, 6 GB and more with CUDA's. TPUKIT_TRY_DIR names
-# the folder it is made in, where it is kept and used again; TPUKIT_TORCH another torch (2.11 to 2.15).
+# The environment takes 8 GB with torch's CUDA build, 3 GB with a CPU build (TPUKIT_TORCH=2.13.0+cpu,
+# where pip knows an index that has it for torchvision too). TPUKIT_TRY_DIR names the folder it is made
+# in, where it is kept and used again; TPUKIT_TORCH another torch (2.11 to 2.15).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 torch=${TPUKIT_TORCH:-2.13.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 
@@ -60,10 +61,26 @@ def strided_batches():
     return {"gradient": [p.grad.abs().sum().item() for p in model.parameters()]}
 
 
+def batch_norm():
+    """Running statistics after three steps in bf16, compiled, and those of the CPU in fp32."""
+    backend = opened("bf16")
+    torch.manual_seed(0)
+    cpu = torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 2, 3))
+    tpu = backend.prepare(copy.deepcopy(cpu))
+    for _ in range(3):
+        images = torch.randn(8, 4, 9, 9) + 1
+        cpu(images)
+        with backend.autocast():
+            outputs = tpu(images.to(backend.device))
+        backend.backward(outputs.float().sum())
+    return {
+        place: [*norm.running_mean.tolist(), *norm.running_var.tolist()]
+        for place, norm in (("cpu", cpu[0]), ("tpu", backend.unwrap(tpu)[0]))
+    }
+
+
 def zoo(name):
     """Differences from the CPU's state after 20 steps of a model of the zoo, by way to run them."""
-    import copy
-
     from zoo_models import Zoo, entries
     from zoo_stages import ROWS, differences, state, without_dropout
 

@@ -89,6 +89,11 @@ def test_batches_are_contiguous_on_the_device():
     assert all(value > 0 for value in case("strided_batches")["gradient"])
 
 
+def test_batch_norm_updates_its_running_statistics():
+    found = case("batch_norm")
+    assert found["tpu"] == pytest.approx(found["cpu"], rel=1e-2)
+
+
 @pytest.mark.parametrize("model", ["timm-resnet", "timm-vision_transformer", "transformers-gpt2"])
 def test_models_of_the_zoo_agree_with_the_cpu_after_20_steps(model):
     """Loss, weights, buffers and their EMA, in fp32."""
