@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -242,7 +243,7 @@ def _report(
 def _named(message: str, hint: str, arguments: list[str]) -> str:
     """The message, beginning with the option whose file or folder it is about."""
     pairs = [argument.split("=", 1) for argument in arguments if "=" in argument]
-    pairs += [list(pair) for pair in pairwise(arguments)]
+    pairs += [list(pair) for pair in pairwise(arguments) if pair[0] not in _flags(arguments)]
     for option, value in pairs:
         is_path = "/" in value or bool(re.search(r"\.[a-z]\w*$", value)) or len(value) > NAME_MAX
         if option.startswith("--") and is_path and not value.startswith("-"):
@@ -252,6 +253,16 @@ def _named(message: str, hint: str, arguments: list[str]) -> str:
                 message = message.replace(shown, _shortened(shown))
                 return message if option in f"{message} {hint}" else f"{option}: {message}"
     return message
+
+
+def _flags(arguments: list[str]) -> set[str]:
+    """The options of a command line's command that take no value."""
+    with suppress(Exception):
+        command = load_command(arguments[0])
+        command = getattr(command, "commands", {}).get(arguments[1], command)
+        flags = [p.opts + p.secondary_opts for p in command.params if getattr(p, "is_flag", False)]
+        return {name for names in flags for name in names}
+    return set()
 
 
 def _shortened(path: str) -> str:

@@ -5,35 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import math
-import os
-import pickle
 import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as some
 
+from campaign.inputs import ALL_BYTES, SAMPLE, TRACE, mutated
+from campaign.options import try_option
 from tpukit.errors import TpukitError
 from tpukit.io.units import parse_bytes, parse_duration
 
 EXAMPLES = 10
 """Inputs of one attack."""
-TRACE = Path(tempfile.gettempdir()) / f"campaign-trap-{os.getpid()}"
 Attack = Callable[[Path, bytes], Any]
-
-
-class Trap:
-    """Leaves a trace when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(TRACE),))
 
 
 def _csv(path: Path, content: bytes) -> None:
@@ -126,7 +114,77 @@ def _code(path: Path, content: bytes) -> None:
     from tpukit import cli
 
     path.with_suffix(".py").write_bytes(content)
-    assert cli.run(["doctor", "--json", str(path.with_suffix(".py"))]) in (0, 1, 2)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert cli.run(["doctor", "--json", str(path.with_suffix(".py"))]) in (0, 1, 2)
+
+
+def _table(path: Path, content: bytes) -> None:
+    from tpukit.tasks.images.data.listing import read_table
+    from tpukit.tasks.images.images_config import ImagesConfig
+
+    path.write_bytes(content)
+    read_table(path, ImagesConfig(data_path=str(path.parent)))
+
+
+def _image(path: Path, content: bytes) -> None:
+    from tpukit.tasks.images.data.image_decoding import decode
+
+    path.write_bytes(content)
+    decode(str(path), 32)
+
+
+def _metrics(path: Path, content: bytes) -> None:
+    """A damaged line is left out, and the page is written."""
+    from tpukit.train.report.run_report import RunReport
+    from tpukit.train.storage.run_folder import RunFolder
+
+    for name in ("metrics.jsonl", "tests.json", "log.txt"):
+        (path.parent / name).write_bytes(content)
+    (path.parent / "config.toml").write_text("[train]\n[task]\n")
+    warnings: list[str] = []
+    assert RunReport(RunFolder(path.parent), warnings.append).renew(), warnings
+
+
+def _knowledge(path: Path, content: bytes) -> None:
+    from tpukit.knowledge.error_table import read_known_errors
+
+    path.write_bytes(content)
+    read_known_errors([path])
+
+
+def _notebook(path: Path, content: bytes) -> None:
+    from tpukit import cli
+
+    path.with_suffix(".ipynb").write_bytes(content)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert cli.run(["doctor", "--json", str(path.with_suffix(".ipynb"))]) in (0, 1, 2)
+
+
+def _test_set(path: Path, content: bytes) -> None:
+    from tpukit.tasks.eit.data.measured import open_test_set
+
+    (path.parent / ".simulation").mkdir()
+    (path.parent / ".simulation" / "settings.json").write_bytes(content)
+    (path.parent / "1.npz").write_bytes(SAMPLE)
+    open_test_set(str(path.parent), None)
+
+
+def _token_cache(path: Path, content: bytes) -> None:
+    """A damaged cache is built again: its tokens are those of the file."""
+    from tpukit.tasks.summarize.data.token_cache import open_token_cache
+    from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
+
+    path.with_suffix(".csv").write_bytes(b"id,dialogue,summary\n1,a b,c\n")
+    path.with_suffix(".tiktoken").write_bytes(ALL_BYTES)
+    tokenizer = load_tokenizer(str(path.with_suffix(".tiktoken")))
+    opened = open_token_cache(path.with_suffix(".csv"), tokenizer, 64, path.parent).example(0)
+    expected = opened[0].tolist(), opened[1]
+    [cache] = path.parent.rglob("*.tokens")
+    whole = cache.read_bytes()
+    at = random.Random(content).randrange(len(whole))
+    cache.write_bytes(whole[:at] + content + whole[at + len(content) :])
+    found = open_token_cache(path.with_suffix(".csv"), tokenizer, 64, path.parent).example(0)
+    assert (found[0].tolist(), found[1]) == expected, "other tokens"
 
 
 def _units(path: Path, content: bytes) -> None:
@@ -161,69 +219,10 @@ READERS: dict[str, Attack] = {
     "csv": _csv, "config": _config, "run-config": _run_config, "state": _state,
     "published": _published, "nanogpt": _nanogpt, "transformers": _transformers,
     "normalisation": _normalisation, "sample": _sample, "tokenizer": _tokenizer, "log": _log,
-    "units": _units, "settings": _settings,
+    "units": _units, "settings": _settings, "options": try_option, "more-options": try_option,
+    "table": _table, "image": _image, "metrics": _metrics, "knowledge": _knowledge,
+    "notebook": _notebook, "code": _code, "test-set": _test_set, "token-cache": _token_cache,
 }  # fmt: skip
-
-
-# -- what they are given ------------------------------------------------------------------------
-def _saved(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-def _archive(**arrays: Any) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    return stream.getvalue()
-
-
-VALUES = [b"inf", b"nan", b"-1", b"1e400", b"9" * 25, b"''", b"[[[[", b"{a=1}", b"true",
-          b"1" * 5000,
-          b"2099-01-01", b"0x7fffffffffffffff", b"8h30m", b"4GB", b"\xf0\x9f\x98\x80"]  # fmt: skip
-SEEDS: dict[str, list[bytes]] = {
-    "csv": [b"id,dialogue,summary\n1,a,b\n", b'id,dialogue,summary\r\n1,"a\r\nb",c\r\n',
-            b"\xef\xbb\xbfid;dialogue;summary\n"],
-    "config": [b"lr = 0.1\n[train]\nmax_steps = 3\n[task]\nsize = 'tiny'\n", *VALUES],
-    "run-config": [b"# SHA-256 of the lines below: 0\n[train]\n[task]\n",
-                   b"[train]\n[task]\na=1\n"],
-    "state": [b'{"format": 1, "step": 1, "sha256": {}}', b"[]", b"{}"],
-    "published": [_saved({"model": {"a": torch.zeros(2)}, "epoch": 1}), _saved({"model": Trap()}),
-                  pickle.dumps(Trap()), _saved([1]), _saved({"model": {1: torch.zeros(1)}})],
-    "nanogpt": [_saved({"model": {"wte.weight": torch.zeros(2, 2)}, "model_args": {
-        "n_layer": 1, "n_head": 1, "n_embd": 2, "vocab_size": 2, "block_size": 2}}),
-        _saved({"model": {}, "model_args": {}}), pickle.dumps(Trap(), 2)],
-    "transformers": [json.dumps({"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 2,
-                                 "vocab_size": 2, "n_positions": 2}).encode(), b"[]", b"{}"],
-    "normalisation": [_saved(torch.ones(1, 16, 13)), _saved(Trap()), pickle.dumps(Trap()),
-                      _archive(mean=np.ones(208), std=np.ones(208))],
-    "sample": [_archive(ys=np.zeros((208, 1)), xs=np.zeros((128, 128))), _archive(ys=np.zeros(3)),
-               _archive(ys=np.array([Trap()], object)), pickle.dumps(Trap())],
-    "tokenizer": [b"IQ== 0\nIg== 1\n", b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}'],
-    "log": [b"Traceback (most recent call last):\n  File \"a.py\", line 1\nKeyError: 'x'\n"],
-    "units": VALUES,
-    "settings": VALUES,
-}  # fmt: skip
-
-
-@some.composite
-def mutated(draw: Any, kind: str) -> bytes:
-    """A valid or a hostile input of a reader, with a few bytes cut, changed, added or repeated."""
-    content = bytearray(draw(some.sampled_from(SEEDS[kind])))
-    for _ in range(draw(some.integers(0, 4))):
-        at = draw(some.integers(0, len(content)))
-        match draw(some.sampled_from(["flip", "cut", "add", "repeat", "text"])):
-            case "flip" if at < len(content):
-                content[at] ^= 1 << draw(some.integers(0, 7))
-            case "cut":
-                del content[at : at + draw(some.integers(1, 64))]
-            case "add":
-                content[at:at] = draw(some.binary(max_size=16))
-            case "repeat":
-                content[at:at] = content[:at][-64:]
-            case "text":
-                content[at:at] = draw(some.text(max_size=16)).encode(errors="surrogatepass")
-    return bytes(content)
 
 
 def fuzz(number: int) -> None:
@@ -233,11 +232,11 @@ def fuzz(number: int) -> None:
     @seed(number)
     @settings(max_examples=EXAMPLES, database=None, deadline=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(mutated(kind))
+    @given(mutated(kind.removeprefix("more-")))
     def attack(content: bytes) -> None:
         with _folder() as folder:
             try:
-                READERS[kind](folder / "file", content)
+                READERS[kind](folder / f"file-{number}", content)
             except TpukitError as error:
                 assert error.message and "\n" not in error.message, error.message
                 assert len(error.message) < 3000, error.message[:100]

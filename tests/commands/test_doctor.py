@@ -169,6 +169,12 @@ def test_no_successor_where_torch_xla_is_not_concerned(tmp_path):
     assert "torch_tpu" not in tpukit("doctor", tmp_path / "a.py").stdout
 
 
+def test_a_file_after_a_flag_is_not_the_flags(tmp_path):
+    (tmp_path / "broken.py").write_text("x = (")
+    done = tpukit("doctor", "--json", tmp_path / "broken.py")
+    assert json.loads(done.stdout)["error"]["message"].startswith(f"{tmp_path}/broken.py: invalid")
+
+
 def test_an_option_that_dies_with_a_fix_is_named(tmp_path):
     path = tmp_path / "a.py"
     path.write_text(

@@ -238,3 +238,12 @@ def test_published_checkpoint_is_tested_with_the_datas_normalisation(place, tmp_
     with np.load(fields["predictions"]) as saved:
         assert not saved["images"].any()
     assert json.dumps(fields)
+
+
+@pytest.mark.parametrize("note", ["{", "[]", '{"settings": {"electrode_degrees": 1e999}}'])
+def test_damaged_settings_of_a_set_are_named(tmp_path, note):
+    np.savez(tmp_path / "1.npz", ys=np.ones((208, 1)), xs=np.zeros((128, 128)))
+    (tmp_path / ".simulation").mkdir()
+    (tmp_path / ".simulation" / "settings.json").write_text(note)
+    with pytest.raises(DataError, match=r"settings.json is damaged"):
+        open_test_set(str(tmp_path), None)

@@ -83,6 +83,21 @@ def test_content_tokenizer_and_context_are_the_key(
     assert open_token_cache(path, tokenizer, 64).path != first
 
 
+@pytest.mark.parametrize("at", [0, 12, 4100, -3])
+def test_a_damaged_cache_is_built_again(
+    tmp_path: Path, tokenizer: Tokenizer, write_csv, at: int
+) -> None:  # type: ignore[no-untyped-def]
+    """A letter of its header, its length, a token, a place."""
+    path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "Ann: hi", "They greet."]])
+    whole = open_token_cache(path, tokenizer, 64).path.read_bytes()
+    [cache] = (Path(os.environ["TPUKIT_CACHE_DIR"]) / "tokens").glob("*.tokens")
+    damaged = bytearray(whole)
+    damaged[at] ^= 1
+    cache.unlink()
+    cache.write_bytes(damaged)
+    assert open_token_cache(path, tokenizer, 64).path.read_bytes() == whole
+
+
 def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

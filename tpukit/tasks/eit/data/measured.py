@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,8 +116,16 @@ def _electrode_degrees(folder: Path) -> float:
     for place in (folder, folder.parent):
         note = place / ".simulation" / "settings.json"
         if note.is_file():
-            settings: dict[str, Any] = json.loads(note.read_text())["settings"]
-            return float(settings["electrode_degrees"])
+            try:
+                degrees = float(json.loads(note.read_bytes())["settings"]["electrode_degrees"])
+            except (ValueError, LookupError, TypeError, RecursionError):
+                degrees = math.nan
+            if not 1 <= degrees <= 20:
+                raise DataError(
+                    f"{note} is damaged: it names no electrode width.",
+                    f"Without it a width of {REAL_ELECTRODE_DEGREES} degrees is taken.",
+                )
+            return degrees
     return REAL_ELECTRODE_DEGREES
 
 

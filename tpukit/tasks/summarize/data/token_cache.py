@@ -1,7 +1,8 @@
 """A training file as tokens: one memory-mapped file, keyed by content, tokenizer and context.
 
-Layout: a JSON header padded to 4096 bytes, the tokens of all samples end to end, then for each
-sample where it starts (one more for the end), how many targets it has, and its row in the file.
+Layout: a JSON header, with a sum over all that follows, padded to 4096 bytes, the tokens of all
+samples end to end, then for each sample where it starts (one more for the end), how many targets it
+has, and its row in the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +31,7 @@ from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 HEADER_BYTES = 4096
 ROWS_A_CHUNK = 500
 CHUNKS_WORTH_WORKERS = 4
@@ -123,10 +125,16 @@ def _key(csv_path: Path, tokenizer: Tokenizer, block_size: int) -> str:
 
 
 def _open(path: Path) -> TokenCache | None:
+    """The cache; None where there is none, or a damaged one."""
     if not path.exists():
         return None
-    with path.open("rb") as file:
-        header = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
+            if header.pop("sha256") != _digest(file, header):
+                return None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
     samples = header["samples"]
     data = np.memmap(path, np.uint8, "r")
     places = _places(header)
@@ -147,6 +155,14 @@ def _places(header: dict[str, Any]) -> list[int]:
     return list(itertools.accumulate(map(_aligned, sizes), initial=HEADER_BYTES))
 
 
+def _digest(file: BufferedReader | BufferedRandom, header: dict[str, Any]) -> str:
+    """The sum of a header's fields and of what follows it in the file."""
+    file.seek(HEADER_BYTES)
+    found = hashlib.file_digest(file, "sha256")
+    found.update(json.dumps(header, sort_keys=True).encode())
+    return found.hexdigest()
+
+
 def _aligned(size: int) -> int:
     return -(-size // 8) * 8
 
@@ -162,9 +178,10 @@ def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress
         leftover.unlink()
     dtype = np.uint16 if prompts.tokenizer.vocabulary_size <= 2**16 else np.uint32
     rows = read_rows(csv_path, summaries=True)
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with replacing(path) as unfinished, unfinished.open("w+b") as file:
         file.write(b"\0" * HEADER_BYTES)
         header = _write_samples(file, rows, prompts, dtype, progress)
+        header["sha256"] = _digest(file, header)
         file.seek(0)
         file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
 
