@@ -158,6 +158,7 @@ def test_a_moved_script_runs(name, tmp_path):
     assert moved.returncode == 0, moved.stdout
     done = subprocess.run(
         [sys.executable, path],
-        env=environment({"PYTHONPATH": str(SUPPORT / "torch_tpu_on_cpu")}), capture_output=True, text=True, check=False, timeout=500,
+        env=environment({"PYTHONPATH": str(SUPPORT / "torch_tpu_on_cpu"), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}),
+        capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "done tpu", done.stderr[-2000:]
