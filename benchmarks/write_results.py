@@ -255,6 +255,25 @@ def activation_memory() -> str:
     )  # fmt: skip
 
 
+def step_traffic() -> str:
+    steps = read("step_traffic")["steps"]
+    rows = [
+        [" ".join([step["task"], *step["set"]]), step["target"], step["rows"], step["commit"],
+         f"{step['gib']:.2f}", f"{step['gbytes']:.0f}", f"{step['memory_seconds']:.3f}",
+         f"{step['arithmetic_seconds']:.3f}"]
+        for step in sorted(steps, key=lambda step: (step["task"], step["target"], -step["gbytes"]))
+    ]  # fmt: skip
+    return section(
+        "Bytes of a training step", "step_traffic.py", ["step_traffic"],
+        "Steps compiled at the fast setting, and what they take at least on the chip: bytes moved "
+        "at its memory's bandwidth, operations at its peak. The first line of each is the step "
+        "before products and layer norms were written for the attention kernel's layout "
+        "([performance.md](performance.md)).",
+        table(["step", "target", "batch", "commit", "GiB", "GB moved", "memory (s)",
+               "arithmetic (s)"], rows),
+    )  # fmt: skip
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -497,6 +516,7 @@ SECTIONS = {
     "image_accuracy": image_accuracy,
     "tpu_batches": tpu_batches,
     "activation_memory": activation_memory,
+    "step_traffic": step_traffic,
     "summarize_generation": summarize_generation,
     "summarize_training": summarize_training,
     "summarize_quality": summarize_quality,

@@ -52,6 +52,19 @@ def batch_norm_statistics(x):
     return x * variance[:, None, None] + mean[:, None, None]
 
 
+def product_twice(x, weight):
+    gradient = torch.autograd.grad(F.linear(x, weight).tanh().sum(), x, create_graph=True)[0]
+    return gradient.square()
+
+
+def layer_norm(x, weight, bias):
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def layer_norm_twice(x, weight):
+    return torch.autograd.grad(layer_norm(x, weight, None).tanh().sum(), x, create_graph=True)[0]
+
+
 def rotary(x):
     turns = torch.polar(torch.ones(4, device=x.device), torch.arange(4.0, device=x.device))
     pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)))
@@ -131,6 +144,16 @@ CASES = {
     "LSTM": (lambda x: lstm(x.device)(x)[0], (2, 3, 5)),
     "GRU": (lambda x: gru(x.device)(x)[0], (2, 3, 5)),
     "second derivative": (second_derivative, (4, 5)),
+    "product of rows": (F.linear, (2, 3, 8), (5, 8), (5,)),
+    "product of one row": (F.linear, (8,), (5, 8), (5,)),
+    "product with a vector": (F.linear, (2, 3, 8), (8,)),
+    "product, frozen": (lambda x: F.linear(x, torch.ones(5, 8, device=x.device)), (2, 3, 4, 8)),
+    "layer norm": (layer_norm, (2, 3, 8), (8,), (8,)),
+    "layer norm of planes": (layer_norm, (2, 3, 8, 8), (8, 8), (8, 8)),
+    "layer norm of a row": (layer_norm, (8,), (8,), (8,)),
+    "layer norm without weights": (lambda x: F.layer_norm(x, (8,)), (2, 3, 8)),
+    "layer norm, second derivative": (layer_norm_twice, (2, 3, 8), (8,)),
+    "product, second derivative": (product_twice, (2, 3, 8), (5, 8)),
     "clamp unless finite": (clamp_unless_finite, IMAGE),
     "roll": (lambda x: x.roll((1, -2), (2, 3)), IMAGE),
     "reflect": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), IMAGE),

@@ -181,7 +181,98 @@ def _adaptive_max_pool2d(image: Tensor, output_size: Sequence[int]) -> tuple[Ten
     return torch.unflatten(values, -1, output_size), torch.unflatten(places, -1, output_size)
 
 
+class _Product(torch.autograd.Function):
+    """rows (..., inputs) and weight (outputs, inputs) to (..., outputs), over all leading
+    dimensions at once: flattened rows have to lie one after the other, and those of the attention
+    kernel are copied for that, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return torch.einsum("...i,oi->...o", rows, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        of_rows, of_weight = ctx.needs_input_grad
+        return (
+            torch.einsum("...o,oi->...i", gradient, weight) if of_rows else None,
+            torch.einsum("...o,...i->oi", gradient, rows) if of_weight else None,
+        )
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if rows.ndim < 3 or weight.ndim < 2:
+        flat = torch.matmul(rows, weight.t())
+        return flat if bias is None else flat + bias
+    product: Tensor = _Product.apply(rows, weight)  # type: ignore[no-untyped-call]
+    return product if bias is None else product + bias
+
+
+class _LayerNorm(torch.autograd.Function):
+    """torch_xla's is a batch norm of the rows, whose backward pass moves a third more bytes.
+
+    The statistics are made again from the input, which XLA finds to be the same: second derivatives
+    go through them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, last: int, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.last, ctx.eps = last, eps
+        normed, _, _ = _normalised(rows, last, eps)
+        normed = normed if weight is None else normed * weight
+        return normed if bias is None else normed + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        normed, _, scale = _normalised(rows, ctx.last, ctx.eps)
+        inner = gradient if weight is None else gradient * weight
+        own, leading = _last(ctx.last), tuple(range(rows.ndim - ctx.last))
+        shared = inner.mean(own, True) + normed * (inner * normed).mean(own, True)
+        _, with_weight, with_bias, _, _ = ctx.needs_input_grad
+        return (
+            scale * (inner - shared),
+            _summed(gradient * normed, leading) if with_weight else None,
+            _summed(gradient, leading) if with_bias else None,
+            None,
+            None,
+        )
+
+
+def _summed(tensor: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    return tensor.sum(dimensions) if dimensions else tensor
+
+
+def _last(count: int) -> tuple[int, ...]:
+    return tuple(range(-count, 0))
+
+
+def _normalised(rows: Tensor, last: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows with mean 0 and variance 1 over their last dimensions, the mean, 1 / deviation.
+
+    Mean and mean square need one look at the rows, as in XLA's own batch norm.
+    """
+    mean, square = rows.mean(_last(last), True), rows.square().mean(_last(last), True)
+    scale = ((square - mean.square()).clamp(min=0.0) + eps).rsqrt()
+    return (rows - mean) * scale, mean, scale
+
+
+def _native_layer_norm(
+    rows: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    found = _LayerNorm.apply(wide, weight, bias, len(shape), eps)  # type: ignore[no-untyped-call]
+    _, mean, scale = _normalised(wide.detach(), len(shape), eps)
+    return found.to(rows.dtype), mean, scale
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "native_layer_norm": _native_layer_norm,
     "adaptive_max_pool2d": _adaptive_max_pool2d,
     "unfold": _unfold,
     "complex": _complex,

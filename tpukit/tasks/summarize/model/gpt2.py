@@ -88,15 +88,17 @@ class LayerPast(NamedTuple):
 
 
 class QueryKeyValue(nn.Linear):
-    """Queries, keys and values in one product; the keys' bias stays as it is.
+    """Queries, keys and values; the keys' bias stays as it is.
 
     It adds the same to all scores of a query, so its gradient is rounding alone, which Adam would
     scale up to whole steps.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Three products: a TPU copies the parts of one three times before its attention kernel."""
         query, key, value = self.bias.chunk(3)
-        return F.linear(x, self.weight, torch.cat([query, key.detach(), value]))
+        pairs = zip(self.weight.chunk(3), (query, key.detach(), value), strict=True)
+        return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
 
 
 class GPT2Block(nn.Module):
@@ -119,8 +121,13 @@ class GPT2Block(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (rows, heads, length, width of a head)."""
         rows, length, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(rows, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        parts = self.qkv(self.norm_1(x))
+        if isinstance(parts, Tensor):  # LoRA's
+            parts = parts.chunk(3, dim=-1)
+        query, key, value = (
+            part.reshape(rows, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in parts
+        )
         return query, key, value
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
