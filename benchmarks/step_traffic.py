@@ -134,6 +134,5 @@ def keep(arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
     RESULT.write_text(json.dumps(found, indent=2) + "\n")
 
 
-
 if __name__ == "__main__":
     main()

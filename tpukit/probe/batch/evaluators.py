@@ -192,16 +192,12 @@ class MeasuredEvaluator(ChildEvaluator):
         self._next: Child | None = None
 
     def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        was_used = bool(self._children)
-        trials = self._in_child(requests)
-        if was_used and not trials[0].fits:
-            # What earlier trials left behind may be the cause: only a new process is sure.
-            trials = self._in_child(requests)
-        return trials
-
-    def _in_child(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        if any(request.alone for request in requests):
+            super().close()
+        alone = not self._children
         try:
-            return super().evaluate_together(requests)
+            trials = super().evaluate_together(requests)
+            return [dataclasses.replace(trial, alone=alone) for trial in trials]
         except BaseException:
             self._reusable = False
             raise

@@ -29,8 +29,8 @@ WARM_ROWS = 2
 TIMED_STEPS = 3
 LONG_ENOUGH_SECONDS = 1.0
 """Of timed steps: the rate is plain, further steps would tell nothing new."""
-RUN_BYTES = 40 * 2**20
-"""What a run's DataLoader, progress bar and their threads take: up to 38 MB were seen."""
+RUN_BYTES = 16 * 2**20
+"""What a run's DataLoader, progress bar and their threads take beside the batches."""
 
 
 def measure_trial(
@@ -52,7 +52,7 @@ def measure_trial(
         warm = costliest if backend.keeps_freed_memory else _few_rows(task, backend, request)
         _step(learner, config, list(backend.batches([warm] * request.accumulate)))
         # As in a run, the next batches are sent while a step works, and wait on the device.
-        source = backend.batches(itertools.repeat(costliest))
+        source = backend.batches(_copies(costliest))
         seconds = _seconds_per_step(learner, config, source, request.accumulate)
         between = read_memory()
         for host in others if backend.keeps_freed_memory else ():
@@ -63,13 +63,14 @@ def measure_trial(
         _next(source, BATCHES_AHEAD)
         memory = read_memory()
     used, limit = (memory.peak, memory.limit) if memory else (None, None)
+    waiting = (BATCHES_AHEAD + 1) * sum(t.nbytes for t in costliest.values())
     return Trial(
         batch=request.batch,
         fits=True,
         used_bytes=used,
         limit_bytes=limit,
-        # Between steps a batch leaves nothing behind; the peak may be outside of training.
-        fixed_bytes=used - (between.peak - between.used) if used and between else None,
+        # Of a step only batches that wait stay behind; the peak may be outside of training.
+        fixed_bytes=used - (between.peak - between.used) - waiting if used and between else None,
         samples_per_second=request.batch * backend.devices * request.accumulate / seconds,
         accumulate=request.accumulate,
         memory=memory_by_kind(used or 0, 0, resident),
@@ -107,6 +108,15 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     rows = request.batch * devices
     settings = PlanSettings(rows * request.accumulate, rows, devices, 0)
     return check_examples(task.probe_batches(settings), task.example_batches)
+
+
+def _copies(batch: Batch) -> Iterator[Batch]:
+    """The batch again and again, each in memory of its own, as a DataLoader makes them.
+
+    `batch` itself stands for the samples that the next one is stacked from.
+    """
+    while True:
+        yield {name: tensor.clone() for name, tensor in batch.items()}
 
 
 def _few_rows(task: Task, backend: Backend, request: TrialRequest) -> Batch:

@@ -120,7 +120,7 @@ class Recommender:
     def _search(self) -> Bracket:
         settings, top = self.settings, self.settings.top
         if self.evaluator.target is None:
-            return search(self._try, settings)
+            return self._search_measured()
         if settings.start >= top and self._confirm(top, "the only batch, at full effort").fits:
             return Bracket(low=top)
         if settings.exact:
@@ -134,6 +134,20 @@ class Recommender:
             start = int((1 - TOLERANCE) * min(batches)) or 1
             search_near(self._confirm, replace(settings, start=start), TOLERANCE)
         return self._bracket()
+
+    def _search_measured(self) -> Bracket:
+        """The last batch that fits and the next one, which fails in a process of its own too: what
+        earlier trials left behind may have been the cause."""
+        found = search(self._try, self.settings)
+        failed = found.trials[found.high] if found.high is not None else None
+        if failed is None or failed.alone:
+            return found
+        self.trials.remove(failed)
+        if not self._try_alone(failed.batch, "once more, in a process of its own").fits:
+            return found
+        # It was: from now on each trial has a process.
+        self.trials = [trial for trial in self.trials if trial.fits or trial.alone]
+        return search(self._try_alone, replace(self.settings, start=failed.batch))
 
     def _search_exactly(self) -> Bracket:
         """The last batch that fits at full effort, and the next one, which does not."""
@@ -174,6 +188,9 @@ class Recommender:
     def _try(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch)], why)[0]
 
+    def _try_alone(self, batch: int, why: str) -> Trial:
+        return self.run([TrialRequest(batch, alone=True)], why)[0]
+
     def _confirm(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch, effort="full")], why)[0]
 
@@ -195,7 +212,8 @@ class Recommender:
         """The last trial that was at least as thorough as this request."""
         for trial in reversed(self.trials):
             same = (trial.batch, trial.accumulate) == (request.batch, request.accumulate)
-            if same and (request.effort == "fast" or trial.effort != "fast"):
+            thorough = request.effort == "fast" or trial.effort != "fast"
+            if same and thorough and (trial.alone or not request.alone):
                 return trial
         return None
 

@@ -25,8 +25,11 @@ COMPILER_STRETCH = 1.33
 and GPT-2 fitted a third more than a line predicted."""
 LEAST_GROWTH = 1.2
 """Times the batch that fits: the next jumps of that search."""
-FILLED = 0.96
-"""Of the memory: a larger batch would be slower, if it fits at all."""
+FILLED = 0.92
+"""Of the memory, where a search by the compiler ends: a larger batch would be slower, if it fits at
+all, and leaves no margin."""
+APART = 0.9
+"""Of a batch: a line to a smaller one that is nearer than this shows noise."""
 TOLERANCE = 0.1
 """Of the largest batch: how close a search by the compiler comes to it unless it is exact."""
 
@@ -107,7 +110,7 @@ def search(try_batch: TryBatch, settings: SearchSettings) -> Bracket:
             return bracket
         jumps += 1
         if bracket.high is None:
-            batch, reason = _above(bracket, step, jumps)
+            batch, reason = _above(bracket, settings, jumps)
             batch = min(batch, top)
         else:
             batch, reason = _inside(bracket, step)
@@ -161,27 +164,31 @@ def _near(bracket: Bracket, tolerance: float) -> tuple[float, Reason]:
     return _middle(low, high), f"half way {between}"
 
 
-def _above(bracket: Bracket, step: int, jumps: int) -> tuple[int, Reason]:
+def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int, Reason]:
     """The next batch where everything so far fits: as far as memory says, at least galloping."""
-    low = bracket.low
+    low, step = bracket.low, settings.multiple_of
     gallop = low + step * 2 ** max(jumps - 2, 0)
     guess = _linear_limit(bracket)
     if guess is None:
         return _rounded(max(2 * low, gallop), step), "memory usage unknown: twice as much"
+    within = _linear_limit(bracket, 1 - settings.margin)
+    if jumps == 2 and within is not None and _rounded(within, step) >= 2 * low:
+        # It may be recommended, and the line through it leads closer to the limit.
+        return _rounded(within, step), f"leaves {settings.margin:.0%} of the memory free"
     batch = _rounded(min(guess, FARTHEST_JUMP * low), step)
     if batch < gallop:
         return gallop, f"{low} fits close to the limit: a little more"
     return batch, "where memory reaches the limit by what was tried"
 
 
-def _linear_limit(bracket: Bracket) -> float | None:
-    """The batch at which a line through those that fit reaches the memory limit."""
+def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
+    """The batch at which a line through those that fit reaches this share of the memory limit."""
     low = bracket.low
     trial = bracket.trials.get(low)
     if trial is None or trial.used_bytes is None or trial.limit_bytes is None:
         return None
     slope = (trial.used_bytes - (trial.fixed_bytes or 0)) / low
-    before = _previous_fit(bracket)
+    before = _previous_fit(bracket, at_most=APART * low) or _previous_fit(bracket)
     if before is not None:
         earlier = bracket.trials[before].used_bytes
         line = 0.0 if earlier is None else (trial.used_bytes - earlier) / (low - before)
@@ -189,12 +196,13 @@ def _linear_limit(bracket: Bracket) -> float | None:
         slope = line if line > slope / 2 else slope
     if slope <= 0:
         return None
-    return low + (trial.limit_bytes - trial.used_bytes) / slope
+    return low + (share * trial.limit_bytes - trial.used_bytes) / slope
 
 
-def _previous_fit(bracket: Bracket) -> int | None:
-    fits = [b for b, trial in bracket.trials.items() if trial.fits and b < bracket.low]
-    return max(fits, default=None)
+def _previous_fit(bracket: Bracket, at_most: float = math.inf) -> int | None:
+    """The largest batch that fits below `low`, and is not above `at_most`."""
+    below = [b for b, trial in bracket.trials.items() if trial.fits and b < bracket.low]
+    return max((b for b in below if b <= at_most), default=None)
 
 
 def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:

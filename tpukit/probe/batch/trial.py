@@ -56,6 +56,8 @@ class TrialRequest:
     """How hard the TPU compiler optimizes; measured trials ignore it."""
     evaluate: bool = True
     """Compile the evaluation program too, at full effort."""
+    alone: bool = False
+    """Measure it in a process that has run no other trial."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Trial:
     parameters: int | None = None
     """Number of weights of the model."""
     devices: int | None = None
+    alone: bool = True
+    """Whether its process had run no other trial."""
     predicted: Mapping[str, Any] | None = None
     """Of a measured trial on a TPU, what its compiler predicts: `target`, `fits`, `used_bytes`,
     `limit_bytes`, `step_seconds` (at least)."""
