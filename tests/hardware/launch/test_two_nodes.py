@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import time
+from contextlib import contextmanager
 
 import pytest
 from runs import ROOT, latest, parameters, relative_difference, result, tpukit
@@ -103,7 +104,8 @@ def test_another_version_on_one_node_is_an_error_on_both(nodes, tmp_path):
     init = tmp_path / "tpukit" / "__init__.py"
     init.write_text(init.read_text().replace(f'"{__version__}"', '"0.0.9"'))
     arguments = [*TRAIN, "--max-steps", "20", "--results-dir", tmp_path / "run"]
-    started = [nodes.start(0, *arguments), nodes.start(1, *arguments, PYTHONPATH=str(tmp_path))]
+    other = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    started = [nodes.start(0, *arguments), nodes.start(1, *arguments, **other)]
     for code, told in map(ended, started):
         assert code != 0 and "node node-b (rank 2) is not like node node-a" in told
         assert f"tpukit 0.0.9 (rank 0: {__version__})" in told
@@ -124,17 +126,36 @@ def test_run_folders_that_are_not_shared_never_resume_silently(nodes, tmp_path):
         assert code != 0 and "All hosts must share the run folder" in told
 
 
-def test_a_full_disk_on_the_first_node_is_told_on_the_other(nodes, tmp_path):
-    """The first node's rank writes the checkpoints."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+@contextmanager
+def small_disk(folder, size):
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.call(mount, stderr=subprocess.DEVNULL):
         pytest.skip("mounting a small tmpfs is not permitted here")
     try:
+        yield
+    finally:
+        subprocess.check_call(["umount", "-l", str(folder)])
+
+
+def test_a_full_disk_on_the_first_node_is_told_on_the_other(nodes, tmp_path):
+    """The first node's rank writes the checkpoints."""
+    with small_disk(tmp_path / "disk", "2m"):
         arguments = [*TRAIN, "--max-steps", "200", "--set", "width=6000", "--results-dir"]
-        told = nodes.both(*arguments, disk / "run")
+        told = nodes.both(*arguments, tmp_path / "disk" / "run")
         assert all(code != 0 for code, _ in told)
         assert all("could not be written" in text for _, text in told), told
-    finally:
-        subprocess.check_call(["umount", "-l", str(disk)])
+
+
+def test_a_full_disk_on_the_second_node_is_told_on_the_first(nodes, tmp_path):
+    """Its ranks write their logs there, in a run folder that is not shared."""
+    disk = tmp_path / "disk"
+    with small_disk(disk, "64k"):
+        (disk / "filler").write_bytes(b"x" * 60_000)
+        arguments = [*TRAIN, "--max-steps", "20", "--results-dir"]
+        started = [nodes.start(0, *arguments, tmp_path / "run"),
+                   nodes.start(1, *arguments, disk / "run")]  # fmt: skip
+        ends = [ended(process) for process in started]
+        assert all(code != 0 for code, _ in ends)
+        assert all("No space left" in told for _, told in ends), ends
+        assert "node node-b" in ends[0][1]

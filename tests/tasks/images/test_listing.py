@@ -85,6 +85,9 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="label_column breed: there is no such column") as caught:
         find(tmp_path, table="train.csv", label_column="breed")
     assert "id, label" in caught.value.hint
+    (tmp_path / "train.csv").write_text("id,label\n1,a\n2,b,c\n")
+    with pytest.raises(DataError, match=r"train.csv, line 3: more values than columns"):
+        find(tmp_path, table="train.csv")
 
 
 def test_the_digest_sees_other_labels(tmp_path):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpukit import __version__
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
 from tpukit.io.lock import LockedError, exclusive
@@ -27,7 +28,7 @@ from tpukit.train.storage.checkpoint import (
 
 SUM_LINE = "# SHA-256 of the lines below: "
 VERSIONED = (
-    *("tpukit", "torch", "torch_xla", "torch_tpu", "libtpu", "jax"),
+    *("torch", "torch_xla", "torch_tpu", "libtpu", "jax"),
     *("accelerate", "timm", "numpy"),
 )
 
@@ -139,8 +140,8 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 
 # -- config.toml ---------------------------------------------------------------------------------
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide a run's arithmetic, read from their metadata."""
-    found = {"python": platform.python_version()}
+    """Versions of the packages that decide a run's arithmetic: tpukit's is that of the code."""
+    found = {"python": platform.python_version(), "tpukit": __version__}
     for name in VERSIONED:
         try:
             found[name] = importlib.metadata.version(name)

@@ -152,7 +152,7 @@ def table_rows(table: Path) -> list[dict[str, str]]:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
-            rows = [dict(row) for row in reader]
+            rows = [_row_of(table, reader, row) for row in reader]
     except OSError as error:
         raise DataError(f"{table} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -160,6 +160,15 @@ def table_rows(table: Path) -> list[dict[str, str]]:
     if not rows:
         raise DataError(f"{table} has no rows.", "Expected a header and a row for each image.")
     return rows
+
+
+def _row_of(table: Path, reader: csv.DictReader[str], row: dict[str, str]) -> dict[str, str]:
+    if None in row:
+        raise DataError(
+            f"{table}, line {reader.line_num}: more values than columns in the header.",
+            "Expected values between commas.",
+        )
+    return row
 
 
 def read_table(
