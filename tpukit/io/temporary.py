@@ -45,7 +45,7 @@ def own_temporary_folder() -> Iterator[None]:
     home = os.environ.get("HOME", "/")
     settings = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
     if not is_writable(Path(settings, "matplotlib")):
-        # It would take a folder that is gone when it removes it, and say so with a traceback.
+        # Its own folder would lie in this one, and its removal at exit end with a traceback.
         os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
     try:
         yield
