@@ -33,7 +33,7 @@ class Windows:
 class Llama(Task):
     name = "llama"
     defaults = TrainingDefaults(
-        global_batch_size=32, max_steps=2000, epochs=None, lr=1e-3, weight_decay=0.1,
+        global_batch_size=32, max_steps=2000, lr=1e-3, weight_decay=0.1,
         schedule="cosine", warmup_steps=100, ema_decay=0.99,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, ParameterGroup, Task, TrainingDefaults
 
 
 class Pairs:
@@ -30,9 +30,6 @@ class Towers(nn.Module):
         super().__init__()
         self.image, self.text = nn.Linear(8, 4), nn.Linear(8, 4)
 
-    def forward(self, image, text):
-        return F.normalize(self.image(image), dim=1), F.normalize(self.text(text), dim=1)
-
 
 def of_all_ranks(x):
     if torch.distributed.is_initialized():
@@ -41,7 +38,7 @@ def of_all_ranks(x):
 
 
 class Contrastive(Task):
-    defaults = TrainingDefaults(global_batch_size=16, max_steps=4, epochs=None, lr=1e-2)
+    defaults = TrainingDefaults(global_batch_size=16, max_steps=4, lr=1e-2)
 
     def build_model(self, ops):
         return Towers()
@@ -49,8 +46,20 @@ class Contrastive(Task):
     def datasets(self):
         return Datasets(Pairs(32), Pairs(10))
 
+    def parameter_groups(self, model, weight_decay):
+        text = ParameterGroup(list(model.text.parameters()), weight_decay, lr_scale=0.5)
+        return [ParameterGroup(list(model.image.parameters()), weight_decay), text]
+
+    def accumulate(self, model, batch):
+        return {"width": model.image(batch["image"])[:, 0]}
+
+    def compute(self, rows):
+        return {"width": float(rows["width"].mean())}
+
     def loss(self, model, batch):
-        image, text = model(batch["image"], batch["text"])
+        # By its parts, as such models are often called (`encode_image`): no forward of the whole.
+        image = F.normalize(model.image(batch["image"]), dim=1)
+        text = F.normalize(model.text(batch["text"]), dim=1)
         texts, mask = of_all_ranks(text), of_all_ranks(batch["mask"])
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         own = torch.arange(len(image), device=image.device) + rank * len(image)

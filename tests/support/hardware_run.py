@@ -61,7 +61,12 @@ def train(backend, accumulate=1, clip_norm=0.5):
             first, last = micro == 0, micro == accumulate - 1
             with backend.micro_batch(model, first=first, last=last):
                 with backend.autocast():
-                    loss = (model(batch["x"]) - batch["y"]).float().square().sum()
+                    loss = (
+                        (backend.call(model, nn.Module.__call__, batch["x"]) - batch["y"])
+                        .float()
+                        .square()
+                        .sum()
+                    )
                 backend.backward(loss)
                 rows = torch.ones_like(batch["x"][:, 0]).sum()
                 parts.append(torch.stack([loss.detach(), rows]))
@@ -107,7 +112,11 @@ def join_alone(backend, shard):
     dist.init_process_group(backend.device.type)
     backend.collectives = GlooCollectives(1)
     mesh = init_device_mesh(backend.device.type, (1,))
-    backend.parallelism = FSDP(mesh, backend.eager.place) if shard else DDP(backend.eager.replicate)
+    backend.parallelism = (
+        FSDP(mesh, backend.eager.place)
+        if shard
+        else DDP(backend.eager.replicate, backend.eager.place)
+    )
 
 
 def main() -> None:

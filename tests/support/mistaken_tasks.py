@@ -33,7 +33,7 @@ def sample(index, kind=np.float32):
 class Sound(Task):
     """Without a mistake; it says nothing of `example_batches`."""
 
-    defaults = TrainingDefaults(global_batch_size=8, max_steps=2, epochs=None)
+    defaults = TrainingDefaults(global_batch_size=8, max_steps=2)
     make = staticmethod(sample)
 
     def __init__(self, data_path=""):

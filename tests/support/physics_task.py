@@ -22,7 +22,7 @@ class Points:
 
 class Poisson(Task):
     name = "poisson"
-    defaults = TrainingDefaults(global_batch_size=16, max_steps=6, epochs=None)
+    defaults = TrainingDefaults(global_batch_size=16, max_steps=6)
 
     def __init__(self, data_path: str = "") -> None:
         pass

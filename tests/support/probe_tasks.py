@@ -30,7 +30,7 @@ class Hungry(Task):
 
     name = "hungry"
     defaults = TrainingDefaults(
-        global_batch_size=8, rows_per_device=4096, max_steps=2, epochs=None, ema_decay=0.9
+        global_batch_size=8, rows_per_device=4096, max_steps=2, ema_decay=0.9
     )
 
     def __init__(self, width: int = 1_048_576, bad_rows: int = 0, data_path: str = "") -> None:

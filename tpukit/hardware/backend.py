@@ -180,6 +180,14 @@ class Backend(ModelOps, Protocol):
         """The module behind a prepared model, for its own methods (generation, say)."""
         ...
 
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`function(module, *arguments)`, `module` being the one behind a prepared model.
+
+        A forward pass of the prepared model, so that gradients are averaged whichever of the
+        module's methods and parts the function calls.
+        """
+        ...
+
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """A prepared model's parameters by the names they had before it was prepared."""
         ...

@@ -66,7 +66,7 @@ def _loss_and_gradient(
         n: p for n, p in learner.backend.parameters(learner.model).items() if p.requires_grad
     }
     with learner.backend.autocast(precision):
-        returned = learner.task.loss(learner.model, batch)
+        returned = learner.backend.call(learner.model, learner.task.loss, batch)
     outputs = check_loss(returned, learner.task.loss, len(batch["mask"]))
     sums = weighted_sums(outputs, ["loss"], batch["mask"])
     loss = sums[1] / sums[0]

@@ -188,7 +188,7 @@ def build_optimizer(
         config.lr,
         config.momentum,
     )
-    groups = list(task.parameter_groups(model, config.weight_decay))
+    groups = list(task.parameter_groups(backend.unwrap(model), config.weight_decay))
     for group in groups:
         expect(
             group, ParameterGroup, task.parameter_groups, "ParameterGroup(parameters, ...) objects"

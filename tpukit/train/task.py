@@ -101,7 +101,8 @@ class TrainingDefaults:
     global_batch_size: int = 64
     rows_per_device: int = 16
     """Largest micro-batch of a device where the accumulation steps are chosen automatically."""
-    epochs: int | None = 10
+    epochs: int | None = None
+    """Default: 10 where `max_steps` is not given either."""
     max_steps: int | None = None
     lr: float = 1e-3
     schedule: str = "constant"

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tpukit.train.requests import TrainingRequest
     from tpukit.train.task import Task
 
+DEFAULT_EPOCHS = 10
+"""Of a task that says neither epochs nor steps."""
 FOLDERS = {"eit": "results/deit", "summarize": "out-summarization"}
 """Run folders of our tasks; a user's is results/NAME."""
 HARDWARE = "Hardware"
@@ -182,6 +184,9 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 
 def task_defaults(task: Task) -> dict[str, Any]:
     """What a task sets for its training where nobody else does."""
+    ends = task.defaults.epochs, task.defaults.max_steps
     values = {n: v for n, v in dataclasses.asdict(task.defaults).items()
               if n not in ("rows_per_device", "adam")}  # fmt: skip
+    if ends == (None, None):
+        values["epochs"] = DEFAULT_EPOCHS
     return {**values, "beta1": task.defaults.adam.betas[0], "beta2": task.defaults.adam.betas[1]}

@@ -133,6 +133,9 @@ class EagerBackend(TorchOps):
     def unwrap(self, model: nn.Module) -> nn.Module:
         return self.parallelism.unwrap(model)
 
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.parallelism.call(model, function, *arguments)
+
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         return dict(self.unwrap(model).named_parameters())
 
@@ -401,7 +404,8 @@ def _parallelism(
     if world == 1:
         return SingleProcess(replicate)
     if not options.shard:
-        return DDP(replicate, sync_batchnorm=options.sync_batchnorm)
+        move = place or (lambda model: model.to(device))
+        return DDP(replicate, move, sync_batchnorm=options.sync_batchnorm)
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(device.type, (world,))

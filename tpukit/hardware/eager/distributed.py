@@ -28,6 +28,7 @@ class Parallelism(Protocol):
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module: ...
     def unwrap(self, model: nn.Module) -> nn.Module: ...
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any: ...
     def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]: ...
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """The norm of all gradients together, of all shards."""
@@ -51,6 +52,9 @@ class SingleProcess:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
+
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(model, *arguments)
 
     def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -77,19 +81,49 @@ DDP_OPTIONS: Mapping[str, Any] = {
 }
 
 
+class Called(nn.Module):
+    """A module whose forward pass is a function of it: what DDP wraps.
+
+    A loss may then use any method, part or attribute of the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.module, *arguments)
+
+
 class DDP(SingleProcess):
     """Every rank holds a replica; gradients are summed over the ranks."""
 
+    def __init__(
+        self,
+        replicate: Callable[[nn.Module], nn.Module],
+        move: Callable[[nn.Module], nn.Module],
+        *,
+        sync_batchnorm: bool = False,
+    ) -> None:
+        super().__init__(replicate, sync_batchnorm=sync_batchnorm)
+        self.move = move
+
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
-        placed = self.place(model)
+        if not train:
+            return self.move(model)
+        placed = self.place(Called(model))
         if isinstance(placed, DistributedDataParallel):
             placed.register_comm_hook(None, sum_gradients)
         return placed
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        if isinstance(model, DistributedDataParallel):
-            return model.module  # type: ignore[no-any-return]
-        return model
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        return inner.module if isinstance(inner, Called) else inner
+
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+        if isinstance(model, (DistributedDataParallel, Called)):
+            return model(function, *arguments)
+        return function(model, *arguments)
 
     @contextmanager
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
@@ -133,6 +167,9 @@ class FSDP:
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
         return model
+
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(model, *arguments)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model

@@ -121,6 +121,9 @@ class XlaBackend(XlaOps):
         self.mesh.place(model)
         return model
 
+    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(model, *arguments)
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
 

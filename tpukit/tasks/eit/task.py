@@ -34,7 +34,6 @@ REFERENCE_SUFFIX = "-reference"
 PUBLISHED_TRAINING = TrainingDefaults(
     global_batch_size=64,
     rows_per_device=8,
-    epochs=None,
     max_steps=200_000,
     lr=1e-5,
     clip_norm=1.0,

@@ -51,7 +51,7 @@ class StreamPlan:
     def steps_per_epoch(self) -> int:
         raise DataError(
             "the training data is a stream, whose length is not known: epochs cannot be counted.",
-            "Give --max-steps N instead (or TrainingDefaults(epochs=None, max_steps=N)).",
+            "Give --max-steps N instead (or TrainingDefaults(max_steps=N)).",
             id="stream-length",
         )
 

@@ -40,7 +40,7 @@ class Evaluation:
     def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """What the task accumulates of a batch, and its mask, on the host."""
         with self.backend.autocast():
-            found = self.task.accumulate(self.model, batch)
+            found = self.task.accumulate(self.backend.unwrap(self.model), batch)
         count = len(batch["mask"])
         for name, value in found.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
@@ -67,7 +67,7 @@ class Evaluation:
     def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
         """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
         with self.backend.autocast():
-            returned = self.task.loss(self.model, batch)
+            returned = self.backend.call(self.model, self.task.loss, batch)
         outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
         names = metric_names(outputs, known, self.task.loss)
         return names, weighted_sums(outputs, names, batch["mask"])

@@ -41,7 +41,7 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
     for name, data in plan.datasets.validation_sets().items():
         micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
         values = metrics_of(learner, data, micro_batches, loading, watch)
-        values |= plan.task.score(learner.model, learner.backend, data)
+        values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
         watch.done("score")
         found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
     learner.model.train()
