@@ -5,7 +5,11 @@ that has.
 
 Each round starts `tpukit` as a cell does, with caches of its own (`TPUKIT_CACHE_DIR`, tokens beside
 the data): once without any, once with those of the first. The time ends with the line `First step`;
-its own share is the one that the line names. The imports are measured beside it.
+its own share, compilation included, is the one that the line names.
+
+Beside it a bare script: torch (and torch_xla), the same model, one batch of the same shape made up
+in memory, AdamW, one step. It reads no data, writes no log and checks nothing. The imports are
+measured too.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-VIRTUAL = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+VIRTUAL = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
 DATA = {
     "eit": ["data", "eit", "--n", "200", "--out"],
     "summarize": ["data", "dialogues", "--n", "2000", "--out"],
@@ -34,7 +38,35 @@ COMMANDS = {
     "summarize": ["summarize-train", "--preset", "quick", "--max-steps", "2",
                   "--set", "score_samples=0"],
 }  # fmt: skip
-PLACES = {"cpu": ["--hw", "cpu"], "8 virtual devices": ["--hw", "tpu"]}
+PLACES = {"cpu": ["--hw", "cpu"], "virtual device": ["--hw", "tpu"]}
+BARE = """
+import sys, time
+import torch
+from tpukit.hardware.backend import TorchOps
+from tpukit.tasks.registry import load_task
+from tpukit.train.task import PlanSettings
+name, settings, device = sys.argv[1], eval(sys.argv[2]), sys.argv[3]
+if device == "xla":
+    import torch_xla
+task = load_task(name, settings, "data").for_probing()
+model = task.build_model(TorchOps()).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+batch = {n: t.to(device) for n, t in task.probe_batches(PlanSettings(32, 32, 1, 0))[0].items()}
+began = time.perf_counter()
+loss = task.loss(model, batch)["loss"].mean()
+loss.backward()
+optimizer.step()
+if device == "xla":
+    torch_xla.sync()
+loss.item()
+print(f"First step: {time.perf_counter() - began:.2f}s", flush=True)
+"""
+SETTINGS = {
+    "eit": {"size": "tiny"},
+    "summarize": {"model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048,
+                  "block_size": 256, "init": "scratch"},
+}  # fmt: skip
+"""What `--preset quick` says of the model."""
 IMPORTS = ("tpukit.cli", "torch", "accelerate", "torch_xla")
 
 
@@ -85,6 +117,10 @@ def one_round(task: str, place: str) -> dict[str, dict[str, float]]:
         for when in ("first", "again"):
             found[when] = first_step(command, environment)
             shutil.rmtree(folder / "run")
+        environment |= {"USE_TORCH_XLA": "0"} if place == "cpu" else {}
+        device = "cpu" if place == "cpu" else "xla"
+        bare = [sys.executable, "-c", BARE, task, repr(SETTINGS[task]), device]
+        found["bare script"] = first_step(bare, environment)
         return found
 
 
@@ -103,7 +139,8 @@ def main() -> None:
     result = {
         "first_step": {
             f"{task}, {place}": {
-                when: median([r[when] for r in rounds[task, place]]) for when in ("first", "again")
+                when: median([r[when] for r in rounds[task, place]])
+                for when in ("first", "again", "bare script")
             }
             for task, place in cases
         },

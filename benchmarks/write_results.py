@@ -274,6 +274,23 @@ def step_traffic() -> str:
     )  # fmt: skip
 
 
+def first_step() -> str:
+    found = read("first_step")
+    rows = [
+        [case, *(f"{times[when]['seconds']:.1f} ({times[when]['step_seconds']:.1f})"
+                 for when in ("first", "again", "bare script")),
+         f"{times['again']['seconds'] / times['bare script']['seconds']:.2f}"]
+        for case, times in found["first_step"].items()
+    ]  # fmt: skip
+    return section(
+        "From the command to the first step", "first_step.py", ["first_step"],
+        f"Seconds, and in brackets those of the step itself, XLA's compilation included; medians "
+        f"of {found['rounds']}, `--preset quick`. The bare script makes the same model and one "
+        "batch in memory: it reads no data, writes no log and checks nothing.",
+        table(["", "first time on a machine", "again", "bare script", "again / bare"], rows),
+    )  # fmt: skip
+
+
 def yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -517,6 +534,7 @@ SECTIONS = {
     "tpu_batches": tpu_batches,
     "activation_memory": activation_memory,
     "step_traffic": step_traffic,
+    "first_step": first_step,
     "summarize_generation": summarize_generation,
     "summarize_training": summarize_training,
     "summarize_quality": summarize_quality,
