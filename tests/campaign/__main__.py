@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -61,6 +62,7 @@ def main() -> int:
     parse.add_argument("--write", type=Path, help="a JSON file for the counts")
     asked = parse.parse_args()
     _as_in_a_terminal()
+    _keep_output()
     own_mounts()
     if asked.number is not None:
         failure = attack(asked.only, asked.number)
@@ -94,6 +96,14 @@ def _as_in_a_terminal() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _keep_output() -> None:
+    """Descriptor 1 is the attacked commands'; what is printed here goes to standard output."""
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _counts(known: dict[tuple[str, int], str]) -> dict[str, Any]:
