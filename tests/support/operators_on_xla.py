@@ -252,6 +252,18 @@ def fused_attention(backend):
     return {"errors": errors, "taken": taken}
 
 
+def programs(backend) -> dict[str, str]:
+    """HLO of the gradients that are written here for the sake of the bytes they move."""
+    x, weight, scale = (
+        torch.randn(*shape).to(backend.device).requires_grad_()
+        for shape in ((2, 3, 8), (5, 8), (8,))
+    )
+    product = torch.autograd.grad(F.linear(x, weight).sin().sum(), [x, weight])
+    norm = torch.autograd.grad(layer_norm(x, scale, None).sin().sum(), [x, scale])
+    hlo = torch_xla._XLAC._get_xla_tensors_hlo
+    return {"product": hlo(list(product)), "layer norm": hlo(list(norm))}
+
+
 def main() -> None:
     backend = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
     errors, compilations = [], []
@@ -260,7 +272,7 @@ def main() -> None:
         compilations.append(backend.compilations())
     mixed, fused = attention_of_two_dtypes(backend), fused_attention(backend)
     found = {"errors": errors, "compilations": compilations, "mixed": mixed, "fused": fused}
-    print(json.dumps(found))
+    print(json.dumps({**found, "programs": programs(backend)}))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,12 @@ def test_other_values_compile_nothing(found):
     assert all(isinstance(error, float) for error in found["errors"][1].values())
 
 
+def test_gradients_are_made_of_the_rows_as_they_lie(found):
+    """Flattened rows are copied on a TPU; a batch norm's gradient is written out in between."""
+    assert "lhs_contracting_dims={0,1}" in found["programs"]["product"]
+    assert "batch-norm" not in found["programs"]["layer norm"]
+
+
 def test_attention_under_autocast_takes_two_dtypes(found):
     assert found["mixed"] < 1e-2
 
