@@ -143,14 +143,42 @@ def test_the_digest_of_a_pack_is_computed_once(tmp_path, monkeypatch):
     assert load_samples(files).digest() == digest
 
 
-def test_a_pack_made_before_digests_is_used_and_gains_one(tmp_path):
+DAMAGES = {
+    "a flipped byte": lambda path: path.write_bytes(flipped(path.read_bytes())),
+    "cut": lambda path: os.truncate(path, 5000),
+    "empty": lambda path: path.write_bytes(b""),
+    "no array": lambda path: path.write_bytes(b"text"),
+    "missing": Path.unlink,
+}
+
+
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 64]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["xs.npy", "ys.npy", "meta.json"])
+def test_a_damaged_pack_is_built_again(tmp_path, name, damage):
     files = list_samples(write_samples(tmp_path / "data" / "train", 300))
     samples = load_samples(files)
-    digest, pack = samples.digest(), Path(samples.xs.filename).parent
-    (pack / "digest").unlink()
+    digest = samples.digest()
+    DAMAGES[damage](Path(samples.xs.filename).with_name(name))
     again = load_samples(files)
-    assert Path(again.xs.filename).parent == pack
-    assert again.digest() == digest == (pack / "digest").read_text()
+    check_samples(again, 300)
+    assert again.digest() == digest == packed._digest(again.ys, again.xs)
+
+
+def test_a_copied_pack_is_used_as_it_is(tmp_path, monkeypatch):
+    """A data set that was saved with its pack, as Kaggle does."""
+    files = list_samples(write_samples(tmp_path / "data" / "train", 300))
+    digest = load_samples(files).digest()
+    for path in (tmp_path / "data" / ".packed").rglob("*.npy"):
+        os.utime(path)
+    monkeypatch.setattr(packed, "_build", None)
+    assert load_samples(files).digest() == digest
+    monkeypatch.setattr(packed, "_digest", None)
+    assert load_samples(files).digest() == digest, "its content is read once"
 
 
 # -- normalisation ---------------------------------------------------------------------------------

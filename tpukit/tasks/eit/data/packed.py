@@ -2,7 +2,8 @@
 
 Opening 100,000 small files each epoch would cost more than training on them. The pack is keyed by
 every file's name, size and time; it lies beside the split folders, or in the cache folder where the
-data cannot be written (a Kaggle input).
+data cannot be written (a Kaggle input). A pack whose own files changed is built again, unless their
+content is still that of its digest.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ Array = NDArray[np.floating[Any]]
 UNPACKED_FILES = 256
 """Up to this many files are read into memory instead."""
 CHUNK_FILES = 500
-FORMAT = 1
+FORMAT = 2
 ARRAYS = ("ys", "xs")
+META = "meta.json"
 
 
 @dataclass
@@ -50,15 +52,10 @@ class Samples:
     """(n, 128, 128), float16 where that is exact."""
 
     def digest(self) -> str:
-        """SHA-256 of the content; of a pack it is computed once and kept beside the arrays."""
+        """SHA-256 of the content; of a pack it was computed when that was built."""
         if not isinstance(self.xs, np.memmap):
             return _digest(self.ys, self.xs)
-        kept = Path(str(self.xs.filename)).with_name("digest")
-        if kept.is_file():
-            return kept.read_text()
-        digest = _digest(self.ys, self.xs)
-        with contextlib.suppress(OSError):
-            write_file(kept, digest.encode())
+        digest: str = json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
         return digest
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,14 +137,42 @@ def _homes(folder: Path) -> Iterator[Path]:
 
 def _open_or_build(home: Path, key: str, files: Sequence[Path]) -> Samples:
     pack, source = home / key, files[0].parent
-    if not pack.is_dir():
+    if not _is_whole(pack):
         waiting = functools.partial(
             print, f"waiting: another process packs {source}", file=sys.stderr, flush=True
         )
         with exclusive(home / "lock", wait=True, on_wait=waiting):
-            if not pack.is_dir():
+            if not _is_whole(pack):
                 _build(home, pack, files)
+    return _open(pack)
+
+
+def _open(pack: Path) -> Samples:
     return Samples(*(np.load(pack / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
+
+
+def _is_whole(pack: Path) -> bool:
+    """Whether a pack is as it was built: by its files' times, else (copied, say) by its content."""
+    try:
+        meta = json.loads((pack / META).read_text())
+        seal = _seal(pack, meta["digest"])
+        if meta["seal"] == seal:
+            return True
+        samples = _open(pack)
+        if _digest(samples.ys, samples.xs) != meta["digest"]:
+            return False
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return False
+    with contextlib.suppress(OSError):
+        write_file(pack / META, json.dumps({**meta, "seal": seal}).encode())
+    return True
+
+
+def _seal(pack: Path, digest: str) -> str:
+    """The sum of a digest and of each array file's size and time of change."""
+    found = [(pack / f"{name}.npy").stat() for name in ARRAYS]
+    times = [(status.st_size, status.st_mtime_ns) for status in found]
+    return hashlib.sha256(f"{digest} {times}".encode()).hexdigest()
 
 
 def _build(home: Path, pack: Path, files: Sequence[Path]) -> None:
@@ -162,8 +187,10 @@ def _build(home: Path, pack: Path, files: Sequence[Path]) -> None:
             _fill(partial, files, "<f4")
         for name in ARRAYS:
             sync_file(partial / f"{name}.npy")
-        meta = {"source": str(files[0].parent), "files": len(files)}
-        (partial / "meta.json").write_text(json.dumps(meta))
+        samples = _open(partial)
+        digest = _digest(samples.ys, samples.xs)
+        meta = {"source": str(files[0].parent), "digest": digest, "seal": _seal(partial, digest)}
+        (partial / META).write_text(json.dumps(meta))
 
 
 def _is_exact(images: NDArray[np.float32]) -> bool:
