@@ -126,7 +126,7 @@ def page(found: Mapping[str, Any]) -> str:
         " probe-batch --target` for each model at its published size and writes this page"
         " ([JSON](../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
         " weights and AdamW; images of the model's own size, 1,000 classes. The recommended batch"
-        " leaves 5 % of the memory free; the largest is known within 10 % or fills 92 %. The step"
+        " leaves 5 % of the memory free; the largest is known within 10 % or fills 90 %. The step"
         " is a roofline estimate: it takes at least that long. Nothing here ran on a TPU. Since "
         f"{NEW_STEP} a transformer's step moves fewer bytes, and needs a little less memory, than"
         " the earlier rows say.",

@@ -21,11 +21,13 @@ SHARE_AFTER_A_WRONG_LINE = 0.8
 CLOSE = 8
 """Multiples: in a bracket so narrow the next batch under the failed one is tried."""
 COMPILER_STRETCH = 1.33
-"""The first jump of a search by the compiler, times the linear guess: it recomputes near the limit,
-and GPT-2 fitted a third more than a line predicted."""
+"""A jump of a search by the compiler from afar, times the linear guess: it recomputes near the
+limit, and GPT-2 and EfficientNet fitted a third more than a line predicted."""
+FAR = 0.8
+"""Less of the memory than this is far from the limit."""
 LEAST_GROWTH = 1.2
-"""Times the batch that fits: the next jumps of that search."""
-FILLED = 0.92
+"""Times the batch that fits: jumps from nearer."""
+FILLED = 0.9
 """Of the memory, where a search by the compiler ends: a larger batch would be slower, if it fits at
 all, and leaves no margin."""
 APART = 0.9
@@ -152,7 +154,7 @@ def _near(bracket: Bracket, tolerance: float) -> tuple[float, Reason]:
     if high is None:
         if line is None:
             return 2 * low, "memory usage unknown: twice as much"
-        stretch = COMPILER_STRETCH if len(bracket.trials) == 1 else 1.0
+        stretch = COMPILER_STRETCH if bracket.trials[low].memory_share < FAR else 1.0
         guess = stretch * line
         return max(guess, LEAST_GROWTH * low), "where memory reaches the limit by what was tried"
     if low == 0:
