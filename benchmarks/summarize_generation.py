@@ -1,9 +1,9 @@
-"""Generation on a CPU: tpukit's slots against transformers' `generate`, greedy, the same tokens.
+"""Generation on a CPU: tpukit's slots against transformers' `generate`, the same tokens.
 
-GPT-2 124M in fp32, random weights made lively, 64 prompts with lengths like SAMSum's; answers end
-at lengths between 1 and 80, as summaries there do. transformers gets its prompts sorted by length
-and the best of several batch sizes, tpukit the best of several numbers of slots. Both sides run in
-the same process.
+GPT-2 124M in fp32, random weights made lively, prompts with lengths like SAMSum's; answers end at
+lengths between 1 and 80, as summaries there do. Greedy, and with a beam search. transformers gets
+its prompts sorted by length and the best of several batch sizes and of its caches, tpukit the best
+of several numbers of slots. Both sides run in the same process.
 
     python benchmarks/summarize_generation.py --out benchmarks/results/summarize_generation.json
 """
@@ -14,6 +14,8 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,22 +27,43 @@ import torch
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
+from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
 from tpukit.tasks.summarize.model.gpt2 import GPT2
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
-PROMPTS, MAX_NEW_TOKENS = 64, 80
+MAX_NEW_TOKENS = 80
 VOCABULARY, END = 50257, 50256
-SLOTS = [16, 32, 64]
-BATCHES = [16, 32, 64]
 LIVELY, ENDING = 4.0, 3.2
 """How much larger than transformers draws them: the matrices, and the end token's embedding."""
 
 
-def make_prompts() -> list[Prompt]:
+@dataclass(frozen=True)
+class Search:
+    """A way of decoding, and what each side is tried with."""
+
+    beams: int
+    prompts: int
+    slots: Sequence[int]
+    """tpukit's rows; a prompt takes one for each beam."""
+    batches: Sequence[tuple[int, str]]
+    """transformers' prompts at a time, and its cache."""
+
+
+SEARCHES = {
+    "greedy": Search(
+        1, 64, [16, 32, 64], [(8, "static"), (16, "static"), (32, "static"), (16, "dynamic")]
+    ),
+    "4 beams": Search(
+        4, 32, [32, 64], [(4, "static"), (8, "static"), (16, "static"), (8, "dynamic")]
+    ),
+}
+
+
+def make_prompts(count: int) -> list[Prompt]:
     rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(4.65, 0.6, PROMPTS).astype(int), 20, 700)
+    lengths = np.clip(rng.lognormal(4.65, 0.6, count).astype(int), 20, 700)
     return [Prompt(row, rng.integers(0, END, length)) for row, length in enumerate(lengths)]
 
 
@@ -60,15 +83,20 @@ def make_model(folder: Path):
     return model
 
 
-def run_tpukit(model: GPT2, prompts: list[Prompt], slots: int, limit: int) -> dict[int, list[int]]:
+def run_tpukit(model: GPT2, prompts: list[Prompt], slots: int, beams: int) -> dict[int, list[int]]:
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
     plan = plan_generation(prompts, slots, 1, 1)
-    generator = StreamingGenerator(model, backend, plan, Decoding(limit), VOCABULARY, END)
+    decoding = Decoding(MAX_NEW_TOKENS, num_beams=beams)
+    kind = BeamGenerator if beams > 1 else StreamingGenerator
+    generator = kind(model, backend, plan, decoding, VOCABULARY, END)
     return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
 
 
 @torch.no_grad()
-def run_transformers(model, prompts: list[Prompt], batch: int, limit: int) -> dict[int, list[int]]:
+def run_transformers(
+    model, prompts: list[Prompt], setting: tuple[int, str], beams: int
+) -> dict[int, list[int]]:
+    batch, cache = setting
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     made: dict[int, list[int]] = {}
     for start in range(0, len(ordered), batch):
@@ -80,15 +108,19 @@ def run_transformers(model, prompts: list[Prompt], batch: int, limit: int) -> di
             tokens[row, longest - len(prompt.tokens) :] = torch.from_numpy(prompt.tokens)
             mask[row, longest - len(prompt.tokens) :] = 1
         answers = model.generate(
-            tokens, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=END
-        )
+            tokens, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, do_sample=False,
+            num_beams=beams, pad_token_id=END,
+            cache_implementation="static" if cache == "static" else None,
+        )  # fmt: skip
         for prompt, answer in zip(part, answers[:, longest:].tolist(), strict=True):
             end = answer.index(END) + 1 if END in answer else len(answer)
             made[prompt.row] = answer[:end]
     return made
 
 
-def measure(run, settings: list[int]) -> tuple[list[dict], dict[int, list[int]]]:
+def measure(
+    run: Callable[..., dict[int, list[int]]], settings: Sequence[int | tuple[int, str]]
+) -> tuple[list[dict], dict[int, list[int]]]:
     results = []
     for setting in settings:
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -102,47 +134,51 @@ def measure(run, settings: list[int]) -> tuple[list[dict], dict[int, list[int]]]
     return results, made
 
 
-def compare(folder: Path, limit: int, slots: list[int], batches: list[int]) -> dict:
-    prompts, theirs = make_prompts(), make_model(folder)
-    pretrained = read_pretrained(str(folder))
-    backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    ours = GPT2(pretrained.config, backend).eval()
-    ours.load_state_dict(pretrained.tensors)
-    run_tpukit(ours, prompts[:4], 4, 4)
-    run_transformers(theirs, prompts[:4], 4, 4)
-    own, made = measure(lambda n: run_tpukit(ours, prompts, n, limit), slots)
-    other, expected = measure(lambda n: run_transformers(theirs, prompts, n, limit), batches)
+def compare(ours: GPT2, theirs, search: Search) -> dict:
+    prompts, beams = make_prompts(search.prompts), search.beams
+    run_tpukit(ours, prompts[-4:], 4 * beams, beams)
+    run_transformers(theirs, prompts[-4:], (4, "static"), beams)
+    own, made = measure(lambda n: run_tpukit(ours, prompts, n, beams), search.slots)
+    other, expected = measure(lambda n: run_transformers(theirs, prompts, n, beams), search.batches)
     # Processor time is compared: it does not depend on what else the machine is doing.
     best = [max(side, key=lambda r: r["tokens_per_cpu_second"]) for side in (own, other)]
     lengths = sorted(map(len, expected.values()))
     return {
-        "question": "new tokens a second, greedy, GPT-2 124M, fp32, CPU, 64 prompts",
         "ratio": best[0]["tokens_per_cpu_second"] / best[1]["tokens_per_cpu_second"],
         "ratio_of_wall_time": best[0]["tokens_per_second"] / best[1]["tokens_per_second"],
         "rows_with_identical_tokens": sum(made[row] == expected[row] for row in expected),
-        "rows": PROMPTS,
+        "rows": len(prompts),
         "prompt_lengths": sorted(len(prompt.tokens) for prompt in prompts),
         "answer_lengths": lengths,
         "mean_answer_length": sum(lengths) / len(lengths),
-        "threads": torch.get_num_threads(),
         "tpukit": {"tries": own, "best": best[0]},
         "transformers": {"tries": other, "best": best[1]},
-        "versions": {n: version(n) for n in ("torch", "transformers", "numpy")},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=int, default=MAX_NEW_TOKENS)
-    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--only", choices=SEARCHES)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        result = compare(Path(folder), arguments.limit, arguments.slots, arguments.batches)
-    print(json.dumps({n: v for n, v in result.items() if n not in ("tpukit", "transformers")}))
+        theirs = make_model(Path(folder))
+        pretrained = read_pretrained(folder)
+    backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
+    ours = GPT2(pretrained.config, backend).eval()
+    ours.load_state_dict(pretrained.tensors)
+    names = [arguments.only] if arguments.only else list(SEARCHES)
+    result = {
+        "question": "new tokens a second, GPT-2 124M, fp32, CPU",
+        "threads": torch.get_num_threads(),
+        "searches": {name: compare(ours, theirs, SEARCHES[name]) for name in names},
+        "versions": {n: version(n) for n in ("torch", "transformers", "numpy")},
+    }
+    for name, found in result["searches"].items():
+        told = ("ratio", "ratio_of_wall_time", "rows_with_identical_tokens", "rows")
+        print(name, {key: found[key] for key in told})
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 

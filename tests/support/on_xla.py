@@ -238,11 +238,11 @@ def _dropped_out(disturbed):
 
 
 def repeated_passes():
-    """Compilations over five passes with the same weights, an autocast around all and each."""
+    """Compilations over five passes with the same weights."""
     backend = open_backend(HardwareOptions(hw="tpu", precision="bf16", devices=1))
     model, counts = backend.prepare(nn.Linear(8, 8)), []
     x = backend.mesh.send(torch.randn(4, 8))
-    with torch.no_grad(), backend.autocast():
+    with torch.no_grad(), backend.same_weights():
         for _ in range(5):
             with backend.autocast():
                 y = model(x)

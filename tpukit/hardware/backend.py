@@ -218,10 +218,14 @@ class Backend(ModelOps, Protocol):
 
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
-        """The precision of a forward pass: the run's own, or another one to compare with.
+        """The precision of a forward pass: the run's own, or another one to compare with."""
+        ...
 
-        Around several passes with the same weights, an outer autocast keeps the weights' casts
-        where that is faster.
+    def same_weights(self) -> AbstractContextManager[Any]:
+        """Around passes without gradients that all use the same weights.
+
+        Casts of the weights, or copies of them in a faster order, are kept meanwhile where that is
+        faster.
         """
         ...
 

@@ -171,6 +171,12 @@ class EagerBackend(TorchOps):
         return torch.autocast(self.device.type, dtype=dtype)
 
     @contextmanager
+    def same_weights(self) -> Iterator[None]:
+        packed = self.eager.packed_weights() if self.precision == "fp32" else nullcontext()
+        with self.autocast(), packed:
+            yield
+
+    @contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with torch.profiler.profile(activities=self.eager.profiled()) as profiler:

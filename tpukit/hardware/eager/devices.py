@@ -7,7 +7,7 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
+from tpukit.hardware.eager.packed_linears import PackedLinears, can_pack
 from tpukit.hardware.memory import (
     data_bytes,
     host_memory_bytes,
@@ -44,6 +45,10 @@ class EagerDevice(Protocol):
 
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
+    def packed_weights(self) -> AbstractContextManager[Any]:
+        """Around fp32 passes without gradients: weights may be used in another order."""
+        ...
+
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
     def limit_memory(self, limit_bytes: int) -> None: ...
     def surface_errors(self, results: Sequence[Tensor]) -> None:
@@ -79,6 +84,9 @@ class CpuDevice:
 
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
         pass
+
+    def packed_weights(self) -> AbstractContextManager[Any]:
+        return PackedLinears() if can_pack() else nullcontext()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
@@ -146,6 +154,9 @@ class CudaDevice:
         torch.backends.cudnn.benchmark = not deterministic
         if precision == "fp32":
             _keep_convolutions_in_fp32()
+
+    def packed_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         for batch, copied in prefetch(loader, self._send):

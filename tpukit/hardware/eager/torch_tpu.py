@@ -10,7 +10,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stderr
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ class TpuDevice:
         if not dist.is_initialized():
             return placed
         return DistributedDataParallel(placed, **DDP_OPTIONS)
+
+    def packed_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self._send)

@@ -162,11 +162,12 @@ class XlaBackend(XlaOps):
     @contextmanager
     def autocast(self, precision: Precision | None = None) -> Iterator[None]:
         dtype = DTYPES.get(precision or self.precision)
-        # Casts kept by an outer autocast would make the first pass another graph than the rest.
-        nested = torch.is_autocast_enabled("xla")
-        casts = torch.autocast("xla", dtype=dtype, cache_enabled=not nested) if dtype else None
-        with running(self), casts or nullcontext():
+        with running(self), torch.autocast("xla", dtype=dtype) if dtype else nullcontext():
             yield
+
+    def same_weights(self) -> AbstractContextManager[None]:
+        # Casts kept from the first pass would make it another graph than the rest.
+        return nullcontext()
 
     @contextmanager
     def profile(self, folder: Path) -> Iterator[None]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tpukit.errors import ConfigError
+from tpukit.hardware.eager.packed_linears import can_pack
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.generation import continuous_batching
 from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder
@@ -66,6 +67,15 @@ def theirs_one_by_one(model, prompts, **options):  # type: ignore[no-untyped-def
         answer = made[0, len(prompt.tokens) :].tolist()
         answers[prompt.row] = answer[: answer.index(END) + 1] if END in answer else answer
     return answers
+
+
+@pytest.mark.skipif(not can_pack(), reason="torch without oneDNN")
+@pytest.mark.parametrize("beams", [1, 2])
+def test_on_a_cpu_weights_are_packed(pair, beams):  # type: ignore[no-untyped-def]
+    _, ours = pair
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        generate(ours, make_prompts(3), Decoding(max_new_tokens=3, num_beams=beams))
+    assert "mkldnn::_linear_pointwise" in {event.key for event in profiler.key_averages()}
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -178,8 +178,7 @@ class Sampler:
 def denoise(model: nn.Module, backend: Backend, steps: Iterator[Batch]) -> Tensor:
     """Runs the sampling steps; this rank's images (rows, 1, side, side) on the host."""
     image: Tensor | None = None
-    # Around all steps, so that the weights' casts are kept where that is faster.
-    with backend.autocast():
+    with backend.same_weights():
         for batch in backend.batches(steps):
             noisy = batch["start"] if image is None else image
             with backend.autocast():

@@ -105,14 +105,17 @@ class BatchDecoder:
         lengths = self.lengths[rows]
         # The newest positions come first to last: the ring starts anew after them.
         seen = min(int(lengths.max()), positions)
-        newest = self._put((self.cache_position - seen + np.arange(seen)) % self.shape.positions)
+        start = (self.cache_position - seen) % self.shape.positions
+        wrapped = max(0, start + seen - self.shape.positions)
+        same_rows = np.array_equal(rows, np.arange(self.shape.rows))
         kept_rows = self._put(rows)
         self.shape = replace(self.shape, rows=len(rows), positions=positions)
+        rest = self._empty(self._keys[0])[:, :, seen:]
         for tensors in (self._keys, self._values):
             for layer, tensor in enumerate(tensors):
-                tensors[layer] = self._empty(tensor)
-                kept = tensor.index_select(0, kept_rows).index_select(2, newest)
-                tensors[layer][:, :, :seen] = kept
+                kept = tensor if same_rows else tensor.index_select(0, kept_rows)
+                newest = kept[:, :, start : start + seen], kept[:, :, :wrapped]
+                tensors[layer] = torch.cat([*newest, rest], 2)
         self.lengths, self.cache_position = lengths, seen % positions
 
     def _put(self, array: Array) -> Tensor:

@@ -75,7 +75,8 @@ class BeamGenerator(Decoder):
 
     def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
         decoding = _BeamDecoding(self, prompts)
-        decoding.run()
+        with self.backend.same_weights():
+            decoding.run()
         return decoding.done
 
 

@@ -83,7 +83,8 @@ class StreamingGenerator(Decoder):
 
     def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
         decoding = _StreamingDecoding(self, prompts, self.plan.batch_size)
-        decoding.run()
+        with self.backend.same_weights():
+            decoding.run()
         return decoding.done
 
 
