@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tpukit.io.process import allowed_cores
+
 RESULTS = Path(__file__).parent / "results"
 MODEL, SIDE, BATCH, LR, DECAY, SMOOTHING, CROP = "resnet10t", 64, 64, 2e-3, 0.05, 0.1, 0.5
 IMAGES = 4000
@@ -32,7 +34,7 @@ def run(words: list[str], folder: Path) -> float:
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "2", "USE_TORCH_XLA": "0"},
+        env={**os.environ, "OMP_NUM_THREADS": str(allowed_cores()), "USE_TORCH_XLA": "0"},
     )  # fmt: skip
     if done.returncode:
         sys.exit(f"{words[:4]} failed:\n{done.stderr[-2000:]}")
