@@ -169,7 +169,7 @@ def _near(bracket: Bracket, tolerance: float) -> tuple[float, Reason]:
 def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int, Reason]:
     """The next batch where everything so far fits: as far as memory says, at least galloping."""
     low, step = bracket.low, settings.multiple_of
-    gallop = low + step * 2 ** max(jumps - 2, 0)
+    gallop = _little_more(bracket, step)
     guess = _linear_limit(bracket)
     if guess is None:
         return _rounded(max(2 * low, gallop), step), "memory usage unknown: twice as much"
@@ -214,8 +214,9 @@ def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
     """
     low, high = bracket.low, bracket.high
     assert high is not None
-    if bracket.stalled and _is_at_the_limit(bracket, step):
-        return low + step, f"{low} fits close to the limit: a little more"
+    more = _little_more(bracket, step)
+    if 2 * (more - low) < high - low and _is_at_the_limit(bracket, step):
+        return more, f"{low} fits close to the limit: a little more"
     line = None if bracket.stalled else _linear_limit(bracket)
     guess = None if bracket.stalled else _crossing(bracket, high)
     if guess is None and line is not None and low < line < high:
@@ -234,11 +235,16 @@ def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
 
 
 def _is_at_the_limit(bracket: Bracket, step: int) -> bool:
-    """Whether memory says that the next batch is too much; not asked of each neighbour in turn."""
-    guess, before = _linear_limit(bracket), _previous_fit(bracket)
-    if guess is None or before is None:
-        return False
-    return guess < bracket.low + step and bracket.low - before > step
+    """Whether memory says that the next batch is too much."""
+    guess = _linear_limit(bracket)
+    return guess is not None and bracket.low > 0 and guess < bracket.low + step
+
+
+def _little_more(bracket: Bracket, step: int) -> int:
+    """The next batch, which is nearly always the proof; farther where such steps keep fitting."""
+    low = bracket.low
+    near = sum(APART * low <= batch < low for batch in bracket.trials)
+    return low + (step << max(near - 1, 0))
 
 
 def _middle(low: int, high: int) -> float:
