@@ -89,15 +89,27 @@ class BatchDecoder:
         return logits[:, 0].float()
 
     @torch.no_grad()
-    def reorder(self, order: Array) -> None:
-        """Row i goes on with what row `order[i]` holds."""
+    def reorder(self, order: Array, differing: int) -> None:
+        """Row i goes on with what row `order[i]` holds; they differ in the newest positions only,
+        `differing` of them."""
         if (order == np.arange(self.shape.rows)).all():
             return
         index = self._put(order)
+        parts = self._newest(differing)
         for tensors in (self._keys, self._values):
             for layer, tensor in enumerate(tensors):
-                tensors[layer] = tensor.index_select(0, index)
+                if self.backend.fixed_shapes:
+                    tensors[layer] = tensor.index_select(0, index)
+                    continue
+                for part in parts:
+                    tensor[:, :, part] = tensor[:, :, part].index_select(0, index)
         self.lengths = self.lengths[order]
+
+    def _newest(self, count: int) -> list[slice]:
+        """The newest positions of the ring, the oldest of them first."""
+        start = (self.cache_position - count) % self.shape.positions
+        wrapped = max(0, start + count - self.shape.positions)
+        return [slice(start, start + count), slice(wrapped)]
 
     @torch.no_grad()
     def keep(self, rows: Array, positions: int) -> None:
@@ -105,8 +117,7 @@ class BatchDecoder:
         lengths = self.lengths[rows]
         # The newest positions come first to last: the ring starts anew after them.
         seen = min(int(lengths.max()), positions)
-        start = (self.cache_position - seen) % self.shape.positions
-        wrapped = max(0, start + seen - self.shape.positions)
+        parts = self._newest(seen)
         same_rows = np.array_equal(rows, np.arange(self.shape.rows))
         kept_rows = self._put(rows)
         self.shape = replace(self.shape, rows=len(rows), positions=positions)
@@ -114,8 +125,7 @@ class BatchDecoder:
         for tensors in (self._keys, self._values):
             for layer, tensor in enumerate(tensors):
                 kept = tensor if same_rows else tensor.index_select(0, kept_rows)
-                newest = kept[:, :, start : start + seen], kept[:, :, :wrapped]
-                tensors[layer] = torch.cat([*newest, rest], 2)
+                tensors[layer] = torch.cat([*(kept[:, :, part] for part in parts), rest], 2)
         self.lengths, self.cache_position = lengths, seen % positions
 
     def _put(self, array: Array) -> Tensor:

@@ -111,7 +111,7 @@ class _BeamDecoding(ChunkDecoding):
         order = np.arange(self.batch.shape.rows)
         for device, number in fresh:
             self._advance(number, [part[device] for part in best], order)
-        self.batch.reorder(order)
+        self._reorder(order)
 
     def _free_groups(self) -> list[int | None]:
         """The first free group of each device."""
@@ -145,7 +145,11 @@ class _BeamDecoding(ChunkDecoding):
         for number, group in enumerate(self.groups):
             if group:
                 self._advance(number, [part[number] for part in best], order)
-        self.batch.reorder(order)
+        self._reorder(order)
+
+    def _reorder(self, order: Array) -> None:
+        # The beams of a prompt share its keys and values: they differ in what they generated.
+        self.batch.reorder(order, max((len(g.sequences[0]) for g in self.groups if g), default=0))
 
     def _best(self, logits: Tensor, scores: Array) -> list[Array]:
         """Scores, origins and tokens of each group's 2 x beams best continuations."""
