@@ -66,6 +66,13 @@ def test_bad_options(tmp_path, arguments, expected):
     assert all(part in told for part in expected), told
 
 
+def test_control_characters_of_a_value_do_not_reach_the_terminal(tmp_path):
+    done = tpukit(*BASE, "--resume-from", f"{tmp_path}/a\x0bb\x1b[2Jc\x85d")
+    assert done.returncode == 2
+    assert "a\\x0bb\\x1b[2Jc\\x85d" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2 and "\x1b" not in done.stderr
+
+
 def test_nothing_is_left_of_a_run_that_never_began(tmp_path):
     failure(tpukit(*BASE, "--results-dir", tmp_path / "run", "--set", "samples=0"))
     assert not (tmp_path / "run").exists()

@@ -232,12 +232,19 @@ def _report(
     from tpukit.commands.output import write_json_error
 
     prefix = "" if exit_code > SIGNAL_BASE else "Error: "
-    print(without_secrets(f"{prefix}{message}"), file=sys.stderr)
+    print(_printable(without_secrets(f"{prefix}{message}")), file=sys.stderr)
     if hint:
-        print(without_secrets(f"  {hint}"), file=sys.stderr)
+        print(_printable(without_secrets(f"  {hint}")), file=sys.stderr)
     if "--json" in arguments:
         write_json_error(message, hint, error_id)
     return exit_code
+
+
+def _printable(text: str) -> str:
+    """Control characters of a value or a file's name as escapes: a terminal would obey them."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _named(message: str, hint: str, arguments: list[str]) -> str:
