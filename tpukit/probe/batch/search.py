@@ -105,14 +105,12 @@ def search(try_batch: TryBatch, settings: SearchSettings) -> Bracket:
     step, top = settings.multiple_of, settings.top
     bracket = Bracket()
     batch, reason = _first(settings), "the start"
-    jumps = 0
     while True:
         bracket.record(try_batch(batch, reason), step)
         if bracket.is_finished(step, top):
             return bracket
-        jumps += 1
         if bracket.high is None:
-            batch, reason = _above(bracket, settings, jumps)
+            batch, reason = _above(bracket, settings)
             batch = min(batch, top)
         else:
             batch, reason = _inside(bracket, step)
@@ -166,7 +164,7 @@ def _near(bracket: Bracket, tolerance: float) -> tuple[float, Reason]:
     return _middle(low, high), f"half way {between}"
 
 
-def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int, Reason]:
+def _above(bracket: Bracket, settings: SearchSettings) -> tuple[int, Reason]:
     """The next batch where everything so far fits: as far as memory says, at least galloping."""
     low, step = bracket.low, settings.multiple_of
     gallop = _little_more(bracket, step)
@@ -174,7 +172,7 @@ def _above(bracket: Bracket, settings: SearchSettings, jumps: int) -> tuple[int,
     if guess is None:
         return _rounded(max(2 * low, gallop), step), "memory usage unknown: twice as much"
     within = _linear_limit(bracket, 1 - settings.margin)
-    if jumps == 2 and within is not None and _rounded(within, step) >= 2 * low:
+    if len(bracket.trials) == 2 and within is not None and _rounded(within, step) >= 2 * low:
         # It may be recommended, and the line through it leads closer to the limit.
         return _rounded(within, step), f"leaves {settings.margin:.0%} of the memory free"
     batch = _rounded(min(guess, FARTHEST_JUMP * low), step)
