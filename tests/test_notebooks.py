@@ -170,6 +170,24 @@ def test_the_next_days_session_goes_on(tmp_path):
         assert "Done: 2 steps" in text, part
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("cell", ["!{python} -m tpukit", "%tpukit"])
+def test_a_cell_of_ten_minutes_prints_little(tmp_path, cell):
+    """A run with validations and checkpoints every few seconds, which its time limit ends."""
+    result(tpukit("data", "eit", "--out", tmp_path / "data", "--n", "400", "--json"))
+    words = (
+        "train --preset quick --size tiny --hw cpu --max-steps 1000000 --max-time 10m "
+        "--log-every 1 --ckpt-every 20 --data-path data --results-dir run"
+    )
+    train = f"{cell.format(python=sys.executable)} {words}"
+    notebook = execute(notebook_of("%load_ext tpukit", train), tmp_path, timeout=1800)
+    require_success(notebook)
+    text = printed(notebook.cells[-1])
+    assert "Stopped after step" in text and len(text.splitlines()) <= 300, text
+    assert len(list((tmp_path / "run").glob("events*"))) <= 1
+
+
 # -- docs/kaggle.md -------------------------------------------------------------------------------
 PAGE = ROOT / "docs/kaggle.md"
 SHORTER = {
