@@ -68,6 +68,8 @@ class DeviceMesh:
     def place(self, model: nn.Module) -> None:
         """Moves a model to the devices in place; ties between its parameters stay."""
         move_tensors(model, lambda p: self.send(p, self.parameter_spec(p)), self.send)
+        for parameter in model.parameters():
+            count_as_written(parameter)
         if self.shard:
             for block in repeated_blocks(model):
                 block.register_forward_hook(self._split_rows)
@@ -105,6 +107,16 @@ class DeviceMesh:
             return
         spec = self.parameter_spec(target) if is_sharded(target) else None
         target.data = self.send(value.to(target.dtype), spec)
+        count_as_written(target)
+
+
+def count_as_written(tensor: Tensor) -> None:
+    """Counts one write in place, as each step adds: no operation, no change of values.
+
+    Views of a tensor that was never written are traced otherwise than those of one that was: the
+    second step in fp32 would be another graph than the first.
+    """
+    torch._functionalize_commit_update(tensor)
 
 
 def is_on_xla(tensor: Tensor) -> bool:
