@@ -25,12 +25,14 @@ from tpukit.hardware.xla.flash_attention import TILES, fits
 from tpukit.hardware.xla.pallas_attention import backward, forward
 
 BF16, FP32 = (torch.bfloat16, jnp.bfloat16), (torch.float32, jnp.float32)
-CASES = [  # rows, width, tokens, types, causal, bias
-    (2, 16, 32768, BF16, False, False), (2, 32, 16384, BF16, True, False),
-    (2, 64, 8192, BF16, True, False), (2, 128, 4096, BF16, True, False),
-    (2, 32, 8192, FP32, False, False), (2, 64, 4096, FP32, True, False),
-    (16, 32, 256, BF16, False, True), (4, 128, 512, BF16, False, True),
-    (4, 64, 512, FP32, True, True), (3, 64, 384, BF16, True, False),
+CASES = [  # rows, width, tokens, types, causal, what comes beside
+    (2, 16, 32768, BF16, False, ""), (2, 32, 16384, BF16, True, ""),
+    (2, 64, 8192, BF16, True, ""), (2, 128, 4096, BF16, True, ""),
+    (2, 32, 8192, FP32, False, ""), (2, 64, 4096, FP32, True, ""),
+    (16, 32, 256, BF16, False, "bias"), (4, 128, 512, BF16, False, "bias"),
+    (4, 64, 512, FP32, True, "bias"), (3, 64, 384, BF16, True, ""),
+    (2, 64, 8192, BF16, True, "starts"), (4, 64, 1280, FP32, True, "starts"),
+    (16, 32, 128, BF16, True, "starts"),
 ]  # fmt: skip
 
 
@@ -39,18 +41,24 @@ def main() -> None:
     for name in sys.argv[1:]:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
         here = SingleDeviceSharding(topology.devices[0])
-        for rows, width, tokens, (torch_type, jax_type), causal, biased in CASES:
+        for rows, width, tokens, (torch_type, jax_type), causal, beside in CASES:
             query = torch.empty(rows, 2, tokens, width, dtype=torch_type, device="meta")
-            bias = torch.empty(1, 2, tokens, tokens, device="meta") if biased else None
+            bias = torch.empty(1, 2, tokens, tokens, device="meta") if beside == "bias" else None
             assert fits(query, query, bias, causal=causal), (width, tokens, torch_type)
             shape = functools.partial(jax.ShapeDtypeStruct, sharding=here)
             one = shape((rows, 2, width, tokens), jax_type)
             sums = shape((rows, 2, 1, tokens), jnp.float32)
-            biases = [shape((2, tokens, tokens), jnp.float32)] * biased
+            further = {
+                "bias": [shape((2, tokens, tokens), jnp.float32)],
+                "starts": [shape((rows, 1, 1, tokens), jnp.int32)],
+            }.get(beside, [])
+            packed = beside == "starts"
             given = {forward: [one, one, one], backward: [one, one, one, one, sums, one]}
             for kernel, inputs in given.items():
-                call = functools.partial(kernel, tiles=TILES, causal=causal)
-                lowered = jax.jit(call).trace(*inputs, *biases).lower(
+                call = functools.partial(
+                    kernel, tiles=TILES, causal=causal, packed=beside == "starts"
+                )
+                lowered = jax.jit(call).trace(*inputs, *further).lower(
                     lowering_platforms=("tpu",),
                     _private_parameters=LoweringParameters(for_export=True),
                 )  # fmt: skip
@@ -58,7 +66,7 @@ def main() -> None:
                     lowered.compile()
                 except Exception as error:
                     case = (name, kernel.__name__, rows, width, tokens, str(torch_type), causal)
-                    refused.append([*case, biased, str(error)[:300]])
+                    refused.append([*case, beside, str(error)[:300]])
     print(json.dumps(refused))
 
 

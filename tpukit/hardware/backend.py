@@ -105,11 +105,14 @@ class ModelOps(Protocol):
         bias: Tensor | None = None,
         *,
         causal: bool = False,
+        starts: Tensor | None = None,
     ) -> Tensor:
         """softmax(query key^T / sqrt(width) + bias) value, in this hardware's leanest form.
 
         query (batch, heads, queries, width); key, value (batch, heads, keys, width);
         bias broadcasts to (batch, heads, queries, keys). `causal` masks keys after the query.
+        starts (batch, queries): the first key that each query attends to, where a row holds several
+        samples; every query must be left a key.
         """
         ...
 
@@ -128,7 +131,14 @@ class TorchOps:
         bias: Tensor | None = None,
         *,
         causal: bool = False,
+        starts: Tensor | None = None,
     ) -> Tensor:
+        if starts is not None:
+            keys = torch.arange(key.shape[-2], device=query.device)
+            before = keys < starts[:, None, :, None]
+            shape = torch.Size((len(query), 1, query.shape[-2], len(keys)))
+            nothing = torch.zeros(shape, dtype=query.dtype, device=query.device)
+            bias = (nothing if bias is None else bias).masked_fill(before, float("-inf"))
         if bias is not None and causal:
             future = torch.ones(
                 query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device

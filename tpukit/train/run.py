@@ -155,8 +155,9 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         config.global_batch_size, backend.devices, config.accumulate, task.defaults.rows_per_device
     )
     settings = PlanSettings(
-        config.global_batch_size, split.micro_rows, backend.devices, config.global_seed
-    )
+        config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
+        fixed_shapes=backend.fixed_shapes,
+    )  # fmt: skip
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
     return RunPlan(

@@ -17,7 +17,10 @@ import jax.numpy as jnp, numpy as np, torch
 import torch.nn.functional as F
 from jax.experimental.pallas import tpu as pltpu
 from tpukit.hardware.xla.flash_attention import flash_attention
+from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.xla import flash_attention as xla_kernels
+from tpukit.hardware.xla import ops as ops_module
+from tpukit.hardware.xla.ops import XlaOps
 
 def interpreted(kernel, inputs):
     with pltpu.force_tpu_interpret_mode():
@@ -25,7 +28,7 @@ def interpreted(kernel, inputs):
     return [torch.from_numpy(np.array(part)) for part in found]
 
 xla_kernels.custom_call = interpreted
-errors = []
+errors, packed = [], []
 CASES = (  # rows, queries, keys, width
     (2, 384, 384, 32), (1, 128, 128, 64), (4, 256, 128, 16), (2, 128, 640, 32), (6, 256, 256, 16),
 )
@@ -44,7 +47,27 @@ for rows, queries, keys, width in CASES:
         pairs = zip(torch.autograd.grad(found, wanted, way),
                     torch.autograd.grad(expected, wanted, way))
         errors += [float((a - b).norm() / b.norm()) for a, b in [(found, expected), *pairs]]
-print(json.dumps(errors))
+    if queries == keys:  # rows of samples of 1 to 60 tokens
+        generator = torch.Generator().manual_seed(1)
+        begins = [torch.cat([torch.zeros(1), torch.randint(1, 60, (queries,),
+                  generator=generator).cumsum(0)]).long() for _ in range(rows)]
+        places = torch.arange(queries)
+        starts = torch.stack([b[torch.searchsorted(b, places, right=True) - 1] for b in begins])
+        assert (starts <= places).all() and len(starts.unique()) > 2
+        found = flash_attention(*inputs, causal=True, starts=starts)
+        own = (starts[:, :, None] == starts[:, None, :])[:, None].tril()
+        expected = F.scaled_dot_product_attention(*inputs, own)
+        way = torch.randn_like(expected)
+        pairs = zip(torch.autograd.grad(found, inputs, way),
+                    torch.autograd.grad(expected, inputs, way))
+        packed += [float((a - b).norm() / b.norm()) for a, b in [(found, expected), *pairs]]
+        for ops in (TorchOps(), XlaOps(1, fused=False)):
+            found = ops.attention(*inputs, causal=True, starts=starts)
+            packed.append(float((found - expected).norm() / expected.norm()))
+ops_module.LARGEST_SCORES_BYTES = 2**16
+found = XlaOps(1, fused=False).attention(*inputs, causal=True, starts=starts)
+packed.append(float((found - expected).norm() / expected.norm()))
+print(json.dumps([errors, packed]))
 """
 
 
@@ -59,9 +82,10 @@ def answer(arguments, devices="1"):
 
 @pytest.mark.xla
 def test_kernels_compute_attention_and_its_gradients():
-    errors = answer(["-c", INTERPRETED])
+    errors, packed = answer(["-c", INTERPRETED])
     assert len(errors) == 3 * (2 * 4 + 2 * 5) + 2 * (4 + 5)
-    assert max(errors) < 1e-5
+    assert len(packed) == 3 * (4 + 2) + 1
+    assert max(errors) < 1e-5 and max(packed) < 1e-5
 
 
 @pytest.mark.plan

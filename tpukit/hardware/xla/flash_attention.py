@@ -39,6 +39,7 @@ class Kernel:
 
     function: str
     causal: bool
+    packed: bool = False
     interpret: bool = False
 
     def __call__(self, *arrays: Any) -> Any:
@@ -46,7 +47,8 @@ class Kernel:
         from tpukit.hardware.xla import pallas_attention
 
         function = getattr(pallas_attention, self.function)
-        return function(*arrays, tiles=TILES, causal=self.causal, interpret=self.interpret)
+        return function(*arrays, tiles=TILES, causal=self.causal, packed=self.packed,
+                        interpret=self.interpret)  # fmt: skip
 
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -74,12 +76,14 @@ def flash_attention(
     bias: Tensor | None = None,
     *,
     causal: bool = False,
+    starts: Tensor | None = None,
     mesh: Any = None,
 ) -> Tensor:
     """softmax(query key^T / sqrt(width) + bias) value on a TPU (or in a trace for one).
 
     query (batch, heads, queries, width); key, value (batch, heads, keys, width); bias (1, heads,
-    queries, keys), finite; see `fits`.
+    queries, keys), finite; or starts (batch, queries), the first key each query attends to, for
+    causal attention; see `fits`.
     mesh: the devices that the batch is split over; None where there is one.
     """
     if torch.is_autocast_enabled("xla"):
@@ -90,10 +94,13 @@ def flash_attention(
     turned = [tensor.transpose(-1, -2) for tensor in (query, key, value)]
     if bias is not None:
         turned.append(bias[0].transpose(-1, -2).float())
+    if starts is not None:
+        turned.append(starts[:, None, None, :].int())
+    kernel = Kernel("forward", causal, packed=starts is not None)
     if torch.is_grad_enabled():
-        output: Tensor = FlashAttention.apply(call, causal, *turned)  # type: ignore[no-untyped-call]
+        output: Tensor = FlashAttention.apply(call, kernel, *turned)  # type: ignore[no-untyped-call]
     else:
-        output = call(Kernel("forward", causal), turned)[0]
+        output = call(kernel, turned)[0]
     return output.transpose(-1, -2)
 
 
@@ -101,22 +108,24 @@ class FlashAttention(torch.autograd.Function):
     """Attention whose backward pass makes the probabilities again, a tile at a time.
 
     Tensors are query, key, value (batch, heads, width, tokens) and perhaps a bias (heads, keys,
-    queries).
+    queries) or starts (batch, 1, 1, queries).
     """
 
     @staticmethod
-    def forward(ctx: Any, call: Call, causal: bool, *tensors: Tensor) -> Tensor:
-        output, log_sums = call(Kernel("forward", causal), tensors)
+    def forward(ctx: Any, call: Call, kernel: Kernel, *tensors: Tensor) -> Tensor:
+        output, log_sums = call(kernel, tensors)
         ctx.save_for_backward(*tensors, output, log_sums)
-        ctx.causal, ctx.call = causal, call
+        ctx.kernel, ctx.call = kernel, call
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *bias, output, log_sums = ctx.saved_tensors
-        inputs = (query, key, value, output, log_sums, gradient.to(query.dtype), *bias)
-        return None, None, *ctx.call(Kernel("backward", ctx.causal), inputs)
+        query, key, value, *further, output, log_sums = ctx.saved_tensors
+        inputs = (query, key, value, output, log_sums, gradient.to(query.dtype), *further)
+        gradients = ctx.call(dataclasses.replace(ctx.kernel, function="backward"), inputs)
+        of_starts = [None] if ctx.kernel.packed else []
+        return None, None, *gradients, *of_starts
 
 
 def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -154,7 +163,8 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     payload = lower(kernel, shapes)
     query, key, value = inputs[:3]
     if kernel.function == "backward":
-        outputs = [(t.shape, t.dtype) for t in (query, key, value, *inputs[6:])]
+        bias = () if kernel.packed else inputs[6:]
+        outputs = [(t.shape, t.dtype) for t in (query, key, value, *bias)]
     else:
         log_sums = torch.Size((*query.shape[:2], 1, query.shape[-1]))
         outputs = [(query.shape, query.dtype), (log_sums, torch.float32)]
@@ -232,4 +242,6 @@ def _by_rows(tensor: Tensor, mesh: Any) -> tuple[str | None, ...]:
 def _jax_type(dtype: torch.dtype) -> Any:
     import jax.numpy as jnp
 
-    return {torch.float32: jnp.float32, torch.bfloat16: jnp.bfloat16}[dtype]
+    return {
+        torch.float32: jnp.float32, torch.bfloat16: jnp.bfloat16, torch.int32: jnp.int32
+    }[dtype]  # fmt: skip

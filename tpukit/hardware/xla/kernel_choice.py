@@ -22,7 +22,7 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.io.cache import JsonCache, cache_folder
 
 TRIAL_SECONDS = 240.0
-"""Time limit of a trial: a TPU opens, and eight small programs are compiled, in a minute."""
+"""Time limit of a trial: a TPU opens, and ten small programs are compiled, in a minute."""
 CHILD = "tpukit.hardware.xla.kernel_trial"
 PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
 SOURCES = ("pallas_attention.py", "flash_attention.py", "kernel_trial.py")

@@ -38,6 +38,8 @@ class Case:
     tokens: int
     rows: int
     """A device."""
+    packed: bool = False
+    """Rows hold two samples each."""
 
 
 CASES = {
@@ -45,8 +47,11 @@ CASES = {
     "causal attention": Case(causal=True, bias=False, tokens=384, rows=1),
     "windowed attention with a bias": Case(causal=False, bias=True, tokens=128, rows=4),
     "causal attention with a bias": Case(causal=True, bias=True, tokens=256, rows=1),
+    "attention of packed rows": Case(causal=True, bias=False, tokens=384, rows=2, packed=True),
 }
 HEADS, WIDTH = 2, 32
+SECOND = 200
+"""Where a packed row's second sample begins."""
 
 
 def main(arguments: list[str]) -> int:
@@ -112,7 +117,10 @@ def _results(backend: XlaBackend, attention: Any, host: list[Tensor], case: Case
     way, *inputs = [backend.mesh.send(tensor) for tensor in host]
     for tensor in inputs:
         tensor.requires_grad_()
-    output = attention(*inputs, causal=case.causal)
+    rows, _, tokens, _ = way.shape
+    starts = (torch.arange(tokens) >= SECOND).long().mul(SECOND).expand(rows, -1)
+    packed = {"starts": backend.mesh.send(starts.contiguous())} if case.packed else {}
+    output = attention(*inputs, causal=case.causal, **packed)
     backend.backward((output.float() * way).sum())
     results = [output, *(tensor.grad for tensor in inputs)]
     named = {str(index): tensor.detach().float() for index, tensor in enumerate(results)}

@@ -53,14 +53,21 @@ class XlaOps:
         bias: Tensor | None = None,
         *,
         causal: bool = False,
+        starts: Tensor | None = None,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        if self.can_fuse(query, key, bias, causal=causal):
-            return flash_attention(query, key, value, bias, causal=causal, mesh=self.spmd_mesh)
+        # The kernel takes a bias or the starts of causal attention.
+        allowed = starts is None or (bias is None and causal)
+        if allowed and self.can_fuse(query, key, bias, causal=causal):
+            return flash_attention(
+                query, key, value, bias, causal=causal, starts=starts, mesh=self.spmd_mesh
+            )
         blocks = self._blocks(query, key)
         if blocks == 1:
-            return plain_attention(query, key, value, bias, causal=causal)
-        return self._blocked_attention(query, key, value, bias, blocks, causal=causal)
+            return plain_attention(query, key, value, bias, causal=causal, starts=starts)
+        return self._blocked_attention(
+            query, key, value, bias, blocks, causal=causal, starts=starts
+        )
 
     def can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
         """Whether the fused kernel takes these shapes."""
@@ -81,6 +88,7 @@ class XlaOps:
         blocks: int,
         *,
         causal: bool,
+        starts: Tensor | None,
     ) -> Tensor:
         """Attention a block of queries at a time, each computed again in the backward pass."""
         queries, keys = query.shape[-2], key.shape[-2]
@@ -92,21 +100,28 @@ class XlaOps:
             inputs = [query[..., start:stop, :], key[..., :seen, :], value[..., :seen, :]]
             if bias is not None:
                 inputs.append(_part_of(bias, start, stop, seen))
-            parts.append(self.recompute(_Block(start, causal=causal), *inputs))
+            if starts is not None:
+                inputs.append(starts[:, start:stop])
+            block = _Block(start, causal=causal, packed=starts is not None)
+            parts.append(self.recompute(block, *inputs))
         return torch.cat(parts, dim=-2)
 
 
 class _Block:
     """Attention of queries `start`, `start` + 1, ... to the keys given."""
 
-    def __init__(self, start: int, *, causal: bool) -> None:
+    def __init__(self, start: int, *, causal: bool, packed: bool) -> None:
         self.start = start
         self.causal = causal
+        self.packed = packed
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        return plain_attention(query, key, value, bias, causal=self.causal, start=self.start)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *further: Tensor) -> Tensor:
+        """further: the bias, where there is one, and with `packed` the starts."""
+        bias = further[: len(further) - self.packed]
+        return plain_attention(
+            query, key, value, *bias, causal=self.causal, start=self.start,
+            starts=further[-1] if self.packed else None,
+        )  # fmt: skip
 
 
 def plain_attention(
@@ -117,15 +132,18 @@ def plain_attention(
     *,
     causal: bool = False,
     start: int = 0,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """Attention written out, its softmax in float32. The first query is number `start`."""
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1)).float()
     if bias is not None:
         scores = scores + bias.float()
+    columns = torch.arange(key.shape[-2], device=query.device)
     if causal:
         rows = torch.arange(start, start + query.shape[-2], device=query.device)
-        columns = torch.arange(key.shape[-2], device=query.device)
         scores = scores.masked_fill(columns > rows[:, None], float("-inf"))
+    if starts is not None:
+        scores = scores.masked_fill(columns < starts[:, None, :, None], float("-inf"))
     return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
 
 

@@ -29,14 +29,15 @@ MOST_ROWS = 8
 
 
 def forward(
-    query: Any, key: Any, value: Any, *bias: Any, tiles: Sequence[int], causal: bool,
-    interpret: bool = False,
+    query: Any, key: Any, value: Any, *further: Any, tiles: Sequence[int], causal: bool,
+    packed: bool = False, interpret: bool = False,
 ) -> Any:  # fmt: skip
     """softmax(query key^T / sqrt(width) + bias) value, and each query's log-sum of exponentials.
 
-    query (batch, heads, width, queries), key and value (batch, heads, width, keys), bias, which
-    may be left out, (heads, keys, queries) in float32 -> the same as query, and (batch, heads, 1,
-    queries) in float32. tiles: sizes of a tile, the largest that divides the tokens is taken.
+    query (batch, heads, width, queries), key and value (batch, heads, width, keys) -> the same as
+    query, and (batch, heads, 1, queries) in float32. further: a bias (heads, keys, queries) in
+    float32, or with `packed` the first key that each query attends to, (batch, 1, 1, queries) in
+    int32, or nothing. tiles: sizes of a tile, the largest that divides the tokens is taken.
     interpret: as operations of any device instead of a TPU's program.
     """
     batch, heads, width, queries = query.shape
@@ -46,11 +47,15 @@ def forward(
     ours = pl.BlockSpec((rows, None, width, tile), lambda h, b, i: (b, h, 0, i))
     every_key = pl.BlockSpec((rows, None, width, keys), lambda h, b, i: (b, h, 0, 0))
     one_a_query = pl.BlockSpec((rows, None, 1, tile), lambda h, b, i: (b, h, 0, i))
-    of_bias = [pl.BlockSpec((None, keys, tile), lambda h, b, i: (h, 0, i))] * len(bias)
+    of_further = [
+        pl.BlockSpec((rows, None, 1, tile), lambda h, b, i: (b, 0, 0, i))
+        if packed
+        else pl.BlockSpec((None, keys, tile), lambda h, b, i: (h, 0, i))
+    ] * len(further)
     return pl.pallas_call(
-        functools.partial(_forward_step, tile=key_tile, causal=causal),
+        functools.partial(_forward_step, tile=key_tile, causal=causal, packed=packed),
         grid=(heads, batch // rows, queries // tile),
-        in_specs=[ours, every_key, every_key, *of_bias],
+        in_specs=[ours, every_key, every_key, *of_further],
         out_specs=[ours, one_a_query],
         out_shape=[
             jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -58,12 +63,15 @@ def forward(
         ],
         compiler_params=_order("parallel", "parallel", "parallel"),
         interpret=interpret,
-    )(query, key, value, *bias)
+    )(query, key, value, *further)
 
 
-def _forward_step(query: Any, key: Any, value: Any, *rest: Any, tile: int, causal: bool) -> None:
+def _forward_step(
+    query: Any, key: Any, value: Any, *rest: Any, tile: int, causal: bool, packed: bool
+) -> None:
     """One tile of queries of some rows against all keys, the softmax's maximum and sum carried."""
-    *bias, output, log_sum = rest
+    *further, output, log_sum = rest
+    starts, bias = _split_further(further, packed=packed)
     number = pl.program_id(2)
     rows, width, queries = query.shape
     scale = width**-0.5
@@ -79,6 +87,8 @@ def _forward_step(query: Any, key: Any, value: Any, *rest: Any, tile: int, causa
                 scores += bias[0][keys, :]
             if masked:
                 scores = _mask(scores)
+            if starts:
+                scores = _mask_before(scores, starts[0][row], index * tile)
             higher = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weights = jnp.exp(scores - higher)
             kept = jnp.exp(largest - higher)
@@ -101,10 +111,11 @@ def _forward_step(query: Any, key: Any, value: Any, *rest: Any, tile: int, causa
 
 
 def backward(
-    query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any, *bias: Any,
-    tiles: Sequence[int], causal: bool, interpret: bool = False,
+    query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any, *further: Any,
+    tiles: Sequence[int], causal: bool, packed: bool = False, interpret: bool = False,
 ) -> Any:  # fmt: skip
     """Gradients of query, key, value and bias; gradient is the output's. Shapes as in `forward`."""
+    starts, bias = _split_further(further, packed=packed)
     batch, heads, width, queries = query.shape
     keys = key.shape[-1]
     tile, query_tile = _tile(keys, tiles), _tile(queries, tiles)
@@ -112,11 +123,21 @@ def backward(
     ours = pl.BlockSpec((rows, None, width, tile), lambda h, b, j: (b, h, 0, j))
     every_query = pl.BlockSpec((rows, None, width, queries), lambda h, b, j: (b, h, 0, 0))
     one_a_query = pl.BlockSpec((rows, None, 1, queries), lambda h, b, j: (b, h, 0, 0))
+    of_starts = [pl.BlockSpec((rows, None, 1, queries), lambda h, b, j: (b, 0, 0, 0))] * len(starts)
     of_bias = [pl.BlockSpec((None, keys, queries), lambda h, b, j: (h, 0, 0))] * len(bias)
     return pl.pallas_call(
-        functools.partial(_backward_step, tile=query_tile, causal=causal),
+        functools.partial(_backward_step, tile=query_tile, causal=causal, packed=packed),
         grid=(heads, batch // rows, keys // tile),
-        in_specs=[every_query, ours, ours, every_query, one_a_query, every_query, *of_bias],
+        in_specs=[
+            every_query,
+            ours,
+            ours,
+            every_query,
+            one_a_query,
+            every_query,
+            *of_starts,
+            *of_bias,
+        ],
         out_specs=[every_query, ours, ours, *of_bias],
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in (query, key, value, *bias)],
         scratch_shapes=[
@@ -126,15 +147,16 @@ def backward(
         # The bias' gradient adds up over the rows of a head, the queries' over tiles of keys.
         compiler_params=_order("parallel", "arbitrary" if bias else "parallel", "arbitrary"),
         interpret=interpret,
-    )(query, key, value, output, log_sum, gradient, *bias)
+    )(query, key, value, output, log_sum, gradient, *further)
 
 
 def _backward_step(
     query: Any, key: Any, value: Any, output: Any, log_sum: Any, gradient: Any, *rest: Any,
-    tile: int, causal: bool,
+    tile: int, causal: bool, packed: bool,
 ) -> None:  # fmt: skip
     """One tile of keys of some rows against all queries."""
     *others, query_sum, products = rest
+    starts, others = _split_further(others, packed=packed)[0], others[packed:]
     bias, (of_query, of_key, of_value), of_bias = _split_bias(others)
     number = pl.program_id(2)
     rows, width, count = key.shape
@@ -164,6 +186,8 @@ def _backward_step(
                 scores += bias[0][our_keys, ours]
             if masked:
                 scores = _mask(scores)
+            if starts:
+                scores = _mask_before(scores, starts[0][row, :, ours], number * count)
             weights = jnp.exp(scores)
             value_sum += _product_over_queries(ways, weights.astype(ways.dtype))
             changes = weights * (_products_over_width(values, ways) - products[row, :, ours])
@@ -188,6 +212,11 @@ def _backward_step(
     @pl.when(number == pl.num_programs(2) - 1)  # type: ignore[untyped-decorator]
     def _() -> None:
         of_query[...] = (query_sum[...] * scale).astype(of_query.dtype)
+
+
+def _split_further(further: Sequence[Any], *, packed: bool) -> tuple[Sequence[Any], Sequence[Any]]:
+    """(starts, bias), each of one entry or empty."""
+    return (further[:1], ()) if packed else ((), further)
 
 
 def _split_bias(rest: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -221,6 +250,16 @@ def _mask(scores: Any) -> Any:
     keys = lax.broadcasted_iota(jnp.int32, scores.shape, 0)
     queries = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
     return jnp.where(keys <= queries, scores, MASKED)
+
+
+def _mask_before(scores: Any, starts: Any, first: Any) -> Any:
+    """Scores of a tile whose keys are number `first` and later, those before `starts` masked.
+
+    scores (keys, queries), starts (1, queries). A tile that is masked as a whole adds what the
+    tile on the diagonal, the last one, wipes out.
+    """
+    keys = lax.broadcasted_iota(jnp.int32, scores.shape, 0) + first
+    return jnp.where(keys >= starts, scores, MASKED)
 
 
 def _tile(tokens: int, tiles: Sequence[int]) -> int:

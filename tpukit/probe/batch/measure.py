@@ -106,7 +106,9 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     """This rank's part of a batch in each shape, the costliest first."""
     devices = backend.devices // backend.world_size
     rows = request.batch * devices
-    settings = PlanSettings(rows * request.accumulate, rows, devices, 0)
+    settings = PlanSettings(
+        rows * request.accumulate, rows, devices, 0, fixed_shapes=backend.fixed_shapes
+    )
     return check_examples(task.probe_batches(settings), task.example_batches)
 
 

@@ -78,10 +78,11 @@ class TracingBackend(XlaBackend):
         bias: Tensor | None = None,
         *,
         causal: bool = False,
+        starts: Tensor | None = None,
     ) -> Tensor:
         if self.can_fuse(query, key, bias, causal=causal):
             self.kernel_shares.append(_share_of_tiles(query.shape[-2], causal=causal))
-        return super().attention(query, key, value, bias, causal=causal)
+        return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
         """From now on these tensors, where a sync finds them changed, are a program's outputs."""
@@ -168,7 +169,9 @@ def trace_step(
     learner = _learner(task, config, backend, model)
     with backend.placeholders.of_kind("batch"):
         micro_rows = rows * backend.devices
-        settings = PlanSettings(micro_rows * accumulate, micro_rows, backend.devices, seed=0)
+        settings = PlanSettings(
+            micro_rows * accumulate, micro_rows, backend.devices, seed=0, fixed_shapes=True
+        )
         host = check_examples(task.probe_batches(settings), task.example_batches)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     with no_execution():

@@ -23,6 +23,13 @@ from tpukit.tasks.summarize.data.buckets import (
     BucketPlan,
     evaluation_plan,
 )
+from tpukit.tasks.summarize.data.packing import (
+    PackedPlan,
+    PackedShape,
+    collate_packed,
+    evaluation_packs,
+    example_pack,
+)
 from tpukit.tasks.summarize.data.samples import (
     IGNORED,
     SizedSamples,
@@ -144,6 +151,8 @@ class SummarizeTask(Task):
     # -- batches --------------------------------------------------------------------------------
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
+        if self._packs(settings):
+            return PackedPlan(data.sizes, _packed_shape(data, settings), settings)
         return BucketPlan(data.sizes, _buckets(data, settings), settings)
 
     def evaluation_batches(
@@ -151,16 +160,25 @@ class SummarizeTask(Task):
     ) -> Iterator[MicroBatch]:
         """Every sample once; micro-batches have the shapes of training's."""
         assert isinstance(data, SizedSamples)
+        if self._packs(settings):
+            shape = _packed_shape(data, settings)
+            return iter(evaluation_packs(data.sizes, shape, settings.devices))
         return evaluation_plan(data.sizes, _buckets(data, settings), settings.devices)
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-        return collate_tokens(samples, micro)
+        return (collate_tokens if micro.counts is None else collate_packed)(samples, micro)
+
+    def _packs(self, settings: PlanSettings) -> bool:
+        asked = self.config.packing
+        return settings.fixed_shapes if asked is None else asked
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
-        """With data, its buckets; without, rows as long as the context, a tenth of it targets."""
+        """With data, its shapes; without, rows as long as the context, a tenth of it targets."""
         if self.train_file.is_file():
             train = self.datasets().train
             assert isinstance(train, SizedSamples)
+            if self._packs(settings):
+                return [example_pack(_packed_shape(train, settings), settings.devices)]
             buckets = _buckets(train, settings)
         else:
             rows, length = settings.micro_rows // settings.devices, self.model_config.block_size
@@ -252,10 +270,11 @@ class SummarizeTask(Task):
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Mean cross entropy over the batch's targets, weighted by their number."""
         labels = batch["labels"]
+        packed = {"starts": batch["starts"]} if "starts" in batch else {}
         if self.config.loss == "lean":
-            logits = model(batch["tokens"], batch["wanted"])
+            logits = model(batch["tokens"], batch["wanted"], **packed)
         else:
-            logits = model(batch["tokens"])
+            logits = model(batch["tokens"], **packed)
             labels = spread_labels(labels, batch["wanted"], batch["tokens"].numel())
         counted = (labels != IGNORED).float()
         losses = F.cross_entropy(
@@ -338,6 +357,10 @@ class SummarizeTask(Task):
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
         scores = rouge_scores(references, made)
         return {kind: float(values.mean()) for kind, values in scores.items()}
+
+
+def _packed_shape(data: SizedSamples, settings: PlanSettings) -> PackedShape:
+    return PackedShape.of(data.bucketing, settings)
 
 
 def _buckets(data: SizedSamples, settings: PlanSettings) -> list[Bucket]:

@@ -40,13 +40,19 @@ class MicroBatch:
     """The task's own description of the batch's fixed shape; None where all have the same."""
     samples: Any = None
     """The samples, where they were read from a stream; None: they are found by their keys."""
+    counts: tuple[int, ...] | None = None
+    """How many samples each row holds, where they are packed; None: one each."""
 
     def share(self, rank: int, world_size: int) -> MicroBatch:
         """The part of one rank: an equal number of rows, its keys a contiguous run."""
         rows = self.rows // world_size
         own = slice(rank * rows, (rank + 1) * rows)
+        counts = None if self.counts is None else self.counts[own]
+        if self.counts is not None:
+            before = sum(self.counts[: own.start])
+            own = slice(before, before + sum(self.counts[own]))
         samples = None if self.samples is None else self.samples[own]
-        return MicroBatch(self.keys[own], rows, self.shape, samples)
+        return MicroBatch(self.keys[own], rows, self.shape, samples, counts)
 
 
 class SampleSource(Protocol):
@@ -79,6 +85,8 @@ class PlanSettings:
     devices: int
     """Rows are split over these: every micro-batch's rows are a multiple of it."""
     seed: int
+    fixed_shapes: bool = False
+    """Whether each new shape of a batch is compiled, for minutes on a TPU."""
 
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:

@@ -203,7 +203,8 @@ def check_batch_plan(plan: Any, method: Method, devices: int) -> Any:
             plan.step, f"returned {described(first)} for step 0",
             "Return the step's list of MicroBatch(keys, rows, shape), at least one.",
         )  # fmt: skip
-    uneven = [micro.rows for micro in first if micro.rows % devices or micro.rows < len(micro.keys)]
+    used = [len(micro.keys if micro.counts is None else micro.counts) for micro in first]
+    uneven = [m.rows for m, n in zip(first, used, strict=True) if m.rows % devices or m.rows < n]
     if uneven:
         raise task_mistake(
             plan.step,

@@ -64,7 +64,9 @@ def run_metrics(
             " docs/own_task.py has one.",
         )
     rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, request.seed)
+    settings = PlanSettings(
+        rows, rows, backend.devices, request.seed, fixed_shapes=backend.fixed_shapes
+    )
     evaluation, watch = Evaluation(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}
     samples = 0

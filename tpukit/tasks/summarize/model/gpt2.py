@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpukit.hardware.backend import ModelOps
+from tpukit.hardware.backend import ModelOps, TorchOps
 from tpukit.hardware.embedding import look_up
 
 
@@ -67,8 +68,9 @@ class PlainOps:
         bias: Tensor | None = None,
         *,
         causal: bool = False,
+        starts: Tensor | None = None,
     ) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+        return TorchOps().attention(query, key, value, bias, causal=causal, starts=starts)
 
 
 class LayerPast(NamedTuple):
@@ -140,6 +142,7 @@ class GPT2Block(nn.Module):
     def forward(
         self,
         x: Tensor,
+        starts: Tensor | None = None,
         *,
         wanted: Tensor | None = None,
         past: LayerPast | None = None,
@@ -151,7 +154,7 @@ class GPT2Block(nn.Module):
         """
         query, key, value = self.project(x)
         if past is None:
-            attended = self.ops.attention(query, key, value, causal=True)
+            attended = self.ops.attention(query, key, value, causal=True, starts=starts)
         else:
             keys, values = past.extend(key, value)
             attended = self.ops.attention(query, keys, values, past.bias)
@@ -201,6 +204,7 @@ class GPT2(nn.Module):
         keep_keys: bool = False,
         past: KeyValues | None = None,
         positions: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Logits of `tokens`, (rows, length) with positions from 0.
 
@@ -211,17 +215,22 @@ class GPT2(nn.Module):
         keep_keys: also returns keys and values, (layers, rows, heads, length, width of a head).
         past, positions: `tokens` (rows, 1) continue what `past` holds, at `positions` (rows, 1);
             the new keys and values are written into `past`.
+        starts: (rows, length), where in its row each token's own sample begins: rows that hold
+            several samples.
         """
         if past is not None:
             assert positions is not None
             return self._decode(tokens, past, positions)
-        x = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        x = self._embed(tokens, places if starts is None else places - starts)
         if keep_keys:
             return self._prefill(x, wanted)
         *blocks, last = self.blocks
+        inputs = () if starts is None else (starts,)
         for block in blocks:
-            x = self.ops.recompute(block, x) if self.config.recompute else block(x)
-        return self._project(last(x, wanted=wanted))
+            run = partial(self.ops.recompute, block) if self.config.recompute else block
+            x = run(x, *inputs)
+        return self._project(last(x, *inputs, wanted=wanted))
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self.position_embedding(positions) + look_up(

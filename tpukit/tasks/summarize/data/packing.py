@@ -1,0 +1,187 @@
+"""Rows that hold several samples each, one after the other: one shape, next to no padding.
+
+Where each new shape is compiled, for minutes, and a batch is split over eight devices, buckets are
+few and their last rows stay empty. A step's samples, fixed by (seed, step), are laid from the
+longest to the shortest into the row with the most room left; the mask of attention
+(`ModelOps.attention`, `starts`) keeps them apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tpukit.hardware.backend import Batch
+from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, SampleSizes
+from tpukit.tasks.summarize.data.samples import IGNORED
+from tpukit.train.task import (
+    VALIDATION_EPOCH,
+    MicroBatch,
+    PlanSettings,
+    Sample,
+    SampleKey,
+    ShuffledPlan,
+)
+
+Array = np.ndarray[Any, Any]
+
+ROW_STEP = 128
+"""Rows' lengths are multiples of this, the lanes of a TPU's registers."""
+DEVIATIONS = 2
+"""The shape holds a step's mean and so many standard deviations of its samples' sum."""
+LOST = 1.02
+"""Tokens of the rows to those of the samples that fit."""
+
+
+@dataclass(frozen=True)
+class PackedShape:
+    """The one shape of a run's batches."""
+
+    length: int
+    """Tokens of a row."""
+    rows: int
+    """Rows a device."""
+    targets: int
+    """Places for targets a device."""
+
+    @classmethod
+    def of(cls, data: Bucketing, settings: PlanSettings) -> PackedShape:
+        """The smallest that holds a step of these samples in its number of micro-batches, nearly
+        always, and any sample."""
+        sizes, longest, size = data.sizes, data.lengths[-1], settings.global_batch_size
+        parts = -(-size // settings.micro_rows) * settings.devices
+        tokens = LOST * _sum_of(sizes.lengths, size) / parts
+        targets = LOST * _sum_of(sizes.targets, size) / parts
+        shapes = [
+            (_rounded(max(longest, tokens / rows), ROW_STEP), rows)
+            for rows in range(1, math.ceil(tokens / longest) + 1)
+        ]
+        # Of equal sizes the shorter rows: attention costs their square.
+        length, rows = min(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))
+        return cls(length, rows, _rounded(max(targets, data.most_targets), LENGTH_STEP))
+
+
+def _rounded(value: float, step: int) -> int:
+    return math.ceil(value / step) * step
+
+
+def _sum_of(values: Array, count: int) -> float:
+    return float(count * values.mean() + DEVIATIONS * count**0.5 * values.std())
+
+
+class PackedPlan:
+    """The samples of `ShuffledPlan`'s steps, packed (a BatchPlan)."""
+
+    def __init__(self, sizes: SampleSizes, shape: PackedShape, settings: PlanSettings) -> None:
+        self.sizes = sizes
+        self.shape = shape
+        self.devices = settings.devices
+        self._shuffled = ShuffledPlan(len(sizes), settings)
+
+    def steps_per_epoch(self) -> int:
+        return self._shuffled.steps_per_epoch()
+
+    def step(self, step: int) -> list[MicroBatch]:
+        planned = self._shuffled.step(step)
+        keys = [key for micro in planned for key in micro.keys]
+        return pack(keys, self.sizes, self.shape, self.devices, len(planned))
+
+
+def evaluation_packs(sizes: SampleSizes, shape: PackedShape, devices: int) -> list[MicroBatch]:
+    """Every sample once, in as few micro-batches as it takes."""
+    keys = [SampleKey(VALIDATION_EPOCH, index) for index in range(len(sizes))]
+    count = math.ceil(LOST * float(sizes.lengths.sum()) / (shape.length * shape.rows * devices))
+    return pack(keys, sizes, shape, devices, count)
+
+
+def pack(
+    keys: Sequence[SampleKey], sizes: SampleSizes, shape: PackedShape, devices: int, count: int
+) -> list[MicroBatch]:
+    """All keys in `count` micro-batches of this shape, or as many more as it takes."""
+    while True:
+        rows = _pack(keys, sizes, shape, devices * count)
+        if rows is not None:
+            break
+        count += max(1, count // 50)
+    across = shape.rows * devices
+    parts = [rows[i * across : (i + 1) * across] for i in range(count)]
+    return [
+        MicroBatch(
+            tuple(key for row in part for key in row), across, shape,
+            counts=tuple(len(row) for row in part),
+        )
+        for part in parts
+    ]  # fmt: skip
+
+
+def _pack(
+    keys: Sequence[SampleKey], sizes: SampleSizes, shape: PackedShape, groups: int
+) -> list[list[SampleKey]] | None:
+    """The rows of `groups` devices in turn; None where some sample finds no room."""
+    rows: list[list[SampleKey]] = [[] for _ in range(groups * shape.rows)]
+    room = [(-shape.length, row) for row in range(len(rows))]
+    places = [shape.targets] * groups
+    for key in sorted(keys, key=lambda key: -int(sizes.lengths[key.sample])):
+        length, targets = int(sizes.lengths[key.sample]), int(sizes.targets[key.sample])
+        passed = []
+        while room and targets > places[room[0][1] // shape.rows]:
+            passed.append(heapq.heappop(room))
+        if not room or -room[0][0] < length:
+            return None
+        left, row = room[0]
+        heapq.heapreplace(room, (left + length, row))
+        for one in passed:
+            heapq.heappush(room, one)
+        rows[row].append(key)
+        places[row // shape.rows] -= targets
+    return rows
+
+
+def collate_packed(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+    """The fixed shape `micro.shape`, for the rows of one rank.
+
+    tokens: (rows, length); starts: (rows, length), where in its row each token's sample begins;
+    mask: (rows,), 0 for rows without a sample. wanted, labels: as `collate_tokens` gives them.
+    """
+    shape, counts = micro.shape, micro.counts
+    assert isinstance(shape, PackedShape) and counts is not None
+    devices = micro.rows // shape.rows
+    tokens = np.zeros((micro.rows, shape.length), np.int64)
+    # What only fills a row attends to itself.
+    starts = np.tile(np.arange(shape.length), (micro.rows, 1))
+    wanted = np.zeros((devices, shape.targets), np.int64)
+    labels = np.full((devices, shape.targets), IGNORED, np.int64)
+    mask = np.zeros(micro.rows, np.float32)
+    used = [0] * devices
+    # A rank without samples of its own is given one that must not count.
+    remaining = iter(samples[: len(micro.keys)])
+    for row, count_of_row in enumerate(counts):
+        device, row_of_device = divmod(row, shape.rows)
+        start = 0
+        for _, sample in zip(range(count_of_row), remaining, strict=False):
+            length, count = len(sample["tokens"]), int(sample["targets"])
+            tokens[row, start : start + length] = sample["tokens"]
+            starts[row, start : start + length] = start
+            start += length
+            first = row_of_device * shape.length + start - count - 1
+            places = slice(used[device], used[device] + count)
+            wanted[device, places] = np.arange(first, first + count)
+            labels[device, places] = sample["tokens"][length - count :]
+            used[device] += count
+            mask[row] = 1.0
+    arrays = {"tokens": tokens, "starts": starts, "wanted": wanted, "labels": labels, "mask": mask}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def example_pack(shape: PackedShape, devices: int) -> Batch:
+    """A batch of this shape, of synthetic data: a sample of two tokens in each row."""
+    rows = shape.rows * devices
+    sample = {"tokens": np.zeros(2, np.int64), "targets": 1}
+    keys = (SampleKey(VALIDATION_EPOCH, 0),) * rows
+    return collate_packed([sample] * rows, MicroBatch(keys, rows, shape, counts=(1,) * rows))
