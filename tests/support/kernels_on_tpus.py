@@ -52,7 +52,6 @@ def main() -> None:
                 "bias": [shape((2, tokens, tokens), jnp.float32)],
                 "starts": [shape((rows, 1, 1, tokens), jnp.int32)],
             }.get(beside, [])
-            packed = beside == "starts"
             given = {forward: [one, one, one], backward: [one, one, one, one, sums, one]}
             for kernel, inputs in given.items():
                 call = functools.partial(
