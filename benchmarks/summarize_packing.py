@@ -5,8 +5,8 @@
 GPT-2 124M in bf16, lengths like SAMSum's. The plans of both are laid out for some steps; the TPU
 compiler compiles the micro-batch of each of their shapes for one chip, at the fast setting. A
 micro-batch takes as long as the slower of its arithmetic and its bytes at the chip's peak rates (a
-roofline); a step takes the sum of its micro-batches. The optimizer's update, once a step in both, is
-left out. Nothing runs on a TPU.
+roofline); a step takes the sum of its micro-batches. The optimizer's update, once a step in both,
+is left out. Nothing runs on a TPU.
 """
 
 from __future__ import annotations

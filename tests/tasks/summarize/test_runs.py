@@ -96,16 +96,22 @@ def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-unt
 
 
 @pytest.mark.xla
-def test_eight_virtual_devices(place, whole):  # type: ignore[no-untyped-def]
-    """The same parameters; as many train graphs as buckets, and none after the first pass."""
+@pytest.mark.parametrize(
+    ("packing", "shapes"), [("true", 1), pytest.param("false", 3, marks=pytest.mark.slow)]
+)
+def test_eight_virtual_devices(place, whole, packing, shapes):  # type: ignore[no-untyped-def]
+    """The same parameters; as many train graphs as shapes, and none after the first pass."""
+    name = f"xla-{packing}"
     options = ["--max-steps", 20, "--ckpt-every", 5, "--accumulate", 2]
-    told = result(train(place, "xla", *options, env=VIRTUAL_TPU, hw="tpu"))
-    assert relative_difference(parameters(place / "xla"), parameters(whole)) < 1e-4
-    # One graph a bucket, and the update's.
-    assert told["graphs"]["train"] == 3 + 1
+    # Packing is the default.
+    options += [] if packing == "true" else ["--set", "packing=false"]
+    told = result(train(place, name, *options, env=VIRTUAL_TPU, hw="tpu"))
+    assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
+    # One graph a shape, and the update's.
+    assert told["graphs"]["train"] == shapes + 1
     assert told["compilations_after_warmup"] == 0
     assert told["graphs"]["score"] <= 2 + 1
-    log = (place / "xla" / "log.txt").read_text()
+    log = (place / name / "log.txt").read_text()
     assert f"{told['compilations']} compilations" in log
 
 

@@ -34,7 +34,7 @@ Array = np.ndarray[Any, Any]
 ROW_STEP = 128
 """Rows' lengths are multiples of this, the lanes of a TPU's registers."""
 DEVIATIONS = 2
-"""The shape holds a step's mean and so many standard deviations of its samples' sum."""
+"""Standard deviations of a step's tokens that the shape holds beyond their mean."""
 LOST = 1.02
 """Tokens of the rows to those of the samples that fit."""
 
