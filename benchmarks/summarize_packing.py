@@ -6,7 +6,7 @@ GPT-2 124M in bf16, lengths like SAMSum's. The plans of both are laid out for so
 compiler compiles the micro-batch of each of their shapes for one chip, at the fast setting. A
 micro-batch takes as long as the slower of its arithmetic and its bytes at the chip's peak rates (a
 roofline); a step takes the sum of its micro-batches. The optimizer's update, once a step in both,
-is left out. Nothing runs on a TPU.
+is left out. What FILE.json has of the same versions is not compiled again. Nothing runs on a TPU.
 """
 
 from __future__ import annotations
@@ -117,6 +117,15 @@ def measured(plan: Any, data: Any, target: Any, known: dict[str, Any]) -> dict[s
     }
 
 
+def earlier(path: Path, versions: dict[str, str]) -> dict[str, Any]:
+    """The shapes in a file of the same versions."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if kept.get("versions") != versions:
+        return {}
+    ways = [case[way] for case in kept["cases"] for way in ("buckets", "packed")]
+    return {shape: found for way in ways for shape, found in way["shapes"].items()}
+
+
 def main() -> None:
     options = parse()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
@@ -124,7 +133,8 @@ def main() -> None:
     from tpukit.probe.compiler.compile import installed_versions
     from tpukit.probe.compiler.targets import find_target
 
-    target, known, cases = find_target(options.target), {}, []
+    target, cases = find_target(options.target), []
+    known = earlier(options.out, installed_versions())
     for batch, micro_rows in BATCHES:
         data, ways = plans(target.devices, options.buckets, batch, micro_rows)
         found = {name: measured(plan, data, target, known) for name, plan in ways.items()}

@@ -359,8 +359,8 @@ def summarize_packing() -> str:
     return section(
         "Summaries: packed rows beside buckets", "summarize_packing.py", ["summarize_packing"],
         f"GPT-2 124M on the eight chips of a {found['target']}, compiled for one of them at the "
-        f"fast setting; lengths like SAMSum's. Packed rows pass {gains} times the buckets' tokens at "
-        "the chip's peak rates (the slower of arithmetic and memory; nothing ran on a TPU).",
+        f"fast setting; lengths like SAMSum's. Packed rows pass {gains} times the buckets' tokens "
+        "at the chip's peak rates (the slower of arithmetic and memory; nothing ran on a TPU).",
         table(["batch", "", "places with a token", "programs", "compiled in (s)",
                "tokens a GFLOP", "tokens a MB", "tokens a second, at most"], rows),
     )  # fmt: skip

@@ -35,6 +35,8 @@ ROW_STEP = 128
 """Rows' lengths are multiples of this, the lanes of a TPU's registers."""
 DEVIATIONS = 2
 """Standard deviations of a step's tokens that the shape holds beyond their mean."""
+LENGTH_OF_THE_REST = 12 * 768
+"""The length at which GPT-2's causal attention costs as much as its products with weights."""
 LOST = 1.02
 """Tokens of the rows to those of the samples that fit."""
 
@@ -62,9 +64,13 @@ class PackedShape:
             (_rounded(max(longest, tokens / rows), ROW_STEP), rows)
             for rows in range(1, math.ceil(tokens / longest) + 1)
         ]
-        # Of equal sizes the shorter rows: attention costs their square.
-        length, rows = min(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))
+        length, rows = min(shapes, key=lambda shape: _cost(*shape))
         return cls(length, rows, _rounded(max(targets, data.most_targets), LENGTH_STEP))
+
+
+def _cost(length: int, rows: int) -> int:
+    """Operations of a batch, in those of attention to one token: it grows with the row's length."""
+    return length * rows * (LENGTH_OF_THE_REST + length)
 
 
 def _rounded(value: float, step: int) -> int:
