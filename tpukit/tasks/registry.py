@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.train.config import TrainConfig
@@ -129,6 +129,7 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
             f"Did you mean {near[0]}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",
         )
+    _require_true_or_false(cls, settings)
     if accepted is None or "data_path" in accepted:
         settings = {"data_path": data_path, **settings}
     _require_methods(cls)
@@ -142,6 +143,16 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
             "Each parameter of its `__init__` is a setting (`--set NAME=VALUE`): give it a default"
             " value.",
         ) from error
+
+
+def _require_true_or_false(cls: type[Task], settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError for another value of a setting that is true or false."""
+    config = getattr(cls, "config_class", None)
+    hints = get_type_hints(config) if config else {}
+    for name, value in settings.items():
+        kinds = (hints.get(name), *get_args(hints.get(name)))
+        if bool in kinds and value is not None and not isinstance(value, bool):
+            raise ConfigError(f"--set {name}={value} is neither true nor false.")
 
 
 def _require_methods(cls: type[Task]) -> None:
