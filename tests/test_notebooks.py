@@ -185,7 +185,6 @@ def test_a_cell_of_ten_minutes_prints_little(tmp_path, cell):
     require_success(notebook)
     text = printed(notebook.cells[-1])
     assert "Stopped after step" in text and len(text.splitlines()) <= 300, text
-    assert len(list((tmp_path / "run").glob("events*"))) <= 1
 
 
 # -- docs/kaggle.md -------------------------------------------------------------------------------
