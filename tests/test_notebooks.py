@@ -184,7 +184,7 @@ def test_a_cell_of_ten_minutes_prints_little(tmp_path, cell):
     notebook = execute(notebook_of("%load_ext tpukit", train), tmp_path, timeout=1800)
     require_success(notebook)
     text = printed(notebook.cells[-1])
-    assert "Stopped after step" in text and len(text.splitlines()) <= 300, text
+    assert "Time is up after step" in text and len(text.splitlines()) <= 300, text
 
 
 # -- docs/kaggle.md -------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ class Backend(ModelOps, Protocol):
     """Ranks of the run: one per GPU, one per TPU host."""
     fixed_shapes: bool
     """A new shape costs a compilation, and reading a value waits for a whole graph."""
+    compiles: bool
+    """Training compiles a program for each shape of its batches."""
     keeps_freed_memory: bool
     """One shape of batch may leave less memory to the next: programs, or an allocator's cache."""
 

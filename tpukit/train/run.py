@@ -156,7 +156,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     )
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
-        fixed_shapes=backend.fixed_shapes,
+        fixed_shapes=backend.compiles,
     )  # fmt: skip
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()

@@ -172,7 +172,9 @@ class EagerBackend(TorchOps):
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
-        packed = self.eager.packed_weights() if self.precision == "fp32" else nullcontext()
+        # torch.compile cannot trace the packed products.
+        packs = self.precision == "fp32" and not self.compiles
+        packed = self.eager.packed_weights() if packs else nullcontext()
         with self.autocast(), packed:
             yield
 

@@ -69,6 +69,7 @@ class XlaBackend(XlaOps):
 
     kind: Kind = "tpu"
     fixed_shapes = True
+    compiles = True
     keeps_freed_memory = True
 
     def __init__(

@@ -107,7 +107,7 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     devices = backend.devices // backend.world_size
     rows = request.batch * devices
     settings = PlanSettings(
-        rows * request.accumulate, rows, devices, 0, fixed_shapes=backend.fixed_shapes
+        rows * request.accumulate, rows, devices, 0, fixed_shapes=backend.compiles
     )
     return check_examples(task.probe_batches(settings), task.example_batches)
 

@@ -57,8 +57,8 @@ class SummarizeConfig:
     buckets: int = 8
     """Batch shapes: more pad less, and compile longer where graphs are compiled."""
     packing: bool | None = None
-    """Several samples to a row, one batch shape, instead of buckets. None: where shapes are
-    compiled, on a TPU."""
+    """Several samples to a row, one batch shape, instead of buckets. None: where each
+    shape is compiled, on a TPU and a GPU."""
     dropout: float = 0.0
     """Dropout on embeddings and residual branches."""
     recompute: bool = False

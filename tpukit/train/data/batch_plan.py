@@ -86,7 +86,7 @@ class PlanSettings:
     """Rows are split over these: every micro-batch's rows are a multiple of it."""
     seed: int
     fixed_shapes: bool = False
-    """Whether each new shape of a batch is compiled, for minutes on a TPU."""
+    """Whether a program is compiled for each shape of a batch."""
 
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:

@@ -65,7 +65,7 @@ def run_metrics(
         )
     rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
     settings = PlanSettings(
-        rows, rows, backend.devices, request.seed, fixed_shapes=backend.fixed_shapes
+        rows, rows, backend.devices, request.seed, fixed_shapes=backend.compiles
     )
     evaluation, watch = Evaluation(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}

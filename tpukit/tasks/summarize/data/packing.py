@@ -1,8 +1,8 @@
 """Rows that hold several samples each, one after the other: one shape, next to no padding.
 
-Where each new shape is compiled, for minutes, and a batch is split over eight devices, buckets are
-few and their last rows stay empty. A step's samples, fixed by (seed, step), are laid from the
-longest to the shortest into the row with the most room left; the mask of attention
+Where each shape is compiled, for minutes on a TPU, buckets are few, and where a batch is split over
+eight devices most of their rows stay empty. A step's samples, fixed by (seed, step), are laid from
+the longest to the shortest into the row with the most room left; the mask of attention
 (`ModelOps.attention`, `starts`) keeps them apart.
 """
 

@@ -161,7 +161,7 @@ def mean_loss(
 ) -> float:
     """Mean cross entropy of all targets."""
     rows = task.defaults.rows_per_device * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, 0, fixed_shapes=backend.fixed_shapes)
+    settings = PlanSettings(rows, rows, backend.devices, 0, fixed_shapes=backend.compiles)
     shares = [
         micro.share(backend.rank, backend.world_size)
         for micro in task.evaluation_batches(data, settings)
