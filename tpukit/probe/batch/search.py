@@ -192,11 +192,23 @@ def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
     if before is not None:
         earlier = bracket.trials[before].used_bytes
         line = 0.0 if earlier is None else (trial.used_bytes - earlier) / (low - before)
-        # Much flatter than the share that grows: the smaller batch's peak was not in its step.
-        slope = line if line > slope / 2 else slope
+        # Much flatter than the share that grows: the smaller batch's peak was not in its step,
+        # unless the line before says the same.
+        if line > slope / 2 or _was_as_flat(bracket, before, line):
+            slope = line
     if slope <= 0:
         return None
     return low + (share * trial.limit_bytes - trial.used_bytes) / slope
+
+
+def _was_as_flat(bracket: Bracket, batch: int, line: float) -> bool:
+    """Whether memory grew by no more than twice `line` up to `batch`, too."""
+    before = _previous_fit(bracket, at_most=batch - 1)
+    used = [bracket.trials[b].used_bytes for b in (before, batch) if b is not None]
+    if before is None or None in used or line <= 0:
+        return False
+    first, last = (float(size or 0) for size in used)
+    return last - first <= 2 * line * (batch - before)
 
 
 def _previous_fit(bracket: Bracket, at_most: float = math.inf) -> int | None:
