@@ -27,7 +27,8 @@ class PlainOps:
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         return function(*tensors)
 
-    def attention(self, query, key, value, bias=None, *, causal=False):  # type: ignore[no-untyped-def]
+    def attention(self, query, key, value, bias=None, *, causal=False, starts=None):  # type: ignore[no-untyped-def]
+        assert starts is None
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
 
