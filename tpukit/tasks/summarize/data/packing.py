@@ -19,7 +19,7 @@ import torch
 
 from tpukit.hardware.backend import Batch
 from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, SampleSizes
-from tpukit.tasks.summarize.data.samples import IGNORED
+from tpukit.tasks.summarize.data.samples import Targets
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     MicroBatch,
@@ -157,31 +157,25 @@ def collate_packed(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     """
     shape, counts = micro.shape, micro.counts
     assert isinstance(shape, PackedShape) and counts is not None
-    devices = micro.rows // shape.rows
     tokens = np.zeros((micro.rows, shape.length), np.int64)
     # What only fills a row attends to itself.
     starts = np.tile(np.arange(shape.length), (micro.rows, 1))
-    wanted = np.zeros((devices, shape.targets), np.int64)
-    labels = np.full((devices, shape.targets), IGNORED, np.int64)
+    targets = Targets(micro.rows // shape.rows, shape.targets)
     mask = np.zeros(micro.rows, np.float32)
-    used = [0] * devices
     # A rank without samples of its own is given one that must not count.
     remaining = iter(samples[: len(micro.keys)])
     for row, count_of_row in enumerate(counts):
         device, row_of_device = divmod(row, shape.rows)
         start = 0
         for _, sample in zip(range(count_of_row), remaining, strict=False):
-            length, count = len(sample["tokens"]), int(sample["targets"])
+            length = len(sample["tokens"])
             tokens[row, start : start + length] = sample["tokens"]
             starts[row, start : start + length] = start
+            targets.add(sample, device, row_of_device * shape.length + start)
             start += length
-            first = row_of_device * shape.length + start - count - 1
-            places = slice(used[device], used[device] + count)
-            wanted[device, places] = np.arange(first, first + count)
-            labels[device, places] = sample["tokens"][length - count :]
-            used[device] += count
             mask[row] = 1.0
-    arrays = {"tokens": tokens, "starts": starts, "wanted": wanted, "labels": labels, "mask": mask}
+    arrays = {"tokens": tokens, "starts": starts, "mask": mask}
+    arrays |= {"wanted": targets.wanted, "labels": targets.labels}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -57,6 +57,24 @@ def split_indices(count: int, valid_fraction: float, seed: int) -> tuple[Array, 
     return np.sort(order[kept:]), np.sort(order[:kept])
 
 
+class Targets:
+    """Where the targets of each device's rows are, and which tokens they are."""
+
+    def __init__(self, devices: int, places: int) -> None:
+        self.wanted = np.zeros((devices, places), np.int64)
+        self.labels = np.full((devices, places), IGNORED, np.int64)
+        self._used = [0] * devices
+
+    def add(self, sample: Sample, device: int, start: int) -> None:
+        """A sample that begins at position `start` of a device's flattened rows."""
+        length, count = len(sample["tokens"]), int(sample["targets"])
+        first = start + length - count - 1
+        places = slice(self._used[device], self._used[device] + count)
+        self.wanted[device, places] = np.arange(first, first + count)
+        self.labels[device, places] = sample["tokens"][length - count :]
+        self._used[device] += count
+
+
 def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     """The fixed shapes of the bucket `micro.shape`, for the rows of one rank.
 
@@ -68,22 +86,16 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     assert isinstance(bucket, Bucket)
     devices = micro.rows // bucket.rows
     tokens = np.zeros((micro.rows, bucket.length), np.int64)
-    wanted = np.zeros((devices, bucket.targets), np.int64)
-    labels = np.full((devices, bucket.targets), IGNORED, np.int64)
+    targets = Targets(devices, bucket.targets)
     mask = np.zeros(micro.rows, np.float32)
-    used = [0] * devices
     # A rank without samples of its own is given one that must not count.
     for row, sample in enumerate(samples[: len(micro.keys)]):
         device, row_of_device = divmod(row, bucket.rows)
-        length, count = len(sample["tokens"]), int(sample["targets"])
+        length = len(sample["tokens"])
         tokens[row, :length] = sample["tokens"]
-        start = row_of_device * bucket.length + length - count - 1
-        places = slice(used[device], used[device] + count)
-        wanted[device, places] = np.arange(start, start + count)
-        labels[device, places] = sample["tokens"][length - count :]
-        used[device] += count
+        targets.add(sample, device, row_of_device * bucket.length)
         mask[row] = 1.0
-    arrays = {"tokens": tokens, "wanted": wanted, "labels": labels, "mask": mask}
+    arrays = {"tokens": tokens, "mask": mask, "wanted": targets.wanted, "labels": targets.labels}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
