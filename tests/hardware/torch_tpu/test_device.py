@@ -98,10 +98,7 @@ def test_batch_norm_updates_its_running_statistics():
 def test_models_of_the_zoo_agree_with_the_cpu_after_20_steps(model):
     """Loss, weights, buffers and their EMA, in fp32."""
     for way, differences in case("zoo", model).items():
-        # The last bit of fp32 turns a ReLU of the ResNet on or off: with and without oneDNN, the
-        # CPU's own gradients differ by 6e-2 and its batch statistics by 1.4e-4.
-        del differences["gradients"]
-        assert differences.pop("buffers") < 1e-3, (way, differences)
+        del differences["gradients"]  # the last bit of fp32 turns a ReLU of the ResNet on or off
         assert max(differences.values()) < 1e-4, (way, differences)
 
 
