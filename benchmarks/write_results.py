@@ -287,7 +287,7 @@ def first_step() -> str:
         f"Seconds, and in brackets those of the step itself, XLA's compilation included; medians "
         f"of {found['rounds']}, `--preset quick`. The bare script makes the same model and one "
         "batch in memory: it reads no data, writes no log and checks nothing. On the virtual "
-        "device it computed in fp32, tpukit in bf16, which XLA compiles for longer there.",
+        "device both compute in bf16.",
         table(["", "first time on a machine", "again", "bare script", "again / bare"], rows),
     )  # fmt: skip
 
