@@ -90,9 +90,17 @@ def test_an_exact_search_confirms_both_sides_at_full_effort():
     assert full == {30, 31, found.recommended}
 
 
-def test_the_largest_and_the_recommended_are_confirmed_at_full_effort():
+def test_a_draft_within_the_margin_is_the_one_batch_at_full_effort():
     evaluator = Simulated(target="v5e-1", per_row=0.7, fixed=1.4, more=0.05)
     found = recommend(evaluator)
+    assert (found.largest, found.recommended) == (19, 19)
+    full = [request for request in evaluator.requests if request.effort == "full"]
+    assert [(request.batch, request.evaluate) for request in full] == [(19, True)]
+
+
+def test_the_largest_and_the_recommended_are_confirmed_at_full_effort():
+    evaluator = Simulated(target="v5e-1", per_row=0.7, fixed=1.4, more=0.05)
+    found = recommend(evaluator, start=20)
     full = [request for request in evaluator.requests if request.effort == "full"]
     assert [request.batch for request in full] == [found.largest, found.recommended]
     assert [request.evaluate for request in full] == [False, True]
@@ -125,6 +133,22 @@ def test_a_margin_is_left_where_memory_hardly_grows():
     assert found.trial_of(found.recommended).effort == "full"
     assert found.note is None
     assert recommend(NearlyFull(target="v5e-1"), start=36, exact=True).largest == 40
+
+
+class Flat(Simulated):
+    """A compiler whose full effort needs a little more than the margin leaves, on a plateau."""
+
+    def trial(self, request: TrialRequest) -> Trial:
+        used = min(6.0 + 0.05 * request.batch, 14.7 + 0.002 * request.batch)
+        used += 0.6 * (request.effort == "full")
+        trial = super().trial(request)
+        return dataclasses.replace(trial, fits=used <= 16, used_bytes=int(used * GIB))
+
+
+def test_the_start_is_not_recommended_where_a_batch_misses_the_margin_narrowly():
+    found = recommend(Flat(target="v5e-1", fixed=6.0, per_row=0.01))
+    assert found.recommended >= 0.4 * found.largest
+    assert found.recommended_trial.leaves_margin(0.05)
 
 
 def test_no_margin_is_said():

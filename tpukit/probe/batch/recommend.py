@@ -125,11 +125,13 @@ class Recommender:
             return Bracket(low=top)
         if settings.exact:
             return self._search_exactly()
-        draft = search_near(self._try, settings, TOLERANCE)
+        within = (1 - settings.margin) * (1 - FAST_SETTING_BIAS)
+        draft = search_near(self._try, settings, TOLERANCE, goal=within)
         if draft.low == 0:
             return draft
         batches = self._worth_confirming(draft)
-        trials = self._confirm_together(batches, "the largest, and one within the margin")
+        what = "the largest, and one within the margin" if len(batches) > 1 else "the largest"
+        trials = self._confirm_together(batches, what)
         if not any(trial.fits for trial in trials):
             start = int((1 - TOLERANCE) * min(batches)) or 1
             search_near(self._confirm, replace(settings, start=start), TOLERANCE)
@@ -161,12 +163,17 @@ class Recommender:
 
     def _worth_confirming(self, draft: Bracket) -> list[int]:
         """Batches for full effort by the fast setting's trials: the largest, with the fast
-        setting's bias left free, and one that leaves the margin too; the largest comes first."""
+        setting's bias left free, and one that leaves the margin too; the largest comes first. One
+        alone where the largest draft leaves the margin."""
         most, unit = draft.trials[draft.low], self.settings.multiple_of
         fits = sorted((b, trial.used_bytes or 0) for b, trial in draft.trials.items() if trial.fits)
         points = [(0, most.fixed_bytes or 0), *fits]
         room = (most.limit_bytes or 0) * (1 - FAST_SETTING_BIAS)
         largest = min(int(_batch_at(room, points)) // unit * unit or unit, draft.low)
+        if most.leaves_margin(self.settings.margin):
+            best = _batch_at(room * (1 - self.settings.margin), points)
+            best = int(best) // unit * unit or unit
+            return [min(best, largest)]
         # Memory grows more slowly near the limit: the line before it leads to less than there is.
         before = [point for point in points if point[1] <= room * (1 - self.settings.margin)]
         within = before if 1 < len(before) < len(points) else points
@@ -221,21 +228,21 @@ class Recommender:
     def _choose(self, largest: int) -> tuple[int, str | None]:
         """The fastest batch that leaves the margin free; near ties go to the larger one."""
         margin = f"{self.settings.margin:.0%}"
-        candidates = self._within_margin(largest)
-        for guess in (self._guess_within_margin, self._guess_far_within):
+        guesses = [self._guess_within_margin, self._guess_far_within]
+        while True:
+            candidates = self._within_margin(largest)
             most = max(candidates, default=0)
-            batch = guess(largest)
-            if most < WORTH_A_TRIAL * largest and batch is not None and batch > most:
-                self._thorough(batch, f"leaves {margin} of the memory free")
-                candidates = self._within_margin(largest)
-            while candidates:
-                best = self._fastest(candidates)
-                if self._thorough(best, "the fastest within the margin").leaves_margin(
-                    self.settings.margin
-                ):
-                    return best, None
-                candidates = self._within_margin(largest)
-        return largest, f"No batch that was tried leaves {margin} of the memory free."
+            if most < WORTH_A_TRIAL * largest and guesses:
+                batch = guesses.pop(0)(largest)
+                if batch is not None and batch > most:
+                    self._thorough(batch, f"leaves {margin} of the memory free")
+                continue
+            if not candidates:
+                return largest, f"No batch that was tried leaves {margin} of the memory free."
+            best = self._fastest(candidates)
+            trial = self._thorough(best, "the fastest within the margin")
+            if trial.leaves_margin(self.settings.margin):
+                return best, None
 
     def _thorough(self, batch: int, why: str) -> Trial:
         """A trial as what is recommended deserves it: at the compiler's full effort."""

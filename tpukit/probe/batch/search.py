@@ -116,11 +116,15 @@ def search(try_batch: TryBatch, settings: SearchSettings) -> Bracket:
             batch, reason = _inside(bracket, step)
 
 
-def search_near(try_batch: TryBatch, settings: SearchSettings, tolerance: float) -> Bracket:
+def search_near(
+    try_batch: TryBatch, settings: SearchSettings, tolerance: float, goal: float = 1.0
+) -> Bracket:
     """Tries batches until the largest that fits is known to within a part `tolerance` of it.
 
     For trials by the compiler: memory grows along a line at first, and more slowly near the limit.
     Ends early where the memory is nearly full; `high` is None then, and where `max` was reached.
+
+    goal: part of the memory that jumps aim at.
     """
     step, top = settings.multiple_of, settings.top
     bracket = Bracket()
@@ -133,7 +137,7 @@ def search_near(try_batch: TryBatch, settings: SearchSettings, tolerance: float)
             return bracket
         if high is not None and high - low <= max(step, tolerance * low):
             return bracket
-        guess, reason = _near(bracket, tolerance)
+        guess, reason = _near(bracket, tolerance, goal)
         most = top if high is None else high - step
         batch = min(max(_rounded(guess, step), low + step), most)
 
@@ -145,10 +149,10 @@ def _first(settings: SearchSettings) -> int:
     return min(max(settings.start // step * step, step), top)
 
 
-def _near(bracket: Bracket, tolerance: float) -> tuple[float, Reason]:
+def _near(bracket: Bracket, tolerance: float, goal: float) -> tuple[float, Reason]:
     """The next batch of `search_near`."""
     low, high = bracket.low, bracket.high
-    line = _linear_limit(bracket)
+    line = _linear_limit(bracket, goal)
     if high is None:
         if line is None:
             return 2 * low, "memory usage unknown: twice as much"
