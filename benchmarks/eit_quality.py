@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,34 +76,55 @@ def run_json(*words: object) -> dict[str, Any]:
 
 
 def train_both(options: argparse.Namespace) -> tuple[dict[str, Any], nn.Module]:
-    """The command's metrics, and the regressor, which learned meanwhile."""
+    """The command's metrics, and the regressor, which learned meanwhile.
+
+    Both are kept in the work folder. Where the command has run before, the regressor has as many
+    minutes as the command took.
+    """
+    answer, weights = options.work / "train.json", options.work / "regressor.pt"
+    started = time.monotonic()
+    child = None if answer.exists() else start_command(options)
+    minutes = math.inf if child else json.loads(answer.read_text())["minutes"]
+    if weights.exists():
+        kept = torch.load(weights)
+        model = plain_regressor()
+        model.load_state_dict(kept["weights"])
+        samples = kept["samples"]
+    else:
+
+        def share_done() -> float:
+            """Of the time there is: 1 ends the training."""
+            if child is None:
+                return min(1.0, (time.monotonic() - started) / 60 / minutes)
+            return 1.0 if child.poll() is not None else steps_done(options)
+
+        try:
+            model, samples = train_regressor(options, share_done)
+        finally:
+            if child is not None and child.poll() is None:
+                child.terminate()
+        torch.save({"weights": model.state_dict(), "samples": samples}, weights)
+    if child is not None:
+        text = child.communicate()[0]
+        if child.returncode:
+            raise SystemExit(f"tpukit train failed; see {options.work / 'train.log'}")
+        found = json.loads(text) | {"minutes": (time.monotonic() - started) / 60}
+        answer.write_text(json.dumps(found))
+    return json.loads(answer.read_text()) | {"regressor_samples_seen": samples}, model
+
+
+def start_command(options: argparse.Namespace) -> subprocess.Popen[str]:
     words = command(
         "train", "--hw", "cpu", "--size", options.size, "--max-steps", options.steps,
         "--global-batch-size", options.batch, "--num-workers", 0, "--global-seed", options.seed,
         "--ckpt-every", options.steps // 3, "--data-path", options.work / "data",
         "--results-dir", options.work / "run", "--no-resume", "--json",
     )  # fmt: skip
-    log = options.work / "train.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with log.open("w") as stream:
-        child = subprocess.Popen(
+    with (options.work / "train.log").open("w") as stream:
+        return subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=stream, env=environment, text=True
         )
-        try:
-            regressor, samples = train_regressor(options, child)
-        finally:
-            if child.poll() is None:
-                child.terminate()
-    answer = child.communicate()[0]
-    if child.returncode:
-        raise SystemExit(f"tpukit train failed; see {log}")
-    metrics = json.loads(answer) | {
-        "minutes": (time.monotonic() - started) / 60,
-        "regressor_samples_seen": samples,
-    }
-    return metrics, regressor
 
 
 def plain_regressor() -> nn.Module:
@@ -121,9 +144,9 @@ def plain_regressor() -> nn.Module:
 
 
 def train_regressor(
-    options: argparse.Namespace, child: subprocess.Popen[str]
+    options: argparse.Namespace, share_done: Callable[[], float]
 ) -> tuple[nn.Module, int]:
-    """Learns until the child ends; the rate falls with the share of the child's steps done."""
+    """Learns until all the time there is has gone by; the rate falls with the share of it."""
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     data = open_split(options.work / "data", "train")
@@ -131,14 +154,13 @@ def train_regressor(
     optimizer = torch.optim.AdamW(model.parameters(), lr=REGRESSOR_RATE, weight_decay=1e-4)
     generator = np.random.default_rng(options.seed)
     order, samples = generator.permutation(len(data)), 0
-    while child.poll() is None:
+    while (share := share_done()) < 1:
         start = samples % (len(data) - REGRESSOR_BATCH)
         batch = [data[int(i)] for i in order[start : start + REGRESSOR_BATCH]]
         voltages, images = (
             torch.from_numpy(np.stack([item[name] for item in batch]))
             for name in ("voltages", "image")
         )
-        share = share_done(options)
         for group in optimizer.param_groups:
             group["lr"] = REGRESSOR_RATE * (0.01 + 0.99 * (1 + np.cos(np.pi * share)) / 2)
         optimizer.zero_grad()
@@ -149,7 +171,7 @@ def train_regressor(
     return model, samples
 
 
-def share_done(options: argparse.Namespace) -> float:
+def steps_done(options: argparse.Namespace) -> float:
     """Share of the command's steps done, from its log of metrics."""
     path = options.work / "run" / "metrics.jsonl"
     try:
@@ -200,7 +222,7 @@ def test_on(
         "--samples", options.samples, "--out", options.work / f"test-{data}",
     )  # fmt: skip
     answer = run_json(*words, *(["--limit", limit] if limit else []))
-    frames = open_test_set(data, path, print, limit)
+    frames = open_test_set(data, path, limit)
     train = open_split(options.work / "data", "train", data_normalisation(options.work / "data"))
     images = regressor_images(model, train, frames.ys)
     return table_of(answer, images, frames.xs)

@@ -83,6 +83,7 @@ def open_trained(
     if not isinstance(task, Task):
         data_path = str(run.train_config.get("data_path", "./data"))
         task = make_task(cls, {**run.task_config, **(settings or {})}, data_path)
+        task = task.as_recorded(run.checkpoint.state.identity)
     restored = task.restore(run.checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
     return TrainedTask(restored, run)

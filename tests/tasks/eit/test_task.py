@@ -126,6 +126,17 @@ def test_an_older_run_goes_on_with_the_loss_it_was_trained_with():
     assert EITTask().as_recorded(now).identity() == now
 
 
+def test_the_refinement_is_part_of_a_run_and_of_the_smaller_sizes():
+    before, now = {"size": "tiny"}, EITTask(size="tiny").identity()
+    assert now["refinement"]
+    assert EITTask(size="tiny").as_recorded(before).identity() == before
+    assert EITTask(size="tiny").as_recorded(now).identity() == now
+    assert EITTask(size="tiny", refinement=True).as_recorded(before).identity() != before
+    assert EITTask(size="tiny", refinement=False).config.network.refinement_channels == 0
+    with pytest.raises(ConfigError, match="has no refinement"):
+        EITTask(size="published", refinement=True)
+
+
 class PublishedLoop:
     """The public code's training, written plainly: one process, one micro-batch, fp32."""
 

@@ -77,6 +77,8 @@ class EITConfig:
     loss: Literal["l1", "l2"] | None = None
     """Loss on the clean image: l1 (mean absolute error) or l2 (mean squared error). None: l1, as
     published, for the published sizes, else l2."""
+    refinement: bool | None = None
+    """Convolutions over the assembled image, which see across patches. None: for tiny and small."""
 
     def __post_init__(self) -> None:
         if self.size not in TRAINING:
@@ -87,13 +89,21 @@ class EITConfig:
             )
         if self.loss not in (None, "l1", "l2"):
             raise ConfigError(f"loss {self.loss!r} is neither l1 nor l2.")
+        if self.refinement and not SIZES[self.base_size].refinement_channels:
+            raise ConfigError(f"size {self.size} has no refinement: leave it out, or false.")
         steps = {"sampling_steps": Range(1, DiffusionConfig.steps)}
         if problems := range_problems(vars(self), steps):
             raise ConfigError(problems[0])
 
     @property
+    def base_size(self) -> str:
+        """The size without the form."""
+        return self.size.removesuffix(REFERENCE_SUFFIX)
+
+    @property
     def network(self) -> NetworkConfig:
-        return SIZES[self.size.removesuffix(REFERENCE_SUFFIX)]
+        network = SIZES[self.base_size]
+        return replace(network, refinement_channels=0) if self.refinement is False else network
 
     @property
     def error(self) -> Callable[[Tensor], Tensor]:
@@ -140,14 +150,22 @@ class EITTask(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        # Runs without this entry were trained with l2.
+        # Runs without these entries were trained with l2, and without a refinement.
         loss = {"loss": "l1"} if self.config.error is torch.abs else {}
-        return {"size": self.config.size, **loss}
+        refinement = {"refinement": True} if self.config.network.refinement_channels else {}
+        return {"size": self.config.size, **loss, **refinement}
 
     def as_recorded(self, identity: Mapping[str, Any]) -> Self:
-        if self.config.loss is not None or "loss" in identity:
+        earlier = {"loss": "l2", "refinement": False}
+        settings = asdict(self.config)
+        missing = {
+            name: value
+            for name, value in earlier.items()
+            if settings[name] is None and name not in identity
+        }
+        if not missing:
             return self
-        return type(self)(**{**asdict(self.config), "loss": "l2"})
+        return type(self)(normalisation=self.normalisation, **{**settings, **missing})
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         if NORMALISATION_FILE not in artifacts:

@@ -1,5 +1,6 @@
 """The network against its description, and its lean form against its published one."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -21,6 +22,7 @@ DEEP = NetworkConfig(width=48, heads=3, levels=3, patch=2, image_side=64)
 LEARNED = NetworkConfig(
     width=32, heads=2, levels=2, patch=4, image_side=64, learned_channels=3, learned_side=32
 )
+REFINED = dataclasses.replace(LEARNED, refinement_channels=8)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_reference_form_is_the_published_arithmetic(config, inputs):
     assert error < 1e-5
 
 
-@pytest.mark.parametrize("config", [NARROW, DEEP, LEARNED])
+@pytest.mark.parametrize("config", [NARROW, DEEP, LEARNED, REFINED])
 def test_lean_form_equals_the_reference_forward_and_backward(config, inputs):
     reference = trained(reference_network(config))
     lean = lean_network(config, FakeBackend())
@@ -106,6 +108,19 @@ def test_every_block_is_identity_at_the_start(inputs):
     assert torch.equal(network.blocks.swinIn1(x, c), x)
     assert torch.equal(network.blocks.mid(x, c), x)
     assert not network(*inputs(NARROW)).any()
+
+
+def test_the_refinement_corrects_across_the_borders_of_patches():
+    refinement = trained(reference_network(REFINED)).refinement
+    c = torch.zeros(1, REFINED.width)
+    images = torch.zeros(1, 2 + REFINED.learned_channels, 64, 64)
+    other = images.clone()
+    other[..., 15] = 1.0
+    changed = (refinement(other, c) - refinement(images, c))[0, 0].abs().amax(0) > 1e-6
+    # The column is the last of its patch: pixels of the next patch change, far ones do not.
+    assert changed[16:20].all()
+    assert not changed[40:].any()
+    assert not reference_network(REFINED).refinement(other, c).any()
 
 
 def test_positions_are_sines_and_cosines_of_column_then_row():

@@ -143,9 +143,8 @@ class LeanNetwork(Network):
         self.register_buffer("order", torch.from_numpy(order), persistent=False)
         self.register_buffer("inverse", torch.from_numpy(inverse_order(order)), persistent=False)
 
-    def predict(self, channels: Tensor, t: Tensor) -> Tensor:
+    def predict(self, channels: Tensor, c: Tensor) -> Tensor:
         x = self.embed(channels)
-        c = self.t_embedder(t)
         tokens = self.final_layer(self.blocks(x, c), c)
         return self.pixels(reorder(tokens, self.inverse, self.order))
 

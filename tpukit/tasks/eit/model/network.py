@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpukit.tasks.eit.data.ridge_regression import RidgeFit
@@ -26,6 +27,8 @@ from tpukit.tasks.eit.model.blocks import (
 from tpukit.tasks.eit.model.positions import sine_cosine_grid
 
 Form = Literal["lean", "reference"]
+REFINEMENT_CELL = 4
+"""Side of the square of pixels that the refinement's convolutions take as channels."""
 WINDOWS_ACROSS = 4
 """Windows along each side of the grid."""
 
@@ -49,6 +52,8 @@ class NetworkConfig:
     input, and the first of them is what the U's output is added to. 0 as published."""
     learned_side: int = 64
     learned_hidden: int = 512
+    refinement_channels: int = 0
+    """Width of the convolutions over the assembled image. 0 as published: none."""
 
     @property
     def grid(self) -> int:
@@ -62,9 +67,17 @@ class NetworkConfig:
 
 
 SIZES: dict[str, NetworkConfig] = {
-    "tiny": NetworkConfig(width=96, heads=3, levels=1, patch=16, learned_channels=1),
+    "tiny": NetworkConfig(
+        width=96, heads=3, levels=1, patch=16, learned_channels=1, refinement_channels=32
+    ),
     "small": NetworkConfig(
-        width=128, heads=4, levels=2, patch=8, learned_channels=2, learned_hidden=1024
+        width=128,
+        heads=4,
+        levels=2,
+        patch=8,
+        learned_channels=2,
+        learned_hidden=1024,
+        refinement_channels=32,
     ),
     "published": NetworkConfig(),
 }
@@ -159,6 +172,33 @@ class VoltageImages(nn.Module):
         self.linear.bias.copy_(torch.from_numpy(fit.bias))
 
 
+class Refinement(nn.Module):
+    """A correction by convolutions over the assembled image: they see across patches' borders.
+
+    `forward(images, c)`: (batch, channels, side, side), the time's (batch, width) to
+    (batch, 1, side, side).
+    """
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        width, cell = config.refinement_channels, REFINEMENT_CELL**2
+        # The noisy image, the voltages' images and the U's.
+        channels = 2 + config.learned_channels
+        self.first = nn.Conv2d(channels * cell, width, 3, padding=1)
+        self.middle = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.last = nn.Conv2d(width, cell, 3, padding=1)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(config.width, 2 * width))
+
+    def forward(self, images: Tensor, c: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(c)[..., None, None].chunk(2, dim=1)
+        x = self.first(F.pixel_unshuffle(images, REFINEMENT_CELL))
+        x = F.gelu(x * (1 + scale) + shift)
+        for convolution in self.middle:
+            x = x + F.gelu(convolution(x))
+        refined: Tensor = F.pixel_shuffle(self.last(x), REFINEMENT_CELL)
+        return refined
+
+
 class Network(nn.Module):
     """Predicts the clean image from a noisy one, the diffusion time and the voltages.
 
@@ -178,20 +218,25 @@ class Network(nn.Module):
         self.blocks = unet
         self.final_layer = FinalLayer(width, config.patch)
         self.voltage_images = VoltageImages(config) if config.learned_channels else None
+        self.refinement = Refinement(config) if config.refinement_channels else None
         initialise(self)
 
     def forward(self, images: Tensor, t: Tensor, voltage_map: Tensor) -> Tensor:
+        c = self.t_embedder(t)
         enlarged = enlarge(voltage_map, self.config.image_side // self.config.map_side)
         if self.voltage_images is None:
-            return self.predict(torch.cat([images, enlarged], dim=1), t)
+            return self.predict(torch.cat([images, enlarged], dim=1), c)
         learned: Tensor = self.voltage_images(voltage_map).to(images.dtype)
-        predicted = self.predict(torch.cat([images, enlarged, learned], dim=1), t)
-        return learned[:, :1] + predicted
+        predicted = self.predict(torch.cat([images, enlarged, learned], dim=1), c)
+        predicted = learned[:, :1] + predicted
+        if self.refinement is None:
+            return predicted
+        refined: Tensor = self.refinement(torch.cat([images, learned, predicted], dim=1), c)
+        return predicted + refined
 
-    def predict(self, channels: Tensor, t: Tensor) -> Tensor:
+    def predict(self, channels: Tensor, c: Tensor) -> Tensor:
         """The U's image from image and condition, stacked (batch, 2 or more, side, side)."""
         x = self.x_embedder(channels) + self.pos_embed
-        c = self.t_embedder(t)
         return self.pixels(self.final_layer(self.blocks(x, c), c))
 
     def pixels(self, tokens: Tensor) -> Tensor:
@@ -212,7 +257,12 @@ def enlarge(images: Tensor, factor: int) -> Tensor:
     return cells.reshape(batch, channels, height * factor, width * factor)
 
 
-ZERO_AT_THE_START = ("final_layer.linear", "voltage_images.linear", "voltage_images.mlp.2")
+ZERO_AT_THE_START = (
+    "final_layer.linear",
+    "voltage_images.linear",
+    "voltage_images.mlp.2",
+    "refinement.last",
+)
 
 
 def initialise(network: Network) -> None:
