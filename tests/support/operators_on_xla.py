@@ -252,6 +252,31 @@ def fused_attention(backend):
     return {"errors": errors, "taken": taken}
 
 
+def gathers(backend) -> dict[str, list[bool]]:
+    """Whether a gather and its gradient have the CPU's very values, and are free of a scatter: by
+    places that repeat in every matrix in bf16 and in fp32, and by places of each matrix."""
+    same = torch.randint(0, 9, (1, 1, 5, 7))
+    own = torch.randint(0, 9, (6, 5, 7))
+    cases = ((same, torch.bfloat16), (same, torch.float32), (own, torch.bfloat16))
+    found = {"equal": [], "scatters": []}
+    for places, dtype in cases:
+        host = torch.randn(6, 5, 9, dtype=dtype)
+
+        def gather(device, host=host, places=places, dtype=dtype):
+            values = host.to(device).detach().requires_grad_()
+            index = (places.to(device) + 0).squeeze(0).expand(6, 5, 7)
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                taken = values.gather(-1, index)
+            return [taken, *torch.autograd.grad(taken.float().square().sum(), [values])]
+
+        results = gather(backend.device)
+        program = torch_xla._XLAC._get_xla_tensors_hlo(results)
+        found["scatters"].append("scatter(" in program)
+        pairs = zip(results, gather(torch.device("cpu")), strict=True)
+        found["equal"].append(all(torch.equal(one.cpu(), other) for one, other in pairs))
+    return found
+
+
 def programs(backend) -> dict[str, str]:
     """HLO of the gradients that are written here for the sake of the bytes they move."""
     x, weight, scale = (
@@ -272,6 +297,7 @@ def main() -> None:
         compilations.append(backend.compilations())
     mixed, fused = attention_of_two_dtypes(backend), fused_attention(backend)
     found = {"errors": errors, "compilations": compilations, "mixed": mixed, "fused": fused}
+    found["gathers"] = gathers(backend)
     print(json.dumps({**found, "programs": programs(backend)}))
 
 

@@ -39,6 +39,11 @@ def test_gradients_are_made_of_the_rows_as_they_lie(found):
     assert "batch-norm" not in found["programs"]["layer norm"]
 
 
+def test_places_that_repeat_are_gathered_without_a_scatter(found):
+    """DeBERTa's relative positions: its gathers and their gradients moved most of its bytes."""
+    assert found["gathers"] == {"equal": [True, True, True], "scatters": [False, True, True]}
+
+
 def test_attention_under_autocast_takes_two_dtypes(found):
     assert found["mixed"] < 1e-2
 
