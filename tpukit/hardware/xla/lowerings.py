@@ -384,7 +384,7 @@ def _gather(
 
 
 OVERRIDDEN: dict[str, tuple[Any, ...]] = {
-    "expand": (_expand, "AutogradXLA", "XLA"),
+    "expand": (_expand, "AutogradXLA"),
     "gather": (_gather, "AutogradXLA"),
     "index_put_": (_index_put_, "AutogradXLA", "XLA"),
     "avg_pool2d_backward": (_avg_pool2d_backward, "XLA"),
