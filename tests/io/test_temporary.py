@@ -91,7 +91,9 @@ def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
     while not (run / "checkpoints" / "latest").exists():
         assert process.poll() is None
         time.sleep(0.1)
-    assert [name.startswith("tpukit-") for name in names(base)] == [True]
+    # torch 2.15 makes the folder of what it compiles as it starts.
+    made = [name for name in names(base) if not name.startswith("torchinductor_")]
+    assert [name.startswith("tpukit-") for name in made] == [True]
     process.send_signal(signal.SIGTERM)
     process.wait()
     assert names(base) == []

@@ -37,8 +37,8 @@ def own_temporary_folder() -> Iterator[None]:
         return
     remove_abandoned(base)
     # torch keeps what it compiled there, for later commands too.
-    name = f"torchinductor_{os.environ.get('USER') or os.getuid()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / name))
+    compiled = base / f"torchinductor_{os.environ.get('USER') or os.getuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     former = os.environ.get("TMPDIR")
     folder, descriptor = made
     os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
@@ -53,6 +53,9 @@ def own_temporary_folder() -> Iterator[None]:
         os.environ["TMPDIR"], tempfile.tempdir = former or str(base), None
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+        with suppress(OSError):
+            # torch 2.15 makes it where nothing is compiled too; it goes if it is empty.
+            compiled.rmdir()
 
 
 def lasting_temporary_folder() -> Path:
