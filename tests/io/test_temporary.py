@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from runs import environment
 
 from tpukit.io.temporary import LOCK, own_temporary_folder, remove_abandoned
@@ -86,17 +87,35 @@ def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
         [sys.executable, "-m", "tpukit", "train", "--task", TINY, "--hw", "cpu", "--devices", "2",
          "--max-steps", "1000000", "--num-workers", "2", "--ckpt-every", "2",
          "--results-dir", str(run)],
-        env=environment({"TMPDIR": str(base)}), stderr=subprocess.DEVNULL,
+        env=environment({"TMPDIR": str(base), "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "c")}),
+        stderr=subprocess.DEVNULL,
     )  # fmt: skip
     while not (run / "checkpoints" / "latest").exists():
         assert process.poll() is None
         time.sleep(0.1)
-    # torch 2.15 makes the folder of what it compiles as it starts.
-    made = [name for name in names(base) if not name.startswith("torchinductor_")]
-    assert [name.startswith("tpukit-") for name in made] == [True]
+    assert [name.startswith("tpukit-") for name in names(base)] == [True]
     process.send_signal(signal.SIGTERM)
     process.wait()
     assert names(base) == []
+
+
+@pytest.mark.parametrize("files", [[], ["kernel.so"]])
+def test_what_torch_compiled_stays_and_an_empty_folder_goes(monkeypatch, tmp_path, files):
+    """torch 2.15 makes the folder as it starts, whether it compiles or not."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Set and deleted: what the folder sets goes again after the test.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tpukit.io.temporary.LONGEST", 1000)
+    with own_temporary_folder():
+        compiled = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        compiled.mkdir()
+        for name in files:
+            (compiled / name).touch()
+    assert compiled.parent == tmp_path
+    assert [path.name for path in compiled.glob("*")] == files
+    assert compiled.exists() == bool(files)
 
 
 def test_without_a_place_for_it_the_command_works(monkeypatch):
