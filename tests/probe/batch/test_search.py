@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tpukit.io.units import GIB
@@ -15,16 +15,18 @@ from tpukit.probe.batch.search import (
     search,
     search_near,
 )
-from tpukit.probe.batch.trial import Trial
+from tpukit.probe.batch.trial import Effort, Trial
 
 
 class Curve:
     """Trials from a list of memory usages; remembers the batches that were tried."""
 
     def __init__(
-        self, used: list[int], limit: int, *, reports: bool = True, fixed: int = 0
-    ) -> None:
+        self, used: list[int], limit: int, *,
+        reports: bool = True, fixed: int = 0, effort: Effort | None = None,
+    ) -> None:  # fmt: skip
         self.used, self.limit, self.reports, self.fixed = used, limit, reports, fixed
+        self.effort = effort
         self.tried: list[int] = []
 
     def fits(self, batch: int) -> bool:
@@ -34,7 +36,9 @@ class Curve:
         assert reason
         self.tried.append(batch)
         used = self.used[batch - 1] if self.reports else None
-        return Trial(batch, self.fits(batch), used, self.limit, self.fixed)
+        return Trial(
+            batch, self.fits(batch), used, self.limit, self.fixed, effort=self.effort
+        )  # fmt: skip
 
 
 def assert_confirmed(curve: Curve, found: Bracket, sought: SearchSettings) -> None:
@@ -95,7 +99,7 @@ def gpt2_on_a_v5e_chip() -> Curve:
     points = sorted(known)
     used = [int(known[min(points, key=lambda p: (abs(p - b), p))] * GIB) for b in range(1, 65)]
     used[20:] = [int((16.39 + 0.1 * ((b * 7) % 5)) * GIB) for b in range(21, 65)]
-    return Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB))
+    return Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB), effort="fast")
 
 
 def test_gpt2_on_a_v5e_chip_takes_two_trials():
@@ -113,6 +117,7 @@ def test_gpt2_on_a_v5e_chip_takes_two_trials():
     farther=st.floats(1.0, 1.6),
     excess=st.lists(st.floats(0.01, 0.1), min_size=5, max_size=5),
 )
+@example(limit=59.99, fixed=0.5, flattens=0.75, farther=1.0, excess=[0.0625] * 5)
 def test_a_compiler_that_recomputes_near_the_limit_takes_few_trials(
     limit, fixed, flattens, farther, excess
 ):
@@ -129,7 +134,7 @@ def test_a_compiler_that_recomputes_near_the_limit_takes_few_trials(
         return 1 + excess[batch % 5]
 
     curve = Curve([int(16 * GIB * share(b)) for b in range(1, 2049)], 16 * GIB,
-                  fixed=int(16 * GIB * fixed))  # fmt: skip
+                  fixed=int(16 * GIB * fixed), effort="fast")  # fmt: skip
     found = search_near(curve, SearchSettings(4, 2048), TOLERANCE)
     assert len(curve.tried) <= 6
     assert curve.fits(found.low)
@@ -186,3 +191,20 @@ def test_a_cpu_that_reports_nothing_when_it_fails():
     found = search(measured, SearchSettings(start=4))
     assert (found.low, found.high) == (228, 229)
     assert len(tried) <= 6
+
+
+def test_a_line_through_a_peak_outside_of_the_step_is_not_followed():
+    """As above with the refinement: at the start the peak is that of the checkpoint's copy."""
+    tried = []
+
+    def measured(batch: int, reason: str) -> Trial:
+        tried.append(batch)
+        used = max(212_000_000, 140_000_000 + 2_610_000 * batch)
+        if used > 500_000_000:
+            return Trial(batch, False, None, 500_000_000)
+        growth = 3_870_000 if batch < 20 else 2_640_000
+        return Trial(batch, True, used, 500_000_000, used - growth * batch)
+
+    found = search(measured, SearchSettings(start=4))
+    assert (found.low, found.high) == (137, 138)
+    assert len(tried) <= 5

@@ -29,8 +29,9 @@ WARM_ROWS = 2
 TIMED_STEPS = 3
 LONG_ENOUGH_SECONDS = 1.0
 """Of timed steps: the rate is plain, further steps would tell nothing new."""
-RUN_BYTES = 16 * 2**20
-"""What a run's DataLoader, progress bar and their threads take beside the batches."""
+RUN_BYTES = 32 * 2**20
+"""What a run's DataLoader, progress bar and threads take beside the batches; half of it is the
+stacks of the worker pool that packed the data, which glibc keeps for further threads."""
 
 
 def measure_trial(

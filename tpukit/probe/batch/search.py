@@ -163,8 +163,12 @@ def _near(bracket: Bracket, tolerance: float, goal: float) -> tuple[float, Reaso
         crossing = _crossing(bracket, high)
         return crossing or high / 2, f"{high} does not fit: scaled by what it requested"
     between = f"between {low}, which fits, and {high}, which does not"
-    if _previous_fit(bracket) is None and line is not None and line * (1 + tolerance) < high:
-        return line, f"where a line reaches the limit, {between}"
+    if _previous_fit(bracket) is None and line is not None:
+        if line * (1 + tolerance) < high:
+            return line, f"where a line reaches the limit, {between}"
+        if line < high + 1:
+            under = math.ceil(high / (1 + tolerance))
+            return under, f"a little under {high}, which should have fitted"
     return _middle(low, high), f"half way {between}"
 
 
@@ -196,9 +200,10 @@ def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
     if before is not None:
         earlier = bracket.trials[before].used_bytes
         line = 0.0 if earlier is None else (trial.used_bytes - earlier) / (low - before)
-        # Much flatter than the share that grows: the smaller batch's peak was not in its step,
-        # unless the line before says the same.
-        if line > slope / 2 or _was_as_flat(bracket, before, line):
+        # Flatter than the share that grows: the smaller batch's peak was not in its step, unless
+        # the line before says the same. A compiler's step does grow less where it recomputes.
+        least = slope if trial.effort is None else slope / 2
+        if line > least or _was_as_flat(bracket, before, line):
             slope = line
     if slope <= 0:
         return None
