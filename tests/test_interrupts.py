@@ -96,10 +96,13 @@ def test_a_generator_that_is_stopped_says_how_far_it_was(tmp_path):
 
 
 def started(run, mark, *options, **streams):
+    # Tests started under nohup ignore it, and so would the run.
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen(
         [sys.executable, "-m", "tpukit", *BASE, "--results-dir", str(run), *options],
         env=environment({MARK: mark}), **streams,
     )  # fmt: skip
+    signal.signal(signal.SIGHUP, former)
     wait_until(lambda: has_logged(run)() or process.poll() is not None)
     return process
 
