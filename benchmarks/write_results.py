@@ -187,7 +187,7 @@ def probe_peers() -> str:
         "probe-batch: other batch finders", "probe_peers.py", names,
         "The largest batch under a memory limit on a CPU, by tpukit, Lightning and accelerate, "
         "each answer checked by training with it and with a tenth more. tpukit's trials run in "
-        "child processes, one as long as they fit.",
+        "processes of their own, forks of one that has imported the libraries.",
         table(["task, limit and hardware", "finder", "largest batch", "trials", "seconds", "trains",
                "a tenth more trains"], rows),
     )  # fmt: skip

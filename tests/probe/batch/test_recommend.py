@@ -68,6 +68,30 @@ def test_measured_both_sides_and_the_margin():
     assert found.recommended_global_batch == found.recommended
 
 
+class PeakElsewhere(Simulated):
+    """As the smallest EIT network under a memory limit: the peak of small batches is the copy of a
+    checkpoint, and they suggest that memory grows faster than it does; later it grows a little
+    more slowly."""
+
+    def trial(self, request: TrialRequest) -> Trial:
+        trial = super().trial(request)
+        if request.batch >= 20:
+            less = int(0.003 * GIB) * max(0, request.batch - 100)
+            used = trial.used_bytes - less
+            return dataclasses.replace(trial, used_bytes=used, fits=used <= 16 * GIB)
+        used = int(6.78 * GIB)
+        fixed = used - int(0.123 * GIB) * request.batch
+        return dataclasses.replace(trial, used_bytes=used, fixed_bytes=fixed)
+
+
+def test_the_recommended_batch_is_tried_on_the_way_to_the_largest():
+    evaluator = PeakElsewhere(per_row=0.0835, fixed=4.48)
+    found = recommend(evaluator)
+    assert (found.largest, found.smallest_failed) == (139, 140)
+    assert 120 <= found.recommended <= 130
+    assert len(evaluator.requests) <= 5
+
+
 def test_the_fastest_within_the_margin_is_recommended_not_the_largest():
     found = recommend(Simulated(speed=lambda rows: 100.0 if rows == 4 else 50.0))
     assert found.largest == 30

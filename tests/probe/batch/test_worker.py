@@ -1,4 +1,4 @@
-"""What a trial in several ranks makes of the ranks' results."""
+"""Trials in child processes: forks of one, and what becomes of several ranks' results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tpukit.hardware.launch import launcher
+from tpukit.probe.batch.evaluators import MeasuredEvaluator
 from tpukit.probe.batch.trial import TaskSource, TrialRequest, TrialSetup
 from tpukit.probe.batch.worker import TrialRunner
 from tpukit.train.config import TrainConfig
 
+SUPPORT = Path(__file__).parents[2] / "support"
 FITS = {"trial": {"batch": 4, "fits": True, "used_bytes": 5}}
 FULL = {"trial": {"batch": 4, "fits": False, "error": "CUDA out of memory"}}
 LOST = {"error": {"message": "connection lost", "hint": None, "id": "task-failed", "exit_code": 1}}
@@ -56,3 +58,35 @@ def test_an_error_in_one_rank_is_an_error(result_of):
 
 def test_ranks_that_end_without_a_result_are_an_error(result_of):
     assert "exit code 3" in result_of([], code=3)["error"]["message"]
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """The processes that build a task, and those that build a model, in a search of this task."""
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+
+    def search(task: str) -> tuple[list[str], list[str]]:
+        spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}
+        source = TaskSource("tpukit.tasks.registry:load_task", spec)
+        config = TrainConfig(hw="cpu", memory_limit=400_000_000)
+        with MeasuredEvaluator(source, config, None) as evaluator:
+            trials = evaluator.evaluate([TrialRequest(n) for n in (2, 3, 400, 3)])
+        assert [trial.fits for trial in trials] == [True, True, False, True]
+        assert trials[1].used_bytes == pytest.approx(trials[3].used_bytes, rel=0.02)
+        assert all(trial.alone for trial in trials)
+        lines = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+        return tuple([pid for kind, pid in lines if kind == what] for what in ("task", "model"))
+
+    return search
+
+
+def test_trials_on_a_cpu_are_forks_that_share_one_task(processes):
+    tasks, models = processes("Noted")
+    assert len(tasks) == 1
+    assert len(set(models) - set(tasks)) == 4
+
+
+def test_a_task_with_a_thread_of_its_own_is_not_forked(processes):
+    tasks, models = processes("Threaded")
+    assert tasks == models
+    assert len(set(tasks)) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
@@ -179,13 +180,15 @@ class ChildEvaluator:
 class MeasuredEvaluator(ChildEvaluator):
     """Trains a few steps on this machine.
 
-    A child process runs trials as long as they fit and give all their memory back; the next child
-    has started before it is needed.
+    On a CPU each trial is a fork of one child process. On other hardware a child runs trials as
+    long as they fit and give all their memory back; the next one has started before it is needed.
     """
 
     def __init__(self, task: TaskSource, config: TrainConfig, seconds: float | None) -> None:
-        world_size = rank_count(config, find_kind(config))
-        setup = TrialSetup(task, config, world_size=world_size)
+        kind = find_kind(config)
+        world_size = rank_count(config, kind)
+        forks = kind == "cpu" and world_size == 1 and sys.platform.startswith("linux")
+        setup = TrialSetup(task, config, world_size=world_size, forks=forks)
         super().__init__(setup, world_size, seconds or MEASURED_SECONDS)
         self.environment = {}
         self.versions = {}
@@ -194,7 +197,7 @@ class MeasuredEvaluator(ChildEvaluator):
     def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         if any(request.alone for request in requests):
             super().close()
-        alone = not self._children
+        alone = self.setup.forks or not self._children
         try:
             trials = super().evaluate_together(requests)
             return [dataclasses.replace(trial, alone=alone) for trial in trials]
@@ -209,7 +212,8 @@ class MeasuredEvaluator(ChildEvaluator):
         child, self._next = self._next, None
         if child is None or child.has_ended:
             child = super()._start_child()
-        self._next = super()._start_child()
+        if not self.setup.forks:
+            self._next = super()._start_child()
         return child
 
     def close(self, keep: int = 0) -> None:

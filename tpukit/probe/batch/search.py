@@ -25,6 +25,9 @@ COMPILER_STRETCH = 1.33
 limit, and GPT-2 and EfficientNet fitted a third more than a line predicted."""
 FAR = 0.8
 """Less of the memory than this is far from the limit."""
+WORTH_A_JUMP = 1.5
+"""Times the batch that fits: a batch within the margin that far away is tried before the largest,
+which a line through it finds."""
 LEAST_GROWTH = 1.2
 """Times the batch that fits: jumps from nearer."""
 FILLED = 0.9
@@ -180,7 +183,11 @@ def _above(bracket: Bracket, settings: SearchSettings) -> tuple[int, Reason]:
     if guess is None:
         return _rounded(max(2 * low, gallop), step), "memory usage unknown: twice as much"
     within = _linear_limit(bracket, 1 - settings.margin)
-    if len(bracket.trials) == 2 and within is not None and _rounded(within, step) >= 2 * low:
+    if (
+        len(bracket.trials) == 2
+        and within is not None
+        and _rounded(within, step) >= WORTH_A_JUMP * low
+    ):
         # It may be recommended, and the line through it leads closer to the limit.
         return _rounded(within, step), f"leaves {settings.margin:.0%} of the memory free"
     batch = _rounded(min(guess, FARTHEST_JUMP * low), step)

@@ -36,12 +36,14 @@ class TrialSetup:
     """TPU to compile for; None: measure on this machine."""
     world_size: int = 1
     """Ranks of a measured trial."""
+    forks: bool = False
+    """Run each trial in a fork of the child, before which no device and no thread is started."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> TrialSetup:
         """The setup from the fields of `dataclasses.asdict`."""
         task, config = TaskSource(**fields["task"]), TrainConfig(**fields["config"])
-        return cls(task, config, fields["target"], fields["world_size"])
+        return cls(task, config, fields["target"], fields["world_size"], fields["forks"])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 Started by `tpukit.hardware.launch.child`. Standard input: a line of JSON with the `TrialSetup`,
 then a `TrialRequest` a line. Each result is a line of JSON on the descriptor in the first argument.
+On a CPU each trial is a fork, which shares the imported libraries and the task.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from tpukit.errors import JobError, TpukitError, UsageError
 from tpukit.hardware.memory import is_out_of_memory
@@ -52,9 +56,42 @@ def main(arguments: list[str]) -> int:
     runner = TrialRunner(TrialSetup.from_json(json.loads(sys.stdin.readline())))
     runner.prepare()
     for line in sys.stdin:
-        result = runner.result(TrialRequest(**json.loads(line)))
-        os.write(descriptor, json.dumps(result).encode() + b"\n")
+        request = TrialRequest(**json.loads(line))
+        if runner.can_fork():
+            _run_in_fork(runner, request, descriptor)
+        else:
+            _answer(runner, request, descriptor)
     return 0
+
+
+def _answer(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
+    os.write(descriptor, json.dumps(runner.result(request)).encode() + b"\n")
+
+
+def _run_in_fork(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
+    """The same in a fork of this process; where the fork dies, this process ends as it did."""
+    sys.stdout.flush()
+    parent = os.getpid()
+    fork = os.fork()
+    if fork:
+        code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+        if code:
+            os._exit(code if code > 0 else 128 - code)
+        return
+    code = 1
+    try:
+        die_with_parent(parent)
+        runner.in_fork = True
+        for _ in range(runner.threads - 1):
+            # The libraries' threads are not in a fork: their stacks would be there for others.
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        _answer(runner, request, descriptor)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 class TrialRunner:
@@ -64,16 +101,37 @@ class TrialRunner:
         self.setup = setup
         self.reusable = True
         """Whether all memory is back where it was before the last trial."""
+        self.in_fork = False
+        """Whether this process is a fork, which ends after its trial: its parent is as before."""
+        self.threads = 0
+        """Of the libraries that a measured trial imports."""
 
     def prepare(self) -> None:
-        """Imports what a measured trial needs, ahead of the first one."""
+        """Imports what a measured trial needs, and builds what its forks share, ahead of the first
+        one."""
         if self.setup.target is None and self.setup.world_size == 1:
             import tpukit.hardware.select
             import tpukit.probe.batch.measure  # noqa: F401
+        if self.setup.forks:
+            # Else the first optimizer of each fork imports it, for more than a second.
+            import torch._dynamo  # noqa: F401
+
+            self.threads = psutil.Process().num_threads()
+            # A fork meets the error again, and tells it.
+            with contextlib.suppress(Exception):
+                _ = self._loaded_task
+
+    def can_fork(self) -> bool:
+        """Whether a fork of this process can run a trial: in a fork no other thread goes on, and
+        one that the task has started may hold a lock for ever."""
+        return self.setup.forks and psutil.Process().num_threads() <= self.threads
 
     def result(self, request: TrialRequest) -> dict[str, Any]:
         """`{"trial": ..., "reusable": ...}`; `{"error": ...}` where it failed for another reason
-        than memory."""
+        than memory.
+
+        reusable: whether the process that was asked may run another trial.
+        """
         started = time.monotonic()
         try:
             trial = self._run(request)
@@ -84,7 +142,9 @@ class TrialRunner:
             trial, self.reusable = self._out_of_memory(error, request), False
         seconds = time.monotonic() - started
         timed = dataclasses.replace(trial, seconds=seconds)
-        return {"trial": dataclasses.asdict(timed), "reusable": self.reusable}
+        # Where no fork could run it, each trial still has a process of its own.
+        reusable = self.in_fork if self.setup.forks else self.reusable
+        return {"trial": dataclasses.asdict(timed), "reusable": reusable}
 
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
@@ -120,15 +180,21 @@ class TrialRunner:
     def _measured(self) -> tuple[Task, Backend]:
         """The task and the backend of every measured trial of this process."""
         from tpukit.hardware.select import open_backend
+
+        # As in a run: memory that the task's libraries take comes before a limit on memory.
+        return self._loaded_task, open_backend(self.setup.config)
+
+    @cached_property
+    def _loaded_task(self) -> Task:
+        """The task, and what it and a run's companions import."""
         from tpukit.probe.batch.measure import run_companions
         from tpukit.train.task import PlanSettings
 
-        # As in a run: memory that the task's libraries take comes before a limit on memory.
         task = self._task()
         task.probe_batches(PlanSettings(1, 1, 1, 0))
         with run_companions():
             pass
-        return task, open_backend(self.setup.config)
+        return task
 
     def _task(self) -> Task:
         source = self.setup.task
