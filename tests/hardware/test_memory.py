@@ -1,4 +1,4 @@
-"""The limit on a process' memory: what is freed is free for the next batch."""
+"""Freed memory: under a limit it is free for the next batch; without one the process keeps it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,30 @@ def test_freed_tensors_leave_room_under_a_limit():
         [sys.executable, "-c", FREED], capture_output=True, text=True, check=True, timeout=120
     )
     assert int(done.stdout) >= 32 * 2**20
+
+
+KEPT = """
+import torch
+from tpukit.hardware.memory import data_bytes
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import opened_backend
+
+with opened_backend(HardwareOptions(hw="cpu")):
+    tensors = [torch.ones(2**24) for _ in range(4)]  # 64 MiB each
+    full = data_bytes()
+    del tensors
+    print(full - data_bytes())
+print(full - data_bytes())
+"""
+
+
+def test_a_process_keeps_freed_tensors_until_the_backend_is_closed():
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True, timeout=120
+    )
+    during, afterwards = map(int, done.stdout.split())
+    assert during < 2**20
+    assert afterwards >= 256 * 2**20
 
 
 IN_FLIGHT = """

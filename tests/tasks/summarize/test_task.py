@@ -38,7 +38,8 @@ def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type:
 
 def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # type: ignore[no-untyped-def]
     """In whatever order they are asked for, and by a task that planned nothing."""
-    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0)
+    task = SummarizeTask(**{**vars(task.config), "packing": False})
+    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0, fixed_shapes=True)
     plan = task.plan(data.train, settings)
     trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
     other = SummarizeTask(**vars(task.config))
@@ -50,6 +51,17 @@ def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # ty
         for batch in SummarizeTask(**vars(task.config)).probe_batches(settings)
     }
     assert trained <= probed
+
+
+def test_probing_covers_the_shapes_of_training_where_they_are_free(task) -> None:  # type: ignore[no-untyped-def]
+    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0)
+    plan = task.plan(data.train, settings)
+    trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
+    probed = [
+        (*batch["tokens"].shape, batch["labels"].shape[1]) for batch in task.probe_batches(settings)
+    ]
+    for shape in trained:
+        assert any(all(n <= m for n, m in zip(shape, most, strict=True)) for most in probed)
 
 
 def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  # type: ignore[no-untyped-def]

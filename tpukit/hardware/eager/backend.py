@@ -54,6 +54,7 @@ from tpukit.hardware.eager.grad_scaling import (
     clip_factor,
 )
 from tpukit.hardware.launch.rendezvous import init_method
+from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
 from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_matrices
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
@@ -286,6 +287,8 @@ class EagerBackend(TorchOps):
 
     def close(self) -> None:
         self.collectives.close()
+        if self.kind == "cpu":
+            give_freed_memory_back()
         if self.set_aside:
             _exchange_accelerate(self.set_aside)
 
@@ -314,6 +317,8 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         torch.use_deterministic_algorithms(True)
     if options.memory_limit is not None:
         eager.limit_memory(options.memory_limit)
+    elif kind == "cpu":
+        keep_freed_memory()
     backend = EagerBackend(
         kind,
         eager,

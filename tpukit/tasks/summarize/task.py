@@ -163,7 +163,10 @@ class SummarizeTask(Task):
         if self._packs(settings):
             shape = _packed_shape(data, settings)
             return iter(evaluation_packs(data.sizes, shape, settings.devices))
-        return evaluation_plan(data.sizes, _buckets(data, settings), settings.devices)
+        return evaluation_plan(
+            data.sizes, _buckets(data, settings), settings.devices,
+            fixed_shapes=settings.fixed_shapes,
+        )  # fmt: skip
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
         return (collate_tokens if micro.counts is None else collate_packed)(samples, micro)

@@ -24,9 +24,12 @@ def sizes_like_samsum(count: int = 5000) -> SampleSizes:
     return SampleSizes(lengths, np.minimum(targets, lengths // 2))
 
 
-def make_plan(sizes: SampleSizes, rows: int, devices: int, batch: int, count: int) -> BucketPlan:
+def make_plan(
+    sizes: SampleSizes, rows: int, devices: int, batch: int, count: int, *, fixed: bool = True
+) -> BucketPlan:
     buckets = Bucketing.of(sizes, None, count).buckets(rows)
-    return BucketPlan(sizes, buckets, PlanSettings(batch, rows * devices, devices, 0))
+    settings = PlanSettings(batch, rows * devices, devices, 0, fixed_shapes=fixed)
+    return BucketPlan(sizes, buckets, settings)
 
 
 @settings(deadline=None, max_examples=40)
@@ -35,23 +38,28 @@ def make_plan(sizes: SampleSizes, rows: int, devices: int, batch: int, count: in
     rows=st.integers(1, 9),
     devices=st.sampled_from([1, 2, 8]),
     count=st.integers(1, 6),
+    fixed=st.booleans(),
 )
-def test_every_sample_is_in_its_step_once_and_fits(lengths, rows, devices, count):  # type: ignore[no-untyped-def]
+def test_every_sample_is_in_its_step_once_and_fits(lengths, rows, devices, count, fixed):  # type: ignore[no-untyped-def]
     sizes = SampleSizes(
         np.array([length + 1 for length, _ in lengths]),
         np.array([min(targets, length) for length, targets in lengths]),
     )
-    plan = make_plan(sizes, rows, devices, 8, count)
+    plan = make_plan(sizes, rows, devices, 8, count, fixed=fixed)
     keys = []
     for step in range(-(-len(sizes) // 8)):
         for micro in plan.step(step):
             bucket = micro.shape
-            assert bucket in plan.buckets
+            lengths = [int(sizes.lengths[key.sample]) for key in micro.keys]
+            if fixed:
+                assert bucket in plan.buckets
+            else:
+                assert bucket.length == max(lengths)
             assert micro.rows == bucket.rows * devices and micro.rows >= len(micro.keys)
             for device in range(devices):
                 own = micro.share(device, devices).keys
                 assert sum(sizes.targets[key.sample] for key in own) <= bucket.targets
-            assert all(sizes.lengths[key.sample] <= bucket.length for key in micro.keys)
+            assert all(length <= bucket.length for length in lengths)
             keys += micro.keys
     first_pass = [key.sample for key in keys if key.epoch == 0]
     assert sorted(first_pass) == list(range(len(sizes)))
@@ -83,6 +91,16 @@ def test_padding_is_little() -> None:
     assert padding[24] < 0.10 < padding[8] < 0.20 and padding[1] > 0.75
 
 
+def test_free_shapes_are_cut_to_their_samples() -> None:
+    sizes = sizes_like_samsum()
+    fixed, free = (make_plan(sizes, 4, 1, 256, 8, fixed=fixed) for fixed in (True, False))
+    assert padding_share(free, 8) < padding_share(fixed, 8) / 2
+    cut, full = ([m for step in range(8) for m in plan.step(step)] for plan in (free, fixed))
+    targets = sum(int(sizes.targets[key.sample]) for micro in cut for key in micro.keys)
+    assert sum(micro.shape.targets for micro in cut) == targets
+    assert sum(micro.shape.targets for micro in full) > 1.1 * targets
+
+
 def test_bucket_lengths_are_the_best_there_are() -> None:
     lengths = np.random.default_rng(1).integers(1, 64, 200)
 
@@ -96,5 +114,7 @@ def test_bucket_lengths_are_the_best_there_are() -> None:
 def test_evaluation_covers_all_samples() -> None:
     sizes = sizes_like_samsum(333)
     plan = make_plan(sizes, 8, 2, 16, 5)
-    keys = [k.sample for m in evaluation_plan(sizes, plan.buckets, 2) for k in m.keys]
+    keys = [
+        k.sample for m in evaluation_plan(sizes, plan.buckets, 2, fixed_shapes=True) for k in m.keys
+    ]
     assert sorted(keys) == list(range(333))

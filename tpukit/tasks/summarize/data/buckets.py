@@ -2,13 +2,14 @@
 
 A step's samples are fixed by (seed, step). They are laid out from the longest to the shortest and
 cut into micro-batches; each has the shape of the smallest bucket its longest sample fits, and is
-filled up with the next shorter ones, so that only a step's last micro-batch has empty rows.
+filled up with the next shorter ones, so that only a step's last micro-batch has empty rows. Where
+shapes are free, each is then cut to what its samples need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,7 @@ class BucketPlan:
         self.sizes = sizes
         self.buckets = buckets
         self.devices = settings.devices
+        self.fixed_shapes = settings.fixed_shapes
         self._shuffled = ShuffledPlan(len(sizes), settings)
 
     def steps_per_epoch(self) -> int:
@@ -142,13 +144,21 @@ class BucketPlan:
 
     def step(self, step: int) -> list[MicroBatch]:
         keys = [key for micro in self._shuffled.step(step) for key in micro.keys]
-        return cut_by_length(keys, self.sizes, self.buckets, self.devices)
+        return cut_by_length(
+            keys, self.sizes, self.buckets, self.devices, fixed_shapes=self.fixed_shapes
+        )
 
 
 def cut_by_length(
-    keys: Sequence[SampleKey], sizes: SampleSizes, buckets: Sequence[Bucket], devices: int
+    keys: Sequence[SampleKey],
+    sizes: SampleSizes,
+    buckets: Sequence[Bucket],
+    devices: int,
+    *,
+    fixed_shapes: bool,
 ) -> list[MicroBatch]:
-    """All keys in micro-batches of the buckets' shapes, the longest first."""
+    """All keys in micro-batches, the longest first; unless shapes are fixed to the buckets', each
+    is cut to what its samples need."""
     lengths = sizes.lengths[[key.sample for key in keys]]
     order = np.argsort(-lengths, kind="stable")
     waiting = [keys[place] for place in order]
@@ -156,10 +166,22 @@ def cut_by_length(
     micro_batches, start = [], 0
     while start < len(waiting):
         bucket = buckets[int(ends[start])]
+        if not fixed_shapes:
+            left = -(-(len(waiting) - start) // devices)
+            longest = int(sizes.lengths[waiting[start].sample])
+            bucket = replace(bucket, length=longest, rows=min(bucket.rows, left))
         dealt = _fill(waiting[start : start + bucket.rows * devices], sizes, bucket, devices)
+        if not fixed_shapes:
+            bucket = replace(bucket, targets=_most_targets(dealt, sizes, bucket.rows))
         micro_batches.append(MicroBatch(tuple(dealt), bucket.rows * devices, bucket))
         start += len(dealt)
     return micro_batches
+
+
+def _most_targets(keys: Sequence[SampleKey], sizes: SampleSizes, rows: int) -> int:
+    """The most targets of any device's `rows` samples."""
+    targets = sizes.targets[[key.sample for key in keys]]
+    return max(int(targets[i : i + rows].sum()) for i in range(0, len(keys), rows))
 
 
 def _fill(
@@ -195,8 +217,8 @@ def _deal(
 
 
 def evaluation_plan(
-    sizes: SampleSizes, buckets: Sequence[Bucket], devices: int
+    sizes: SampleSizes, buckets: Sequence[Bucket], devices: int, *, fixed_shapes: bool
 ) -> Iterator[MicroBatch]:
     """Every sample once, cut by length."""
     keys = [SampleKey(VALIDATION_EPOCH, index) for index in range(len(sizes))]
-    yield from cut_by_length(keys, sizes, buckets, devices)
+    yield from cut_by_length(keys, sizes, buckets, devices, fixed_shapes=fixed_shapes)
