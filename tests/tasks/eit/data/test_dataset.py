@@ -43,6 +43,7 @@ def source(tmp_path_factory):
 def own_caches(tmp_path, monkeypatch):
     """Caches and ./data of this test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TPUKIT_CACHE_DIR", raising=False)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
