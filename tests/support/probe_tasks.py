@@ -196,6 +196,19 @@ class Noted(Hungry):
             notes.write(f"{what} {os.getpid()}\n")
 
 
+class Parallel(Noted):
+    """Computes on all cores when it is built, and in each loss."""
+
+    name = "parallel"
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.table = torch.rand(2_000_000).exp()
+
+    def loss(self, model, batch):
+        return {"loss": super().loss(model, batch)["loss"] + 0.0 * self.table.exp().sum()}
+
+
 class Threaded(Noted):
     """Starts a thread that goes on, as some libraries do."""
 

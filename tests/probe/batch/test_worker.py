@@ -80,8 +80,9 @@ def processes(tmp_path, monkeypatch):
     return search
 
 
-def test_trials_on_a_cpu_are_forks_that_share_one_task(processes):
-    tasks, models = processes("Noted")
+@pytest.mark.parametrize("task", ["Noted", "Parallel"])
+def test_trials_on_a_cpu_are_forks_that_share_one_task(processes, task):
+    tasks, models = processes(task)
     assert len(tasks) == 1
     assert len(set(models) - set(tasks)) == 4
 

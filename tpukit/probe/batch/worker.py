@@ -114,12 +114,17 @@ class TrialRunner:
             import tpukit.probe.batch.measure  # noqa: F401
         if self.setup.forks:
             # Else the first optimizer of each fork imports it, for more than a second.
-            import torch._dynamo  # noqa: F401
+            import torch
+            import torch._dynamo
 
             self.threads = psutil.Process().num_threads()
+            cores = torch.get_num_threads()
+            # OpenMP's threads would not be in a fork, which would wait for them.
+            torch.set_num_threads(1)
             # A fork meets the error again, and tells it.
             with contextlib.suppress(Exception):
                 _ = self._loaded_task
+            torch.set_num_threads(cores)
 
     def can_fork(self) -> bool:
         """Whether a fork of this process can run a trial: in a fork no other thread goes on, and
