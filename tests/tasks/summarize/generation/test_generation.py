@@ -121,21 +121,6 @@ def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-un
     assert len({rows for rows, _ in shapes}) > 2 and len({positions for _, positions in shapes}) > 1
 
 
-@pytest.mark.parametrize("beams", [1, 2])
-def test_a_step_reads_no_position_that_no_row_sees(pair, beams):  # type: ignore[no-untyped-def]
-    _, ours = pair
-    seen = []
-
-    def look(module, arguments, options):  # type: ignore[no-untyped-def]
-        if past := options.get("past"):
-            seen.append(past.visible.any(0))
-
-    ours.register_forward_pre_hook(look, with_kwargs=True)
-    generate(ours, make_prompts(), Decoding(max_new_tokens=20, num_beams=beams))
-    assert len(seen) > 20
-    assert all(positions.all() for positions in seen)
-
-
 def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
     _, ours = pair
     for prompt in (prompts := make_prompts(5)):

@@ -2,8 +2,7 @@
 
 Every shape is fixed but by `keep`: the rows and positions of the cache, the rows and the length of
 a prefill. The cache is a ring: in each step all rows write into the same cache position, and a row
-sees the positions it wrote within its own length (see `KeyValues`). Where shapes are free, a step
-reads those positions alone that some row sees.
+sees the positions it wrote within its own length (see `KeyValues`).
 """
 
 from __future__ import annotations
@@ -76,34 +75,18 @@ class BatchDecoder:
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         """Feeds one token to every row, (rows,); returns logits (rows, vocabulary)."""
-        window = self._window()
         lengths = self._put(self.lengths)
-        cache_position = self._put(np.array([self.cache_position - window.start], np.int64))
-        cache_positions = torch.arange(window.stop - window.start, device=self.backend.device)
+        cache_position = self._put(np.array([self.cache_position], np.int64))
+        cache_positions = torch.arange(self.shape.positions, device=self.backend.device)
         age = (cache_position - cache_positions).remainder(self.shape.positions)
         visible = age[None] <= lengths[:, None]
         positions = lengths.clamp(max=self.model.config.block_size - 1)[:, None]
-        keys, values = ([t[:, :, window] for t in all_] for all_ in (self._keys, self._values))
-        past = KeyValues(keys, values, cache_position, visible)
+        past = KeyValues(self._keys, self._values, cache_position, visible)
         with self.backend.autocast():
             logits: Tensor = self.model(tokens[:, None], past=past, positions=positions)
         self.cache_position = (self.cache_position + 1) % self.shape.positions
         self.lengths += 1
         return logits[:, 0].float()
-
-    def _window(self) -> slice:
-        """The cache positions of this step: all of them where shapes are fixed, else those that any
-        row sees. The ring starts anew where they would not be in one piece."""
-        seen = int(self.lengths.max())
-        if self.backend.fixed_shapes or seen >= self.shape.positions:
-            return slice(0, self.shape.positions)
-        if seen > self.cache_position:
-            self.keep(np.arange(self.shape.rows), self.shape.positions)
-        return slice(self.cache_position - seen, self.cache_position + 1)
-
-    def free(self, row: int) -> None:
-        """No one reads what this row decodes any more."""
-        self.lengths[row] = 0
 
     @torch.no_grad()
     def reorder(self, order: Array, differing: int) -> None:

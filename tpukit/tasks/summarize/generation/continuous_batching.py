@@ -187,7 +187,6 @@ class _StreamingDecoding(ChunkDecoding):
         tokens.append(token)
         if token == self.decoder.end or len(tokens) >= self.decoder.most_new_tokens(owner):
             self.owners[row] = None
-            self.batch.free(row)
 
     def _choose(self, logits: Tensor, draws: Array) -> Tensor:
         """The next token of each row of `logits`."""
