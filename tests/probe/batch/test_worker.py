@@ -91,3 +91,17 @@ def test_a_task_with_a_thread_of_its_own_is_not_forked(processes):
     tasks, models = processes("Threaded")
     assert tasks == models
     assert len(set(tasks)) == 4
+
+
+def test_a_fork_takes_no_less_memory_than_a_process(tmp_path, monkeypatch):
+    """Stacks of the threads that a fork lacks would hold the trial's own, outside of the limit."""
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    used = {}
+    for task in ("Noted", "Threaded"):
+        spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}
+        source = TaskSource("tpukit.tasks.registry:load_task", spec)
+        config = TrainConfig(hw="cpu", memory_limit=400_000_000)
+        with MeasuredEvaluator(source, config, None) as evaluator:
+            [trial] = evaluator.evaluate([TrialRequest(2)])
+        used[task] = trial.used_bytes
+    assert used["Noted"] > used["Threaded"] - 4 * 2**20
