@@ -26,6 +26,7 @@ from torch import nn
 from tpukit.hardware.backend import ModelOps
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend, prepare_environment
+from tpukit.tasks.eit.model.diffusion import View
 from tpukit.tasks.eit.model.network import reference_network
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.config import TrainConfig
@@ -100,7 +101,7 @@ def sample(task: EITTask, model: Any, backend: Any, options: argparse.Namespace)
     model.eval()
     for _ in range(2):
         started = time.perf_counter()
-        sampler.reconstruct(model, backend, maps, 1)
+        sampler.reconstruct(model, backend, [View(maps)], 1)
         seconds = time.perf_counter() - started
     return seconds
 

@@ -12,6 +12,7 @@ import torch
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend, prepare_environment
 from tpukit.tasks.eit.model import network
+from tpukit.tasks.eit.model.diffusion import View
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.config import TrainConfig
 from tpukit.train.step import build_learner
@@ -40,7 +41,7 @@ def main(out: str, hw: str) -> None:
         compiled.append(backend.compilations())
     maps = task.example_batches(ROWS)[0]["voltages"].numpy()[:5]
     learner.model.eval()
-    images = task.sampler(ROWS).reconstruct(learner.model, backend, maps, 2)
+    images = task.sampler(ROWS).reconstruct(learner.model, backend, [View(maps)], 2)
     left = []
     if hw == "tpu":
         import torch_xla.debug.metrics as met

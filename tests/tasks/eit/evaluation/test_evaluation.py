@@ -13,6 +13,7 @@ from scipy.io import loadmat
 from tpukit.errors import DataError
 from tpukit.tasks.eit.data.measured import TestSet, check_units, open_test_set
 from tpukit.tasks.eit.data.normalisation import Normalisation
+from tpukit.tasks.eit.data.symmetry import SYMMETRIES
 from tpukit.tasks.eit.evaluation import evaluate
 from tpukit.tasks.eit.evaluation.evaluate import Reconstructed
 from tpukit.tasks.eit.evaluation.pictures import draw_grid
@@ -114,6 +115,25 @@ def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
                   tmp_path, "--sampling-steps", 1, "--out", tmp_path / "out", "--json")  # fmt: skip
     assert result(done)["samples"] == 3
     assert "after looking at the measured" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "symmetry", [SYMMETRIES[0], SYMMETRIES[4]], ids=["as published", "clockwise"]
+)
+def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
+    """Of electrodes that come clockwise, a quarter turn is another one."""
+    make_dataset(DatasetPlan(tmp_path / "data", 300), workers=1)
+    for path in (tmp_path / "data").glob("*/*.npz"):
+        with np.load(path) as sample:
+            ys, xs = symmetry.of_voltages(sample["ys"][:, 0]), sample["xs"]
+        np.savez(path, ys=ys[:, None], xs=xs)
+    result(tpukit("train", "--size", "tiny", "--hw", "cpu", "--data-path", tmp_path / "data",
+                  "--results-dir", tmp_path / "run", "--global-batch-size", 2, "--max-steps", 1,
+                  "--json"))  # fmt: skip
+    done = tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--samples", 2,
+                  "--sampling-steps", 1, "--out", tmp_path / "out", "--json")  # fmt: skip
+    assert result(done)["metrics"]["correlation_single"] > 0.5
+    assert ("the network sees none of them" in done.stderr) is symmetry.mirrored
 
 
 def test_a_run_from_before_the_refinement_goes_on_and_is_tested(place, tmp_path):

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.eit.data.symmetry import SYMMETRIES
 from tpukit.tasks.eit.model.diffusion import (
     Diffusion,
     DiffusionConfig,
     Draw,
     Sampler,
+    View,
     sampling_noise,
 )
 
@@ -75,7 +77,7 @@ def test_sampling_is_ddim_at_eta_one(diffusion, maps, steps):
     sampler = Sampler(diffusion.sampling_steps(steps), SIDE, rows=4, seed=3)
     model = Predictor()
     times = [int(t) for t in torch.linspace(-1, 999, steps + 1).int().tolist()[::-1]]
-    for draw, image in sampler.images(model, FakeBackend(), maps, repeats=2):
+    for draw, image in sampler.images(model, FakeBackend(), [View(maps)], repeats=2):
 
         def predict(x, t, draw=draw):
             return np.tanh(x * 0.3 + maps[draw.sample].mean(dtype=np.float64) + t / 1e3)
@@ -88,7 +90,7 @@ def test_sampling_is_ddim_at_eta_one(diffusion, maps, steps):
 def test_a_sample_does_not_depend_on_the_batch(diffusion, maps):
     steps = diffusion.sampling_steps(5)
     results = [
-        Sampler(steps, SIDE, rows, seed=0).reconstruct(Predictor(), FakeBackend(), maps, 3)
+        Sampler(steps, SIDE, rows, seed=0).reconstruct(Predictor(), FakeBackend(), [View(maps)], 3)
         for rows in (1, 4, 16)
     ]
     for other in results[1:]:
@@ -98,14 +100,39 @@ def test_a_sample_does_not_depend_on_the_batch(diffusion, maps):
 
 def test_the_mean_is_over_k_different_images(diffusion, maps):
     sampler = Sampler(diffusion.sampling_steps(5), SIDE, rows=4, seed=0)
-    images = list(sampler.images(Predictor(), FakeBackend(), maps, repeats=3))
+    images = list(sampler.images(Predictor(), FakeBackend(), [View(maps)], repeats=3))
     assert [draw for draw, _ in images] == [Draw(i, k) for i in range(3) for k in range(3)]
-    result = sampler.reconstruct(Predictor(), FakeBackend(), maps, 3)
+    result = sampler.reconstruct(Predictor(), FakeBackend(), [View(maps)], 3)
     np.testing.assert_array_equal(result.single[1], images[3][1])
     np.testing.assert_allclose(
         result.mean[1], np.mean([x for _, x in images[3:6]], axis=0), atol=1e-6
     )
     assert np.ptp([x[0, 0] for _, x in images[3:6]]) > 0
+
+
+def test_a_turned_view_has_the_image_of_the_measurement_as_it_is(diffusion, maps):
+    """The predictor is the same at each pixel: turning its input turns its output."""
+    sampler = Sampler(diffusion.sampling_steps(5), SIDE, rows=4, seed=0)
+    views = [View(maps), *(View(maps, symmetry) for symmetry in SYMMETRIES[1:])]
+    turned = [image for _, image in sampler.images(Predictor(), FakeBackend(), views, repeats=8)]
+    plain = [image for _, image in sampler.images(Predictor(), FakeBackend(), views[:1], 8)]
+    np.testing.assert_allclose(turned, plain, atol=1e-6)
+
+
+def test_views_take_turns_among_the_images(diffusion, maps):
+    """Each view has maps of its own, which the predictor shows."""
+    sampler = Sampler(diffusion.sampling_steps(1), SIDE, rows=4, seed=0)
+    views = [View(maps), View(maps + 3)]
+    means = [x.mean() for _, x in sampler.images(Predictor(), FakeBackend(), views, repeats=4)]
+    first, second = np.reshape(means, (3, 2, 2)).transpose(2, 0, 1)
+    assert (second > first + 0.1).all()
+
+
+def test_every_other_image_has_the_opposite_noise():
+    for repeat in (0, 2, 6):
+        first, second = (sampling_noise(1, Draw(5, repeat + k), 3, 64) for k in (0, 1))
+        np.testing.assert_array_equal(second, -first)
+    assert not np.array_equal(*(sampling_noise(1, Draw(5, k), 3, 64) for k in (0, 2)))
 
 
 def test_noise_is_a_function_of_seed_sample_and_repeat():

@@ -6,7 +6,7 @@ Source: Ho et al., DDPM, 2020; Song et al., DDIM, 2021; settings of Shi, Kang an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend, Batch
+from tpukit.tasks.eit.data.symmetry import SYMMETRIES, Symmetry
 
 Floats = NDArray[np.float32]
 SAMPLING_STREAM = 1
@@ -86,11 +87,27 @@ class Draw:
 
 def sampling_noise(seed: int, draw: Draw, steps: int, side: int) -> Floats:
     """All noise of one sampled image, (steps, side, side): the start, then each step's but the
-    last."""
+    last.
+
+    Images come in pairs with opposite noise (antithetic variates, Hammersley and Morton, 1956):
+    what the first half of the noise adds to an image, the other takes from the next.
+    """
+    if draw.repeat % 2:
+        return -sampling_noise(seed, replace(draw, repeat=draw.repeat - 1), steps, side)
     bits = np.random.Philox(
         key=[seed, (draw.sample << 32) | draw.repeat], counter=[0, 0, 0, SAMPLING_STREAM]
     )
     return np.random.Generator(bits).standard_normal((steps, side, side), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class View:
+    """The measurements as the network sees them for some of the images."""
+
+    maps: Floats
+    """(n, 1, 16, 16): their voltage maps."""
+    symmetry: Symmetry = SYMMETRIES[0]
+    """What was done to the voltages, and is undone in the images."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +135,18 @@ class Sampler:
         self,
         model: nn.Module,
         backend: Backend,
-        maps: Floats,
+        views: Sequence[View],
         repeats: int,
         on_image: Callable[[], None] = lambda: None,
     ) -> Reconstructions:
-        """Single images and means of `repeats`, for voltage maps (n, 1, 16, 16).
+        """Single images and means of `repeats`, which see the measurements in one view after the
+        other.
 
         `on_image` is called after each sampled image.
         """
-        single = np.zeros((len(maps), self.side, self.side), np.float32)
+        single = np.zeros((len(views[0].maps), self.side, self.side), np.float32)
         total = np.zeros(single.shape, np.float64)
-        for draw, image in self.images(model, backend, maps, repeats):
+        for draw, image in self.images(model, backend, views, repeats):
             total[draw.sample] += image
             if draw.repeat == 0:
                 single[draw.sample] = image
@@ -136,31 +154,40 @@ class Sampler:
         return Reconstructions(single, (total / repeats).astype(np.float32))
 
     def images(
-        self, model: nn.Module, backend: Backend, maps: Floats, repeats: int
+        self, model: nn.Module, backend: Backend, views: Sequence[View], repeats: int
     ) -> Iterator[tuple[Draw, Floats]]:
-        """`repeats` images (side, side) for each voltage map of `maps` (n, 1, 16, 16), in order.
+        """`repeats` images (side, side) of each measurement, in order.
 
         Every rank yields all of them.
         """
-        draws = [Draw(sample, k) for sample in range(len(maps)) for k in range(repeats)]
+        count = len(views[0].maps)
+        draws = [Draw(sample, k) for sample in range(count) for k in range(repeats)]
         for start in range(0, len(draws), self.rows):
             batch = draws[start : start + self.rows]
-            yield from zip(batch, self._batch(model, backend, maps, batch), strict=False)
+            made = self._batch(model, backend, views, batch)
+            for draw, image in zip(batch, made, strict=False):
+                yield draw, views[draw.repeat % len(views)].symmetry.undo(image)
 
     def _batch(
-        self, model: nn.Module, backend: Backend, maps: Floats, draws: Sequence[Draw]
+        self, model: nn.Module, backend: Backend, views: Sequence[View], draws: Sequence[Draw]
     ) -> Floats:
         own_rows = self.rows // backend.world_size
         filled = [*draws, *([draws[-1]] * (self.rows - len(draws)))]
         own = filled[backend.rank * own_rows : (backend.rank + 1) * own_rows]
-        images = denoise(model, backend, self._step_batches(maps, own))
+        images = denoise(model, backend, self._step_batches(views, own))
         parts: list[Floats] = backend.all_gather_objects(images[:, 0].numpy())
         return np.concatenate(parts)
 
-    def _step_batches(self, maps: Floats, draws: Sequence[Draw]) -> Iterator[Batch]:
+    def _step_batches(self, views: Sequence[View], draws: Sequence[Draw]) -> Iterator[Batch]:
         count, rows = len(self.steps), len(draws)
-        noise = np.stack([sampling_noise(self.seed, d, count, self.side) for d in draws])
-        voltages = torch.from_numpy(np.stack([maps[d.sample] for d in draws]))
+        seen = [views[draw.repeat % len(views)] for draw in draws]
+        noise = np.stack([
+            view.symmetry.of_images(sampling_noise(self.seed, draw, count, self.side))
+            for view, draw in zip(seen, draws, strict=True)
+        ])  # fmt: skip
+        voltages = torch.from_numpy(
+            np.stack([view.maps[draw.sample] for view, draw in zip(seen, draws, strict=True)])
+        )
         for number, step in enumerate(self.steps):
             after = (number + 1) % count
             yield {
