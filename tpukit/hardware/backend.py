@@ -166,6 +166,8 @@ class Backend(ModelOps, Protocol):
     """Training compiles a program for each shape of its batches."""
     keeps_freed_memory: bool
     """One shape of batch may leave less memory to the next: programs, or an allocator's cache."""
+    cheap_calls: bool
+    """Starting an operation costs little: several on parts of a tensor may beat one on all."""
 
     @property
     def is_main(self) -> bool:

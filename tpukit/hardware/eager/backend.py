@@ -83,6 +83,7 @@ class EagerBackend(TorchOps):
         self.device = eager.device
         self.fixed_shapes = eager.fixed_shapes
         self.keeps_freed_memory = eager.keeps_freed_memory
+        self.cheap_calls = eager.cheap_calls
         self.precision: Precision = precision
         self.collectives = collectives
         self.rank = collectives.rank

@@ -42,6 +42,7 @@ class EagerDevice(Protocol):
     """Whether `recompute` checkpoints activations: memory is scarcer than time."""
     fixed_shapes: bool
     keeps_freed_memory: bool
+    cheap_calls: bool
 
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
@@ -72,6 +73,7 @@ class CpuDevice:
     recomputes = False
     fixed_shapes = False
     keeps_freed_memory = False
+    cheap_calls = True
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -136,6 +138,7 @@ class CudaDevice:
     recomputes = True
     fixed_shapes = False
     keeps_freed_memory = True
+    cheap_calls = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tpukit.errors import ConfigError
+from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.eager.packed_linears import can_pack
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.generation import continuous_batching
@@ -48,8 +49,11 @@ def make_prompts(count: int = 23) -> list[Prompt]:
     ]
 
 
-def generate(model, prompts, decoding, *, batch_size=4, devices=1):  # type: ignore[no-untyped-def]
+def generate(  # type: ignore[no-untyped-def]
+    model, prompts, decoding, *, batch_size=4, devices=1, cheap_calls=True
+):
     backend = FakeBackend(devices=devices)
+    backend.cheap_calls = cheap_calls and devices == 1
     plan = plan_generation(prompts, batch_size, devices, 1)
     generator = (BeamGenerator if decoding.num_beams > 1 else StreamingGenerator)(
         model, backend, plan, decoding, VOCABULARY, END
@@ -103,8 +107,12 @@ def test_beams_equal_transformers(pair, options, devices):  # type: ignore[no-un
     assert made == expected
 
 
-def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-untyped-def]
-    """Rows and positions go while rows are in the middle of their answers, the ring turned over."""
+@pytest.mark.parametrize("cheap_calls", [False, True], ids=["as on a GPU", "as on a CPU"])
+def test_a_tighter_cache_goes_on_alike(pair, monkeypatch, cheap_calls):  # type: ignore[no-untyped-def]
+    """Rows and positions go while rows are in the middle of their answers, the ring turned over.
+
+    Where rows are read by their own lengths, positions stay.
+    """
     theirs, ours = pair
     prompts = make_prompts()
     shapes = []
@@ -116,9 +124,49 @@ def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-un
 
     monkeypatch.setattr(BatchDecoder, "keep", noted)
     monkeypatch.setattr(continuous_batching, "WORTH_TIGHTENING", 0.99)
-    made = generate(ours, prompts, Decoding(max_new_tokens=50), batch_size=5)
+    decoding = Decoding(max_new_tokens=50)
+    made = generate(ours, prompts, decoding, batch_size=5, cheap_calls=cheap_calls)
     assert made == theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=50)
-    assert len({rows for rows, _ in shapes}) > 2 and len({positions for _, positions in shapes}) > 1
+    rows, positions = (set(sizes) for sizes in zip(*shapes, strict=True))
+    assert len(rows) > 2 and (len(positions) > 1) is not cheap_calls
+
+
+def test_rows_read_no_more_of_the_cache_than_they_need(pair, monkeypatch):  # type: ignore[no-untyped-def]
+    """The rows of a batch are of different lengths: few are read as far back as the longest."""
+    theirs, ours = pair
+    read = []
+
+    class Counting(TorchOps):
+        def attention(self, query, key, *others, **options):  # type: ignore[no-untyped-def]
+            if query.shape[2] == 1:
+                read.append(key.shape[0] * key.shape[2])
+            return super().attention(query, key, *others, **options)
+
+    for block in ours.blocks:
+        monkeypatch.setattr(block, "ops", Counting())
+    prompts = make_prompts()
+    made = generate(ours, prompts, Decoding(max_new_tokens=30), batch_size=8)
+    assert made == theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=30)
+    lengths = {p.row: len(p.tokens) for p in prompts}
+    seen = sum(lengths[row] + n for row, tokens in made.items() for n in range(1, len(tokens)))
+    assert seen <= sum(read) / len(ours.blocks) < 2 * seen
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_ring_that_starts_anew_goes_on_alike(pair, monkeypatch, beams):  # type: ignore[no-untyped-def]
+    theirs, ours = pair
+    monkeypatch.setattr(continuous_batching, "STEPS_UNTIL_ANEW", 0)
+    monkeypatch.setattr(continuous_batching, "WORTH_TIGHTENING", 0)
+    times = []
+    start_anew = BatchDecoder._start_anew
+    monkeypatch.setattr(
+        BatchDecoder, "_start_anew", lambda *given: times.append(start_anew(*given))
+    )
+    prompts = make_prompts()
+    made = generate(ours, prompts, Decoding(max_new_tokens=20, num_beams=beams), batch_size=4)
+    options = {"do_sample": False, "max_new_tokens": 20, "num_beams": beams}
+    assert made == theirs_one_by_one(theirs, prompts, **options)
+    assert len(times) > 2
 
 
 def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]

@@ -2,7 +2,9 @@
 
 Every shape is fixed but by `keep`: the rows and positions of the cache, the rows and the length of
 a prefill. The cache is a ring: in each step all rows write into the same cache position, and a row
-sees the positions it wrote within its own length (see `KeyValues`).
+sees the positions it wrote within its own length (see `KeyValues`). Where operations are cheap to
+start, a few rows at a time are read, each as far back as it is long; the ring then starts anew
+where it would end, so that what a row sees is one run of positions.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from tpukit.hardware.backend import Backend
 from tpukit.tasks.summarize.model.gpt2 import GPT2, KeyValues
 
 Array = np.ndarray[Any, Any]
+WINDOW_ROWS = 4
+"""Rows that attention reads together: as far back as the longest of them needs."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class BatchDecoder:
         self.backend = backend
         self.shape = shape
         self.lengths = np.zeros(shape.rows, np.int64)
-        """Tokens of each row that are in the cache."""
+        """Tokens of each row that are in the cache; 0 for a free row."""
         self.cache_position = 0
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -81,12 +85,30 @@ class BatchDecoder:
         age = (cache_position - cache_positions).remainder(self.shape.positions)
         visible = age[None] <= lengths[:, None]
         positions = lengths.clamp(max=self.model.config.block_size - 1)[:, None]
-        past = KeyValues(self._keys, self._values, cache_position, visible)
+        past = KeyValues(self._keys, self._values, cache_position, visible, self._windows())
         with self.backend.autocast():
             logits: Tensor = self.model(tokens[:, None], past=past, positions=positions)
         self.cache_position = (self.cache_position + 1) % self.shape.positions
-        self.lengths += 1
+        self.lengths[self.lengths > 0] += 1
+        if self.cache_position == 0 and self.backend.cheap_calls:
+            self._start_anew(np.arange(self.shape.rows), self.shape.positions)
         return logits[:, 0].float()
+
+    def _windows(self) -> list[tuple[slice, slice]]:
+        """The parts of the cache that attention reads in this step; none: all of it."""
+        if not self.backend.cheap_calls:
+            return []
+        windows = []
+        for first in range(0, self.shape.rows, WINDOW_ROWS):
+            rows = slice(first, first + WINDOW_ROWS)
+            start = self.cache_position - int(self.lengths[rows].max())
+            wraps = start < 0
+            windows.append((rows, slice(None) if wraps else slice(start, self.cache_position + 1)))
+        return windows
+
+    def release(self, rows: Sequence[int]) -> None:
+        """These rows are free: they see nothing until a prompt is put into them."""
+        self.lengths[list(rows)] = 0
 
     @torch.no_grad()
     def reorder(self, order: Array, differing: int) -> None:
@@ -114,6 +136,25 @@ class BatchDecoder:
     @torch.no_grad()
     def keep(self, rows: Array, positions: int) -> None:
         """Goes on with these rows alone, over a ring of `positions` that holds all they see."""
+        if positions == self.shape.positions and self.backend.cheap_calls:
+            self._move_rows(rows)
+        else:
+            self._start_anew(rows, positions)
+
+    def _move_rows(self, rows: Array) -> None:
+        """These rows, in rising order, become the first ones; only what they see is copied."""
+        for place, row in enumerate(rows):
+            if place != row:
+                for part in self._newest(int(self.lengths[row])):
+                    for tensor in (*self._keys, *self._values):
+                        tensor[place, :, part] = tensor[row, :, part]
+        self._keys, self._values = (
+            [t[: len(rows)] for t in kept] for kept in (self._keys, self._values)
+        )
+        self.shape, self.lengths = replace(self.shape, rows=len(rows)), self.lengths[rows]
+
+    def _start_anew(self, rows: Array, positions: int) -> None:
+        """A ring that begins with the oldest position that these rows see."""
         lengths = self.lengths[rows]
         # The newest positions come first to last: the ring starts anew after them.
         seen = min(int(lengths.max()), positions)
@@ -138,6 +179,7 @@ class BatchDecoder:
         if not self._keys:
             self._keys = [self._empty(layer) for layer in keys]
             self._values = [self._empty(layer) for layer in values]
+            self.cache_position = max(map(len, prompts)) % self.shape.positions
         starts = np.array([self.cache_position - len(prompt) for prompt in prompts], np.int64)
         write = self._write_rows if self.shape.devices == 1 else self._write_everywhere
         write(self._keys, keys, starts, rows)

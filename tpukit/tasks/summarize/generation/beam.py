@@ -170,6 +170,7 @@ class _BeamDecoding(ChunkDecoding):
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None
+            self.batch.release(self._rows_of(number))
             return
         rows = self._rows_of(number)
         order[rows.start : rows.stop] = [rows.start + origin for origin in going_on[0]]

@@ -18,6 +18,8 @@ from tpukit.tasks.summarize.model.gpt2 import GPT2
 Array = np.ndarray[Any, Any]
 WORTH_TIGHTENING = 0.75
 """The cache is copied into a smaller one once so much of it is enough."""
+STEPS_UNTIL_ANEW = 64
+"""Free positions of a ring that starts anew where it ends: each time costs a copy of the cache."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,19 @@ class ChunkDecoding:
     def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
         self.decoder = decoder
         self.decoding = decoder.decoding
-        most = decoder.decoding.max_new_tokens + decoder.steps_a_read
-        shape = CacheShape(rows, decoder.plan.cache_positions(prompts, most), decoder.devices)
+        shape = CacheShape(rows, self.cache_positions(prompts), decoder.devices)
         self.batch = BatchDecoder(decoder.model, decoder.backend, shape)
         self.waiting = list(reversed(prompts))
         self.tokens = np.zeros(rows, np.int64)
         """The token each row is fed next."""
         self.done: dict[int, list[int]] = {}
+
+    def cache_positions(self, prompts: Sequence[Prompt]) -> int:
+        """Positions of a KV cache that holds these prompts and what follows them."""
+        backend, room = self.decoder.backend, self.decoder.steps_a_read
+        if backend.cheap_calls:
+            room = STEPS_UNTIL_ANEW
+        return self.decoder.plan.cache_positions(prompts, self.decoding.max_new_tokens + room)
 
     def take_in(self, free: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
         """Prefills a waiting prompt on each device that has room: into all of `free[device]`.
@@ -151,8 +159,10 @@ class _StreamingDecoding(ChunkDecoding):
             return
         kept = range(len(self.owners)) if self.waiting else [row for row, _ in owned]
         prompts = [*self.waiting, *(owner for _, owner in owned)]
-        positions = self.decoder.plan.cache_positions(prompts, self.decoding.max_new_tokens)
-        now = self.batch.shape
+        now, positions = self.batch.shape, self.cache_positions(prompts)
+        if self.decoder.backend.cheap_calls:
+            # Positions outside of the windows that are read cost nothing.
+            positions = now.positions
         if len(kept) * positions <= WORTH_TIGHTENING * now.rows * now.positions:
             self.batch.keep(np.array(kept), positions)
             self.owners = [self.owners[row] for row in kept]
@@ -187,6 +197,7 @@ class _StreamingDecoding(ChunkDecoding):
         tokens.append(token)
         if token == self.decoder.end or len(tokens) >= self.decoder.most_new_tokens(owner):
             self.owners[row] = None
+            self.batch.release([row])
 
     def _choose(self, logits: Tensor, draws: Array) -> Tensor:
         """The next token of each row of `logits`."""

@@ -52,6 +52,9 @@ class KeyValues(NamedTuple):
     """(1,): where this step's keys and values go."""
     visible: Tensor
     """(rows, cache positions): whether a row attends to a position, this step's included."""
+    windows: Sequence[tuple[slice, slice]] = ()
+    """Rows, in order, and the cache positions outside of which they attend to none. Where given,
+    attention reads these alone, one run of rows after the other."""
 
 
 class PlainOps:
@@ -81,12 +84,20 @@ class LayerPast(NamedTuple):
     cache_position: Tensor
     bias: Tensor
     """(rows, 1, 1, cache positions): 0 where a row may look, minus infinity elsewhere."""
+    windows: Sequence[tuple[slice, slice]]
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes this step's key and value; returns all of them."""
-        self.keys.index_copy_(2, self.cache_position, key.to(self.keys.dtype))
-        self.values.index_copy_(2, self.cache_position, value.to(self.values.dtype))
-        return self.keys, self.values
+    def attend(self, ops: ModelOps, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Writes this step's key and value, and attends to all that a row may look at."""
+        keys, values, bias = self.keys, self.values, self.bias
+        keys.index_copy_(2, self.cache_position, key.to(keys.dtype))
+        values.index_copy_(2, self.cache_position, value.to(values.dtype))
+        if not self.windows:
+            return ops.attention(query, keys, values, bias)
+        parts = [
+            (query[rows], keys[rows, :, seen], values[rows, :, seen], bias[rows, ..., seen])
+            for rows, seen in self.windows
+        ]
+        return torch.cat([ops.attention(*part) for part in parts])
 
 
 class QueryKeyValue(nn.Linear):
@@ -156,8 +167,7 @@ class GPT2Block(nn.Module):
         if past is None:
             attended = self.ops.attention(query, key, value, causal=True, starts=starts)
         else:
-            keys, values = past.extend(key, value)
-            attended = self.ops.attention(query, keys, values, past.bias)
+            attended = past.attend(self.ops, query, key, value)
         attended = _merge_heads(attended)
         if wanted is not None:
             x, attended = gather_positions(x, wanted), gather_positions(attended, wanted)
@@ -257,7 +267,8 @@ class GPT2(nn.Module):
         zeros = torch.zeros(past.visible.shape, dtype=past.keys[0].dtype, device=x.device)
         bias = zeros.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
         for block, keys, values in zip(self.blocks, past.keys, past.values, strict=True):
-            x = block(x, past=LayerPast(keys, values, past.cache_position, bias))
+            layer = LayerPast(keys, values, past.cache_position, bias, past.windows)
+            x = block(x, past=layer)
         return self._project(x)
 
 
