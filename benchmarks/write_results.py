@@ -301,9 +301,9 @@ def summarize_generation() -> str:
     parts = []
     for search, measured in found["searches"].items():
         rows = [
-            [side, " ".join(map(str, flat(measured[side]["best"]["setting"]))),
-             f"{measured[side]['best']['tokens_per_second']:.1f}",
-             f"{measured[side]['best']['tokens_per_cpu_second']:.1f}"]
+            [side, " ".join(map(str, flat(measured[side]["best"]))),
+             *(f"{statistics.median(r[rate] for r in measured[side]['rounds']):.1f}"
+               for rate in ("tokens_per_second", "tokens_per_cpu_second"))]
             for side in ("tpukit", "transformers")
         ]  # fmt: skip
         parts += [
@@ -316,7 +316,7 @@ def summarize_generation() -> str:
     return section(
         "Summaries: generation", "summarize_generation.py", ["summarize_generation"],
         f"GPT-2 124M, fp32, {found['threads']} threads, each side at its best batch, transformers "
-        "at the better of its static and its dynamic cache.",
+        "at the better of its static and its dynamic cache; medians of rounds in turn.",
         *parts,
     )  # fmt: skip
 

@@ -83,7 +83,8 @@ class EagerBackend(TorchOps):
         self.device = eager.device
         self.fixed_shapes = eager.fixed_shapes
         self.keeps_freed_memory = eager.keeps_freed_memory
-        self.cheap_calls = eager.cheap_calls
+        # Where torch.compile is used, each part's shape would be compiled.
+        self.cheap_calls = eager.cheap_calls and not compiles
         self.precision: Precision = precision
         self.collectives = collectives
         self.rank = collectives.rank
