@@ -172,7 +172,9 @@ class _StreamingDecoding(ChunkDecoding):
     def _decode(self) -> None:
         """Some steps on the device, then one read."""
         backend = self.decoder.backend
-        tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
+        # Laid out over the devices as a step's result is: both are fed to one program.
+        (batch,) = backend.batches([{"tokens": torch.from_numpy(self.tokens.copy())}])
+        tokens = batch["tokens"]
         steps = []
         for step in range(self.decoder.steps_a_read):
             tokens = self._choose(self.batch.decode(tokens), self._draws_of_step(step))
