@@ -90,7 +90,7 @@ def sampling_noise(seed: int, draw: Draw, steps: int, side: int) -> Floats:
     last.
 
     Images come in pairs with opposite noise (antithetic variates, Hammersley and Morton, 1956):
-    what the first half of the noise adds to an image, the other takes from the next.
+    to first order, what it adds to one it takes from the other.
     """
     if draw.repeat % 2:
         return -sampling_noise(seed, replace(draw, repeat=draw.repeat - 1), steps, side)
