@@ -54,6 +54,33 @@ def test_a_process_keeps_freed_tensors_until_the_backend_is_closed():
     assert afterwards >= 240 * 2**20
 
 
+COMPILED = """
+import torch
+from tpukit.hardware.memory import TensorMemoryLimit, meter_process_memory
+
+torch.ones(1)
+limit = TensorMemoryLimit(2**28)
+with meter_process_memory(2**28, tensors_alone=True) as read_memory:
+    compiler = [bytearray(2**14) for _ in range(2**15)]  # 512 MiB
+    limit.enforce()
+    tensor = torch.ones(2**25)  # 128 MiB
+    print(read_memory().peak >> 20)
+    try:
+        torch.ones(2**26)
+    except RuntimeError:
+        print("over")
+"""
+
+
+def test_a_limit_on_tensors_leaves_out_what_a_compiler_holds():
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True, timeout=120
+    )
+    peak, over = done.stdout.split()
+    assert 128 <= int(peak) < 160
+    assert over == "over"
+
+
 IN_FLIGHT = """
 import torch
 from tpukit.hardware.select import open_backend, prepare_environment

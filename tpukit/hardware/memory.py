@@ -15,6 +15,8 @@ from tpukit.errors import HardwareError
 
 MAPPED_ALONE_BYTES = 2**15
 """Allocations from this size on go back to the system when freed, under a limit."""
+COMPILER_BYTES = 2**31
+"""Room for the first compilation."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 GLIBC_SETTINGS = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
 """Where its own settings end, which grow with what is freed."""
@@ -71,12 +73,16 @@ ReadMemory = Callable[[], Memory | None]
 
 
 @contextmanager
-def meter_process_memory(limit_bytes: int | None) -> Iterator[ReadMemory]:
+def meter_process_memory(
+    limit_bytes: int | None, *, tensors_alone: bool = False
+) -> Iterator[ReadMemory]:
     """Private memory of this process beyond what it has now: what a memory limit counts.
 
     The kernel keeps no peak of it, so a thread samples it.
+    tensors_alone: leaves out what a `TensorMemoryLimit` leaves out.
     """
-    before = peak = data_bytes()
+    peak = data_bytes()
+    before = peak - (small_bytes() if tensors_alone else 0)
     done = threading.Event()
 
     def sample() -> int:
@@ -91,7 +97,8 @@ def meter_process_memory(limit_bytes: int | None) -> Iterator[ReadMemory]:
 
     def read() -> Memory:
         used = sample()
-        return Memory(used - before, peak - before, limit_bytes or host_memory_bytes() - before)
+        out = before + (small_bytes() if tensors_alone else 0)
+        return Memory(used - out, peak - out, limit_bytes or host_memory_bytes() - before)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -127,11 +134,35 @@ def limit_host_memory(limit_bytes: int) -> None:
         HardwareError: the system does not allow such a limit.
     """
     _return_freed_memory()
-    limit = data_bytes() + limit_bytes
+    _limit_data(data_bytes() + limit_bytes)
+
+
+class TensorMemoryLimit:
+    """The same limit on tensors alone, for a device whose compiler works in this process.
+
+    It leaves out allocations under `MAPPED_ALONE_BYTES`, which a compiler's are: half a GB for a
+    program of 17,000 operations, and most of it stays with the process, freed or not.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Raises HardwareError as `limit_host_memory` does."""
+        _return_freed_memory()
+        self._tensor_bytes = data_bytes() - small_bytes() + limit_bytes
+        self._enforce(COMPILER_BYTES)
+
+    def enforce(self) -> None:
+        """After a compilation: leaves it what it holds in small pieces, and no more."""
+        self._enforce(0)
+
+    def _enforce(self, room_bytes: int) -> None:
+        _limit_data(self._tensor_bytes + small_bytes() + room_bytes)
+
+
+def _limit_data(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY and limit > hard:
         raise HardwareError(
-            f"--memory-limit {limit_bytes}: this shell allows {hard - data_bytes()} bytes more.",
+            f"--memory-limit: it would take {limit - hard} bytes more than this shell allows.",
             "Give a smaller limit, or raise the shell's (`ulimit -d`).",
         )
     try:
@@ -174,6 +205,16 @@ def data_bytes() -> int:
     return _status("VmData")
 
 
+def small_bytes() -> int:
+    """Memory that allocations under `MAPPED_ALONE_BYTES` take under a limit, with what is free
+    between them; 0 for another C library than glibc."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _AllocatorUsage
+    return int(mallinfo().small_bytes)
+
+
 def resident_bytes() -> tuple[int, int]:
     """This process' resident memory now, and the most it has been."""
     return _status("VmRSS"), _status("VmHWM")
@@ -189,6 +230,12 @@ def host_memory_bytes() -> int:
         return min(total, int(container.read_text()))
     except (OSError, ValueError):
         return total
+
+
+class _AllocatorUsage(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [("small_bytes", ctypes.c_size_t), ("others", ctypes.c_size_t * 9)]
 
 
 def _status(field: str) -> int:

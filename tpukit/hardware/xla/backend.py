@@ -40,7 +40,7 @@ from tpukit.hardware.detect import emulates_kernels, is_emulated
 from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.memory import (
-    limit_host_memory,
+    TensorMemoryLimit,
     meter_device_memory,
     meter_process_memory,
 )
@@ -88,6 +88,9 @@ class XlaBackend(XlaOps):
         self.device = mesh.device
         self.precision: Precision = precision
         self.memory_limit = memory_limit
+        self._limit = TensorMemoryLimit(memory_limit) if memory_limit is not None else None
+        self._compiled = 0
+        """Programs when the limit was last set."""
         self.collectives = collectives
         self.rank = collectives.rank
         self.world_size = collectives.world_size
@@ -227,6 +230,9 @@ class XlaBackend(XlaOps):
         after(norm)
         self._sync()
         self._random_after_step = xm.get_rng_state()
+        if self._limit is not None and self._compiled != self.compilations():
+            self._limit.enforce()
+            self._compiled = self.compilations()
 
     def _clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeroes gradients that accumulate over micro-batches, for the next step to add to."""
@@ -309,7 +315,8 @@ class XlaBackend(XlaOps):
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         if is_emulated(os.environ):
-            return meter_process_memory(self.memory_limit)
+            limited = self.memory_limit is not None
+            return meter_process_memory(self.memory_limit, tensors_alone=limited)
         return meter_device_memory(self._memory)
 
     def _memory(self) -> Memory | None:
@@ -359,13 +366,10 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
             f"--devices {options.devices}: the runtime has {mesh.devices} devices.",
             "Leave --devices out to use them all.",
         )
-    limit = options.memory_limit
-    if limit is not None:
-        limit_host_memory(limit)
     hosts = _hosts()
     # All hosts run one program.
     fused = not hosts.any_rank(options.kernels != "on" or not _has_kernels())
-    return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
+    return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=options.memory_limit)
 
 
 def choose_products(precision: Precision) -> None:
