@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.model.gpt2 import GPT2, KeyValues
+from tpukit.tasks.summarize.model.gpt2 import GPT2, KeyValues, Window
 
 Array = np.ndarray[Any, Any]
 WINDOW_ROWS = 4
@@ -95,16 +95,21 @@ class BatchDecoder:
             self._start_anew(np.arange(self.shape.rows), self.shape.positions)
         return logits[:, 0].float()
 
-    def _windows(self) -> list[tuple[slice, slice]]:
+    def _windows(self) -> list[Window]:
         """The parts of the cache that attention reads in this step; none: all of it."""
         if not self.backend.cheap_calls:
             return []
         windows = []
         for first in range(0, self.shape.rows, WINDOW_ROWS):
             rows = slice(first, first + WINDOW_ROWS)
-            start = self.cache_position - int(self.lengths[rows].max())
-            wraps = start < 0
-            windows.append((rows, slice(None) if wraps else slice(start, self.cache_position + 1)))
+            shortest, longest = self.lengths[rows].min(), self.lengths[rows].max()
+            start = self.cache_position - int(longest)
+            if start < 0:
+                windows.append(Window(rows, slice(None), masked=True))
+            else:
+                # The beams of a prompt are of one length.
+                seen = slice(start, self.cache_position + 1)
+                windows.append(Window(rows, seen, masked=shortest < longest))
         return windows
 
     def release(self, rows: Sequence[int]) -> None:
@@ -115,18 +120,21 @@ class BatchDecoder:
     def reorder(self, order: Array, differing: int) -> None:
         """Row i goes on with what row `order[i]` holds; they differ in the newest positions only,
         `differing` of them."""
-        if (order == np.arange(self.shape.rows)).all():
+        moved = np.flatnonzero(order != np.arange(self.shape.rows))
+        if not len(moved):
             return
-        index = self._put(order)
-        parts = self._newest(differing)
-        for tensors in (self._keys, self._values):
-            for layer, tensor in enumerate(tensors):
-                if self.backend.fixed_shapes:
-                    tensors[layer] = tensor.index_select(0, index)
-                    continue
-                for part in parts:
-                    tensor[:, :, part] = tensor[:, :, part].index_select(0, index)
         self.lengths = self.lengths[order]
+        if self.backend.fixed_shapes:
+            index = self._put(order)
+            self._keys, self._values = (
+                [t.index_select(0, index) for t in kept] for kept in (self._keys, self._values)
+            )
+            return
+        into, source = self._put(moved), self._put(order[moved])
+        for part in self._newest(differing):
+            for tensor in (*self._keys, *self._values):
+                newest = tensor[:, :, part]
+                newest.index_copy_(0, into, newest.index_select(0, source))
 
     def _newest(self, count: int) -> list[slice]:
         """The newest positions of the ring, the oldest of them first."""
@@ -182,7 +190,9 @@ class BatchDecoder:
             self._values = [self._empty(layer) for layer in values]
             self.cache_position = max(map(len, prompts)) % self.shape.positions
         starts = np.array([self.cache_position - len(prompt) for prompt in prompts], np.int64)
-        write = self._write_rows if self.shape.devices == 1 else self._write_everywhere
+        write = self._write_rows if self.backend.fixed_shapes else self._copy_rows
+        if self.shape.devices > 1:
+            write = self._write_everywhere
         write(self._keys, keys, starts, rows)
         write(self._values, values, starts, rows)
         for prompt, taken in zip(prompts, rows, strict=True):
@@ -196,6 +206,21 @@ class BatchDecoder:
             cleared = np.zeros(math.prod(shape) * layer.dtype.itemsize, np.uint8)
             return torch.from_numpy(cleared).view(layer.dtype).view(shape)
         return torch.zeros(shape, dtype=layer.dtype, device=self.backend.device)
+
+    def _copy_rows(
+        self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]
+    ) -> None:
+        """One device, whose rows (one after the other) hold the prompt in a run of positions, or
+        in two."""
+        if not rows[0]:
+            return
+        length = self.cache_position - int(starts[0])
+        older, newer = self._newest(length)
+        taken = slice(rows[0][0], rows[0][-1] + 1)
+        for layer, tensor in enumerate(cache):
+            first = tensor[taken, :, older]
+            first.copy_(new[layer][:, :, : first.shape[2]])
+            tensor[taken, :, newer] = new[layer][:, :, first.shape[2] : length]
 
     def _write_rows(
         self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]

@@ -54,9 +54,19 @@ class Group:
         running = [place for place in range(len(ends)) if not ends[place]][: self.beams]
         if len(running) < self.beams or self._is_over(scores[running[0]], length, how):
             return None
+        running = self._in_their_rows(running, beams)
         self.scores = scores[running].astype(np.float32)
         self.sequences = [candidates[place] for place in running]
         return [int(beams[place]) for place in running], [int(tokens[place]) for place in running]
+
+    def _in_their_rows(self, running: list[int], origins: Array) -> list[int]:
+        """These continuations (places in `origins`) ordered so that the first of each beam stays
+        in its row: only the others' keys and values have to be copied."""
+        stays: dict[int, int] = {}
+        for place in running:
+            stays.setdefault(int(origins[place]), place)
+        moves = iter([place for place in running if place not in stays.values()])
+        return [stays[row] if row in stays else next(moves) for row in range(self.beams)]
 
     def _is_over(self, best_running: np.float32, length: int, how: Decoding) -> bool:
         """Whether no running beam can beat the worst ended one any more."""
@@ -67,7 +77,7 @@ class Group:
         return not best_running / np.float32(length**how.length_penalty) > self.finished[-1][0]
 
     def best(self) -> list[int]:
-        return self.finished[0][1] if self.finished else self.sequences[0]
+        return self.finished[0][1] if self.finished else self.sequences[self.scores.argmax()]
 
 
 class BeamGenerator(Decoder):

@@ -38,6 +38,16 @@ class GPT2Config:
     """Blocks are computed again in the backward pass instead of being kept."""
 
 
+class Window(NamedTuple):
+    """A run of rows, and what of the KV cache attention reads for them."""
+
+    rows: slice
+    positions: slice
+    """None of these rows attends to another position."""
+    masked: bool
+    """Whether some of them attend to fewer."""
+
+
 class KeyValues(NamedTuple):
     """The KV cache: keys and values of past tokens in a ring that all rows share.
 
@@ -52,9 +62,8 @@ class KeyValues(NamedTuple):
     """(1,): where this step's keys and values go."""
     visible: Tensor
     """(rows, cache positions): whether a row attends to a position, this step's included."""
-    windows: Sequence[tuple[slice, slice]] = ()
-    """Rows, in order, and the cache positions outside of which they attend to none. Where given,
-    attention reads these alone, one run of rows after the other."""
+    windows: Sequence[Window] = ()
+    """All rows, in order. Where given, attention reads these alone, one after the other."""
 
 
 class PlainOps:
@@ -84,7 +93,7 @@ class LayerPast(NamedTuple):
     cache_position: Tensor
     bias: Tensor
     """(rows, 1, 1, cache positions): 0 where a row may look, minus infinity elsewhere."""
-    windows: Sequence[tuple[slice, slice]]
+    windows: Sequence[Window]
 
     def attend(self, ops: ModelOps, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Writes this step's key and value, and attends to all that a row may look at."""
@@ -94,10 +103,15 @@ class LayerPast(NamedTuple):
         if not self.windows:
             return ops.attention(query, keys, values, bias)
         parts = [
-            (query[rows], keys[rows, :, seen], values[rows, :, seen], bias[rows, ..., seen])
-            for rows, seen in self.windows
+            ops.attention(
+                query[rows],
+                keys[rows, :, seen],
+                values[rows, :, seen],
+                bias[rows, ..., seen] if masked else None,
+            )
+            for rows, seen, masked in self.windows
         ]
-        return torch.cat([ops.attention(*part) for part in parts])
+        return torch.cat(parts)
 
 
 class QueryKeyValue(nn.Linear):
