@@ -187,7 +187,7 @@ def probe_peers() -> str:
         "probe-batch: other batch finders", "probe_peers.py", names,
         "The largest batch under a memory limit on a CPU, by tpukit, Lightning and accelerate, "
         "each answer checked by training with it and with a tenth more. tpukit's trials run in "
-        "processes of their own, forks of one that has imported the libraries.",
+        "processes of their own, on an eager CPU forks of one that has imported the libraries.",
         table(["task, limit and hardware", "finder", "largest batch", "trials", "seconds", "trains",
                "a tenth more trains"], rows),
     )  # fmt: skip
@@ -333,8 +333,9 @@ def summarize_training() -> str:
         "padded": "padded to 1,024",
     }
     rows = [
-        [names[side], values["best"]["rows"], f"{values['best']['tokens_per_second']:.1f}",
-         f"{values['best']['tokens_per_cpu_second']:.1f}"]
+        [names[side], values["best"]["rows"],
+         *(f"{statistics.median(r[rate] for r in values['rounds']):.1f}"
+           for rate in ("tokens_per_second", "tokens_per_cpu_second"))]
         for side, values in found["sides"].items()
     ]  # fmt: skip
     return section(
