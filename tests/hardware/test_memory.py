@@ -56,10 +56,10 @@ def test_a_process_keeps_freed_tensors_until_the_backend_is_closed():
 
 COMPILED = """
 import torch
-from tpukit.hardware.memory import TensorMemoryLimit, meter_process_memory
+from tpukit.hardware.memory import limit_tensor_memory, meter_process_memory
 
 torch.ones(1)
-limit = TensorMemoryLimit(2**28)
+limit = limit_tensor_memory(2**28)
 with meter_process_memory(2**28, tensors_alone=True) as read_memory:
     compiler = [bytearray(2**14) for _ in range(2**15)]  # 512 MiB
     limit.enforce()

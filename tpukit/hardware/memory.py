@@ -137,25 +137,33 @@ def limit_host_memory(limit_bytes: int) -> None:
     _limit_data(data_bytes() + limit_bytes)
 
 
+@dataclass(frozen=True)
 class TensorMemoryLimit:
-    """The same limit on tensors alone, for a device whose compiler works in this process.
+    """A limit on tensors alone, for a device whose compiler works in this process.
 
     It leaves out allocations under `MAPPED_ALONE_BYTES`, which a compiler's are: half a GB for a
     program of 17,000 operations, and most of it stays with the process, freed or not.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        """Raises HardwareError as `limit_host_memory` does."""
-        _return_freed_memory()
-        self._tensor_bytes = data_bytes() - small_bytes() + limit_bytes
-        self._enforce(COMPILER_BYTES)
+    limit_bytes: int
+    most_bytes: int
+    """What the process may hold beside small allocations."""
 
-    def enforce(self) -> None:
-        """After a compilation: leaves it what it holds in small pieces, and no more."""
-        self._enforce(0)
+    def enforce(self, room_bytes: int = 0) -> None:
+        """From now on; to be called again after a compilation.
 
-    def _enforce(self, room_bytes: int) -> None:
-        _limit_data(self._tensor_bytes + small_bytes() + room_bytes)
+        room_bytes: for a compiler that has yet to work. Raises as `limit_host_memory` does.
+        """
+        _limit_data(self.most_bytes + small_bytes() + room_bytes)
+
+
+def limit_tensor_memory(limit_bytes: int) -> TensorMemoryLimit:
+    """As `limit_host_memory`, but of tensors, and with room for the first compilation until
+    `enforce` is called."""
+    _return_freed_memory()
+    limit = TensorMemoryLimit(limit_bytes, data_bytes() - small_bytes() + limit_bytes)
+    limit.enforce(COMPILER_BYTES)
+    return limit
 
 
 def _limit_data(limit: int) -> None:

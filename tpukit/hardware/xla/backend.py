@@ -41,6 +41,7 @@ from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.memory import (
     TensorMemoryLimit,
+    limit_tensor_memory,
     meter_device_memory,
     meter_process_memory,
 )
@@ -80,7 +81,7 @@ class XlaBackend(XlaOps):
         precision: Precision,
         *,
         fused: bool,
-        memory_limit: int | None = None,
+        memory_limit: TensorMemoryLimit | None = None,
     ) -> None:
         spmd_mesh = mesh.mesh if mesh.devices > 1 else None
         super().__init__(mesh.devices, fused=fused, mesh=spmd_mesh)
@@ -88,9 +89,8 @@ class XlaBackend(XlaOps):
         self.device = mesh.device
         self.precision: Precision = precision
         self.memory_limit = memory_limit
-        self._limit = TensorMemoryLimit(memory_limit) if memory_limit is not None else None
         self._compiled = 0
-        """Programs when the limit was last set."""
+        """Programs when the memory limit was last enforced."""
         self.collectives = collectives
         self.rank = collectives.rank
         self.world_size = collectives.world_size
@@ -230,8 +230,8 @@ class XlaBackend(XlaOps):
         after(norm)
         self._sync()
         self._random_after_step = xm.get_rng_state()
-        if self._limit is not None and self._compiled != self.compilations():
-            self._limit.enforce()
+        if self.memory_limit is not None and self._compiled != self.compilations():
+            self.memory_limit.enforce()
             self._compiled = self.compilations()
 
     def _clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -315,8 +315,9 @@ class XlaBackend(XlaOps):
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         if is_emulated(os.environ):
-            limited = self.memory_limit is not None
-            return meter_process_memory(self.memory_limit, tensors_alone=limited)
+            limit = self.memory_limit
+            limit_bytes = limit.limit_bytes if limit else None
+            return meter_process_memory(limit_bytes, tensors_alone=limit is not None)
         return meter_device_memory(self._memory)
 
     def _memory(self) -> Memory | None:
@@ -366,10 +367,13 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
             f"--devices {options.devices}: the runtime has {mesh.devices} devices.",
             "Leave --devices out to use them all.",
         )
+    limit = None
+    if options.memory_limit is not None:
+        limit = limit_tensor_memory(options.memory_limit)
     hosts = _hosts()
     # All hosts run one program.
     fused = not hosts.any_rank(options.kernels != "on" or not _has_kernels())
-    return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=options.memory_limit)
+    return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
 
 
 def choose_products(precision: Precision) -> None:
