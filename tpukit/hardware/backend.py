@@ -116,6 +116,10 @@ class ModelOps(Protocol):
         """
         ...
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`F.linear`, by the fastest product that this hardware has for it."""
+        ...
+
 
 class TorchOps:
     """`ModelOps` on any device of torch, for a model that stands by itself."""
@@ -147,6 +151,9 @@ class TorchOps:
         if bias is not None:
             bias = bias.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
 
 
 class Backend(ModelOps, Protocol):

@@ -128,6 +128,10 @@ class EagerBackend(TorchOps):
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
 
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        multiply = super().linear if self.compiles else self.eager.linear
+        return multiply(x, weight, bias)
+
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
             model.compile(dynamic=False)  # type: ignore[no-untyped-call]

@@ -6,17 +6,19 @@ import base64
 import importlib.util
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
 from tpukit.hardware.eager.packed_linears import PackedLinears, can_pack
+from tpukit.hardware.eager.trained_linears import linear
 from tpukit.hardware.memory import (
     data_bytes,
     host_memory_bytes,
@@ -43,6 +45,11 @@ class EagerDevice(Protocol):
     fixed_shapes: bool
     keeps_freed_memory: bool
     cheap_calls: bool
+
+    @property
+    def linear(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        """`F.linear`, by the product to train with."""
+        ...
 
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
@@ -74,6 +81,7 @@ class CpuDevice:
     fixed_shapes = False
     keeps_freed_memory = False
     cheap_calls = True
+    linear = staticmethod(linear)
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -139,6 +147,7 @@ class CudaDevice:
     fixed_shapes = False
     keeps_freed_memory = True
     cheap_calls = False
+    linear = staticmethod(F.linear)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

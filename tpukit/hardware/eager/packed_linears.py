@@ -41,7 +41,7 @@ class PackedLinears(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is F.linear and not kwargs and _is_plain(*args):
+        if func is F.linear and not kwargs and not _differentiated() and are_plain(*args):
             return self._multiply(*args)
         return func(*args, **(kwargs or {}))
 
@@ -60,13 +60,15 @@ class PackedLinears(TorchFunctionMode):
         return self._packed[key][1]
 
 
-def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether a product is of whole fp32 tensors of the CPU, and needs no gradient."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        return False
+def are_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether a product is of whole fp32 tensors of the CPU."""
     tensors = [x, weight] if bias is None else [x, weight, bias]
     whole = all(
         type(t) in (Tensor, nn.Parameter) and t.dtype is torch.float32 and t.device.type == "cpu"
         for t in tensors
     )
     return whole and weight.ndim == 2 and weight.is_contiguous() and x.numel() > 0
+
+
+def _differentiated() -> bool:
+    return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")

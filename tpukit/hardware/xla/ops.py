@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_xla.utils.checkpoint import checkpoint
 
+from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.xla.flash_attention import fits, flash_attention
 
 LARGEST_SCORES_BYTES = 2**28
@@ -18,7 +19,7 @@ MOST_BLOCKS = 16
 """Each block is a part of the graph: more of them compile for longer."""
 
 
-class XlaOps:
+class XlaOps(TorchOps):
     """`ModelOps` for XLA devices.
 
     devices: how many devices a batch is split over.

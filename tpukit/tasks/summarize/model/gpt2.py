@@ -7,7 +7,7 @@ One `forward` serves training, prefilling and decoding, so that any wrapper arou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -66,23 +66,14 @@ class KeyValues(NamedTuple):
     """All rows, in order. Where given, attention reads these alone, one after the other."""
 
 
-class PlainOps:
-    """Attention as torch writes it whatever the hardware has: the form to compare with."""
+class PlainOps(TorchOps):
+    """Operations as torch writes them whatever the hardware has: the form to compare with."""
 
     def __init__(self, ops: ModelOps) -> None:
-        self.recompute = ops.recompute
+        self.ops = ops
 
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = False,
-        starts: Tensor | None = None,
-    ) -> Tensor:
-        return TorchOps().attention(query, key, value, bias, causal=causal, starts=starts)
+    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        return self.ops.recompute(function, *tensors)
 
 
 class LayerPast(NamedTuple):
@@ -114,7 +105,18 @@ class LayerPast(NamedTuple):
         return torch.cat(parts)
 
 
-class QueryKeyValue(nn.Linear):
+class Linear(nn.Linear):
+    """A linear layer by the hardware's own product."""
+
+    def __init__(self, inputs: int, outputs: int, ops: ModelOps) -> None:
+        super().__init__(inputs, outputs)
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.linear(x, self.weight, self.bias)
+
+
+class QueryKeyValue(Linear):
     """Queries, keys and values; the keys' bias stays as it is.
 
     It adds the same to all scores of a query, so its gradient is rounding alone, which Adam would
@@ -125,7 +127,7 @@ class QueryKeyValue(nn.Linear):
         """Three products: a TPU copies the parts of one three times before its attention kernel."""
         query, key, value = self.bias.chunk(3)
         pairs = zip(self.weight.chunk(3), (query, key.detach(), value), strict=True)
-        return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
+        return tuple(self.ops.linear(x, weight, bias) for weight, bias in pairs)
 
 
 class GPT2Block(nn.Module):
@@ -139,11 +141,11 @@ class GPT2Block(nn.Module):
         self.exact_gelu = config.exact_gelu
         self.dropout = config.dropout
         self.norm_1 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.qkv = QueryKeyValue(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
+        self.qkv = QueryKeyValue(width, 3 * width, ops)
+        self.attention_out = Linear(width, width, ops)
         self.norm_2 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
+        self.mlp_in = Linear(width, 4 * width, ops)
+        self.mlp_out = Linear(4 * width, width, ops)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (rows, heads, length, width of a head)."""
@@ -265,7 +267,7 @@ class GPT2(nn.Module):
         return x
 
     def _project(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.token_embedding.weight)
+        return self.ops.linear(self.norm(x), self.token_embedding.weight)
 
     def _prefill(self, x: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = [], []
