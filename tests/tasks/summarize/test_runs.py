@@ -145,7 +145,7 @@ def test_killed_and_resumed_in_the_same_bytes(place, tmp_path):  # type: ignore[
             "--ckpt-every", "2"]  # fmt: skip
     plan = tmp_path / "plan.json"
     kills = ["step:5", "half:2", "rename:2", "evaluate:2", None]
-    plan.write_text(json.dumps([{"argv": argv, "at": at} for at in kills]))
+    plan.write_text(json.dumps([{"argv": argv, "ranks": 1, "at": at} for at in kills]))
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
         env=environment(env_of(place)), capture_output=True, text=True, check=False, timeout=280,
