@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.hardware.eager import trained_linears
@@ -117,9 +118,12 @@ def test_transforms_see_torchs():
     wanted = 2 * F.linear(x, weight, bias).flatten(0, 1).T @ x.flatten(0, 1)
     close(torch.func.grad(loss)(weight), wanted)
     assert torch.func.jvp(loss, (weight,), (weight,))[1].isfinite()
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(weight.requires_grad_(), torch.ones_like(weight))
-        assert torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent is not None
+    tensors = leaves(256, 256)
+    with forward_ad.dual_level():
+        for place, tensor in enumerate(tensors):
+            dual = forward_ad.make_dual(tensor, torch.ones_like(tensor))
+            result = linear(*tensors[:place], dual, *tensors[place + 1 :])
+            assert forward_ad.unpack_dual(result).tangent is not None
 
 
 def test_gpt2_trains_with_it():

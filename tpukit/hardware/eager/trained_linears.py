@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
         outputs, inputs = weight.shape
         for_x, for_weight, for_bias = ctx.needs_input_grad
         # Where this pass is to be differentiated itself, by torch's own operators.
-        again = torch.is_grad_enabled() or _transformed()
+        again = torch.is_grad_enabled() or _transformed(gradient)
         rows, x_rows = gradient.reshape(-1, outputs), x.reshape(-1, inputs)
         x_gradient = weight_gradient = None
         if for_x:
@@ -68,13 +68,18 @@ def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     large = min(weight.shape) >= WIDTH and x.numel() >= ROWS * x.shape[-1]
     plain = are_plain(x, weight, bias) and not torch.is_autocast_enabled("cpu")
-    return large and plain and not _transformed() and faster_than_mkl()
+    return large and plain and faster_than_mkl() and not _transformed(x, weight, bias)
 
 
-def _transformed() -> bool:
+def _transformed(*tensors: Tensor | None) -> bool:
     """Whether torch.func or forward-mode derivatives are at work."""
     functorch: bool = torch._C._are_functorch_transforms_active()
-    return functorch or forward_ad._current_level >= 0
+    return functorch or any(_has_tangent(tensor) for tensor in tensors if tensor is not None)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    dual = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 @cache
@@ -84,4 +89,5 @@ def faster_than_mkl() -> bool:
         amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-    return amd and torch.backends.cpu.get_cpu_capability() == "AVX512" and can_pack()
+    avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return amd and avx512 and can_pack() and hasattr(torch._C, "_are_functorch_transforms_active")
