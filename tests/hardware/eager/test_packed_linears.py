@@ -9,6 +9,7 @@ from torch import nn
 
 from tpukit.hardware.eager.packed_linears import PackedLinears, can_pack
 from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="torch without oneDNN")
 PACKED = "mkldnn::_linear_pointwise"
@@ -63,3 +64,15 @@ def test_a_backend_packs_only_while_weights_stay_the_same():
     with backend.same_weights():
         assert PACKED in operators(lambda: layer(x))[1]
     assert PACKED not in operators(lambda: layer(x))[1]
+
+
+@torch.no_grad()
+def test_gpt2_multiplies_by_packed_weights():
+    backend = FakeBackend()
+    model = GPT2(GPT2Config(layers=2, heads=2, width=32, vocabulary_size=99), backend)
+    tokens = torch.randint(99, (4, 10))
+    expected = model(tokens)
+    with backend.same_weights():
+        result, ran = operators(lambda: model(tokens))
+    assert PACKED in ran and "aten::addmm" not in ran
+    assert torch.allclose(result, expected, atol=1e-5)
