@@ -74,5 +74,5 @@ def test_gpt2_multiplies_by_packed_weights():
     expected = model(tokens)
     with backend.same_weights():
         result, ran = operators(lambda: model(tokens))
-    assert PACKED in ran and "aten::addmm" not in ran
+    assert PACKED in ran and not ran & {"aten::addmm", "aten::mm"}
     assert torch.allclose(result, expected, atol=1e-5)
