@@ -1,6 +1,6 @@
 """Linear layers in training on an AMD CPU: oneDNN's products where they beat MKL's.
 
-With AVX512, MKL's fp32 products reach 60 to 80 % of the speed of oneDNN's there, in most shapes
+With AVX512, MKL's fp32 products reach 70 to 90 % of the speed of oneDNN's there, in most shapes
 (docs/performance.md). What suits Intel's CPUs was not measured: they keep torch's own.
 """
 
