@@ -35,7 +35,8 @@ from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
 from tpukit.tasks.eit.data.measured import open_test_set
 from tpukit.tasks.eit.data.symmetry import SYMMETRIES
-from tpukit.tasks.eit.evaluation.metrics import METRICS, mean_with_interval, measure_all
+from tpukit.tasks.eit.evaluation.metrics import METRICS, measure_all
+from tpukit.tasks.mean_interval import mean_interval
 from tpukit.train.storage.run_folder import versions
 
 WAYS = {
@@ -222,8 +223,7 @@ def table_of(
 
 def intervals(values: dict[str, np.ndarray]) -> dict[str, list[float]]:
     """Each metric's mean and 95 % interval over the images."""
-    found = {name: mean_with_interval(of_images) for name, of_images in values.items()}
-    return {name: [one.mean, one.low, one.high] for name, one in found.items()}
+    return {n: [float(v.mean()), *(mean_interval(v) or ())] for n, v in values.items()}
 
 
 def test_on(

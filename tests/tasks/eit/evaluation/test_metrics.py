@@ -3,14 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import pearsonr, ttest_1samp
+from scipy.stats import pearsonr
 from skimage.metrics import structural_similarity
 
 from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
 from tpukit.tasks.eit.evaluation.metrics import (
     correlation,
     disk_mask,
-    mean_with_interval,
     measure_all,
     pooled_rmse,
     psnr,
@@ -61,15 +60,6 @@ def test_ssim_is_that_of_scikit_image(pair):
         structural_similarity(a, b, data_range=2.0) for a, b in zip(images, truth, strict=True)
     ]
     np.testing.assert_allclose(ssim(images, truth), expected, rtol=1e-6)
-
-
-def test_interval_is_students():
-    values = np.random.default_rng(0).normal(0.7, 0.1, 22)
-    found = mean_with_interval(values)
-    expected = ttest_1samp(values, 0).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert (found.mean, found.samples) == (pytest.approx(values.mean()), 22)
-    assert mean_with_interval(values[:1]).low == values[0]
 
 
 def test_every_metric_of_every_sample(pair):

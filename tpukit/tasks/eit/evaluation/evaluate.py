@@ -18,8 +18,8 @@ from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
 from tpukit.tasks.eit.evaluation.metrics import (
     METRICS,
+    RANGES,
     Values,
-    mean_with_interval,
     measure_all,
     pooled_rmse,
 )
@@ -27,6 +27,7 @@ from tpukit.tasks.eit.evaluation.pictures import draw_grid, save_predictions
 from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.model.diffusion import Reconstructions
 from tpukit.tasks.eit.task import EITTask, Log
+from tpukit.tasks.mean_interval import mean_interval
 from tpukit.train.requests import EvaluationRequest
 
 Images = NDArray[np.float32]
@@ -117,10 +118,10 @@ def _report(
         log(f"{frames.title} has no images to compare with: no metrics.")
     else:
         for name, values in measured.items():
-            summary = mean_with_interval(values)
-            result["metrics"][name] = summary.mean
-            result["intervals"][name] = [summary.low, summary.high]
             metric, way, suffix = name.partition("_")
+            result["metrics"][name] = float(values.mean())
+            if interval := mean_interval(values, *RANGES.get(metric, ())):
+                result["intervals"][name] = interval
             if metric == "rmse":
                 result["metrics"][f"rmse_pooled{way}{suffix}"] = pooled_rmse(values)
         _write_table(out / "metrics.csv", frames.names, measured)
@@ -169,8 +170,8 @@ def _log_metrics(
         cells = []
         for metric in METRICS:
             name = f"{metric}{way.suffix}"
-            low, high = result["intervals"][name]
-            cells.append(f"{result['metrics'][name]:.3f} [{low:.3f}, {high:.3f}]")
+            between = ", ".join(f"{end:.3f}" for end in result["intervals"].get(name, ()))
+            cells.append(f"{result['metrics'][name]:.3f}" + f" [{between}]" * bool(between))
         log(f"{way.label:20}" + "".join(f"{cell:>26}" for cell in cells))
     pooled = [f"{way.label} {result['metrics'][f'rmse_pooled{way.suffix}']:.3f}" for way in ways]
     log(f"RMSE as published, one root over all frames: {', '.join(pooled)}")

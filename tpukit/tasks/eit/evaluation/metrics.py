@@ -1,18 +1,17 @@
-"""How close an image is to the truth: per sample, and means with confidence intervals.
+"""How close an image is to the truth, per sample.
 
 Images are (n, 128, 128); each metric is (n,).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
-from scipy.stats import t as student
 
 Images = NDArray[np.floating[Any]]
 Values = NDArray[np.float64]
@@ -93,26 +92,8 @@ METRICS: Mapping[str, Callable[[Images, Images], Values]] = {
     "psnr": psnr,
     "ssim": ssim,
 }
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A mean over samples and how far it may be off."""
-
-    mean: float
-    low: float
-    """Lower end of the 95 % confidence interval (Student's t over samples)."""
-    high: float
-    samples: int
-
-
-def mean_with_interval(values: Values) -> Summary:
-    """The mean of independent samples with its 95 % interval; one sample has none."""
-    count, mean = len(values), float(np.mean(values))
-    if count < 2:
-        return Summary(mean, mean, mean, count)
-    half = float(student.ppf(0.975, count - 1) * np.std(values, ddof=1) / np.sqrt(count))
-    return Summary(mean, mean - half, mean + half, count)
+RANGES = {"correlation": (-1.0, 1.0), "rmse": (0.0, math.inf), "ssim": (-1.0, 1.0)}
+"""Least and largest value of the metrics that have them."""
 
 
 def measure_all(images: Images, truth: Images) -> dict[str, Values]:

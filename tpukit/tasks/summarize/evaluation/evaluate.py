@@ -15,6 +15,7 @@ from torch import nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend
+from tpukit.tasks.mean_interval import mean_interval
 from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
@@ -23,7 +24,7 @@ from tpukit.tasks.summarize.evaluation.nearest import (
     lead_line,
     nearest_summaries,
 )
-from tpukit.tasks.summarize.evaluation.rouge import KINDS, confidence_interval, rouge_scores
+from tpukit.tasks.summarize.evaluation.rouge import KINDS, rouge_scores
 from tpukit.tasks.summarize.evaluation.summary_scores import (
     SHOWN,
     SummaryScores,
@@ -193,8 +194,8 @@ def score_rows(
     metrics: dict[str, float] = {}
     for kind in KINDS:
         metrics[kind] = float(scores[kind].mean())
-        low, high = confidence_interval(scores[kind])
-        metrics |= {f"{kind}_low": low, f"{kind}_high": high}
+        if interval := mean_interval(scores[kind], 0.0, 1.0):
+            metrics |= dict(zip((f"{kind}_low", f"{kind}_high"), interval, strict=True))
         means = {name: float(values[kind].mean()) for name, values in baselines.items()}
         metrics[f"{kind}_baseline"] = max(means.values())
         metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}

@@ -10,7 +10,6 @@ from rouge_score.rouge_scorer import RougeScorer
 
 Array = np.ndarray[Any, Any]
 KINDS = ("rouge1", "rouge2", "rougeL")
-RESAMPLES = 1000
 
 
 def rouge_scores(references: Sequence[str], summaries: Sequence[str]) -> dict[str, Array]:
@@ -18,11 +17,3 @@ def rouge_scores(references: Sequence[str], summaries: Sequence[str]) -> dict[st
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     scored = [scorer.score(r, s) for r, s in zip(references, summaries, strict=True)]
     return {kind: np.array([score[kind].fmeasure for score in scored]) for kind in KINDS}
-
-
-def confidence_interval(values: Array, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the mean by the bootstrap (Efron, 1979), seeded."""
-    rng = np.random.default_rng(seed)
-    means = [rng.choice(values, len(values), replace=True).mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)

@@ -49,7 +49,8 @@ def result_lines(result: SummaryScores) -> list[str]:
         nearest = metrics.get(f"{kind}_nearest")
         beside = f"first line {metrics[f'{kind}_lead']:.3f}"
         beside += "" if nearest is None else f", nearest training summary {nearest:.3f}"
-        interval = f"[{metrics[f'{kind}_low']:.3f}, {metrics[f'{kind}_high']:.3f}]"
+        ends = [f"{metrics[n]:.3f}" for n in (f"{kind}_low", f"{kind}_high") if n in metrics]
+        interval = f"[{', '.join(ends)}]" if ends else ""
         lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
     if "names_copied" in metrics:
         unseen = metrics.get("unseen_names_copied")
