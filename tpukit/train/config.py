@@ -30,6 +30,7 @@ from tpukit.io.ranges import (
 from tpukit.train.monitor.best import parse_best_metric
 
 Schedule = Literal["constant", "linear", "cosine"]
+EMAUpdates = Literal["ema_pytorch", "ema_pytorch-0.5.2", "multiples"]
 Config = TypeVar("Config", bound=HardwareOptions)
 
 
@@ -93,6 +94,10 @@ class TrainConfig(HardwareOptions):
     ema_warmup: int = 100
     """Optimizer steps in which the EMA weights copy the weights; their decay then rises to
     ema_decay. 0: ema_decay from the first step."""
+    ema_updates: EMAUpdates = "ema_pytorch"
+    """Steps with an update of the EMA weights: ema_pytorch (1, 1 + ema_every, ...),
+    ema_pytorch-0.5.2 (the same, with one more copy after the warm-up) or multiples (ema_every,
+    2 ema_every, ..., as in runs that do not record it)."""
     check_bf16: bool = False
     """Compare one step in bf16 and fp32 before training."""
     profile: bool = False
@@ -123,7 +128,7 @@ ARITHMETIC = (
 )
 """Fields that a resumed run must share with the run it goes on with."""
 
-ADDED_ARITHMETIC: Mapping[str, Any] = {"ema_warmup": 0}
+ADDED_ARITHMETIC: Mapping[str, Any] = {"ema_warmup": 0, "ema_updates": "multiples"}
 """Fields of the arithmetic that came later, and their value in runs that do not record them. A
 resumed run goes on with that value where none was given."""
 

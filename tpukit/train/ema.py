@@ -5,19 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend
+from tpukit.train.config import EMAUpdates
+
+
+@dataclass(frozen=True)
+class EMASchedule:
+    """When the EMA weights are updated, and with which decay.
+
+    An update is due after steps 1, 1 + `every`, 1 + 2 `every`, ... Until the last update of the
+    first 1 + `warmup` steps the EMA weights are the weights; n steps after these d is
+    min(decay, 1 - (1 + n)^(-2/3)), as in ema_pytorch (`update_after_step`, inv_gamma 1, power 2/3).
+    Without a warm-up d is `decay`, and the EMA keeps the initial weights for about
+    `every` / (1 - decay) steps.
+    """
+
+    decay: float
+    every: int = 1
+    warmup: int = 100
+    updates: EMAUpdates = "ema_pytorch"
+
+    def weight(self, steps_done: int) -> float:
+        """1 - d of the update after step `steps_done` (from 1); 0 where none is due."""
+        index = steps_done if self.updates == "multiples" else steps_done - 1
+        if self.warmup == 0:
+            return 1 - self.decay if index % self.every == 0 else 0.0
+        last_copy = self.warmup // self.every * self.every
+        if index <= last_copy and self.updates != "multiples":
+            return 1.0
+        if index % self.every:
+            return 0.0
+        if self.updates == "ema_pytorch-0.5.2" and index == last_copy + self.every:
+            return 1.0
+        since = max(index - self.warmup, 0)
+        return 1 - min(self.decay, 1 - math.pow(1 + since, -2 / 3))
 
 
 class EMA:
-    """EMA weights <- d EMA weights + (1 - d) weights, every `every` steps.
+    """EMA weights <- d EMA weights + (1 - d) weights, by a schedule.
 
-    For the first `warmup` steps d is 0: the EMA weights copy the weights. n steps later d is
-    min(decay, 1 - (1 + n)^(-2/3)), as in ema_pytorch. Without a warm-up d is `decay`, and the EMA
-    keeps the initial weights for about `every` / (1 - decay) steps.
     `weights` mirrors by name the trained parameters, in their placement (sharded or not), and the
     persistent buffers: running statistics are averaged too, integers (counts) are copied.
     """
@@ -27,27 +58,16 @@ class EMA:
         parameters: Mapping[str, nn.Parameter],
         buffers: Mapping[str, Tensor],
         weights: dict[str, Tensor],
-        decay: float,
-        every: int,
-        warmup: int,
+        schedule: EMASchedule,
     ) -> None:
         self.parameters: dict[str, Tensor] = dict(parameters)
         self.buffers = dict(buffers)
         self.weights = weights
-        self.decay = decay
-        self.every = every
-        self.warmup = warmup
-
-    def decay_at(self, steps_done: int) -> float:
-        """d of the update after step `steps_done`."""
-        if self.warmup == 0:
-            return self.decay
-        since = max(steps_done - self.warmup, 0)
-        return min(self.decay, 1 - math.pow(1 + since, -2 / 3))
+        self.schedule = schedule
 
     def update(self, backend: Backend, steps_done: int) -> None:
         """After step `steps_done`: the update where one is due, else nothing."""
-        weight = 1 - self.decay_at(steps_done) if steps_done % self.every == 0 else 0.0
+        weight = self.schedule.weight(steps_done)
         for sources in (self.parameters, self.buffers):
             averages = [self.weights[name] for name in sources]
             if averages:
@@ -69,11 +89,9 @@ class EMA:
 def start_ema(
     parameters: Mapping[str, nn.Parameter],
     buffers: Mapping[str, Tensor],
-    decay: float,
-    every: int,
-    warmup: int,
+    schedule: EMASchedule,
 ) -> EMA:
     """EMA weights that start at the present values."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     weights = {name: t.detach().clone() for name, t in {**trained, **buffers}.items()}
-    return EMA(trained, buffers, weights, decay, every, warmup)
+    return EMA(trained, buffers, weights, schedule)

@@ -12,7 +12,7 @@ from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.optimizers.choice import require_steppable
 from tpukit.train.config import TrainConfig
-from tpukit.train.ema import EMA, start_ema
+from tpukit.train.ema import EMA, EMASchedule, start_ema
 from tpukit.train.mistakes.returned import expect
 from tpukit.train.monitor.evaluation import MOST_SUMS, Evaluation
 from tpukit.train.storage.optimizer_state import OptimizerState
@@ -164,9 +164,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
         ema = start_ema(
             backend.parameters(prepared),
             persistent_buffers(backend.unwrap(prepared)),
-            config.ema_decay,
-            config.ema_every,
-            config.ema_warmup,
+            EMASchedule(config.ema_decay, config.ema_every, config.ema_warmup, config.ema_updates),
         )
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.

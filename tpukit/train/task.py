@@ -31,6 +31,7 @@ from tpukit.hardware.backend import (
 )
 from tpukit.hardware.options import OptimizerName
 from tpukit.train import schedule
+from tpukit.train.config import EMAUpdates
 from tpukit.train.data.batch_plan import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -112,6 +113,7 @@ class TrainingDefaults:
     ema_decay: float | None = None
     ema_every: int = 1
     ema_warmup: int = 100
+    ema_updates: EMAUpdates = "ema_pytorch"
     optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.0
     adam: AdamSettings = field(default_factory=AdamSettings)

@@ -39,9 +39,11 @@ PUBLISHED_TRAINING = TrainingDefaults(
     clip_norm=1.0,
     ema_decay=0.995,
     ema_every=10,
+    ema_updates="ema_pytorch-0.5.2",
 )
-"""Adam 1e-5, clip 1, 200,000 steps, EMA 0.995 every 10 steps with its warm-up of 100 (public code
-of Shi et al., 2025). It trains on 16 samples a process; 64 is the total of four."""
+"""Adam 1e-5, clip 1, 200,000 steps, EMA 0.995 every 10 steps with its warm-up of 100, by the pinned
+ema_pytorch 0.5.2 (public code of Shi et al., 2025). It trains on 16 samples a process; 64 is the
+total of four."""
 
 SMALL_TRAINING = replace(
     PUBLISHED_TRAINING,
@@ -53,6 +55,7 @@ SMALL_TRAINING = replace(
     warmup_steps=50,
     final_lr_fraction=0.01,
     ema_decay=0.95,
+    ema_updates="ema_pytorch",
 )
 """Runs of a thousand steps: the EMA must forget the initial weights within them."""
 

@@ -113,11 +113,12 @@ def find_checkpoint(
 
 def as_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingRequest:
     """The request with the run's artifacts, and its settings where defaults have changed since."""
-    identity = checkpoint.state.identity
+    identity, defaults = checkpoint.state.identity, request.task.defaults
     recorded = {
         name: older
         for name, older in ADDED_ARITHMETIC.items()
-        if name not in identity and getattr(request.config, name) == getattr(TrainConfig, name)
+        if name not in identity
+        and getattr(request.config, name) in (getattr(TrainConfig, name), getattr(defaults, name))
     }
     task = request.task.as_recorded(identity)
     restored = task.restore(checkpoint.artifacts())

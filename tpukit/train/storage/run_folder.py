@@ -218,7 +218,14 @@ class TrainedRun:
 
     def weights(self) -> dict[str, Any]:
         """The EMA weights where the run kept them, else the trained ones; on the CPU."""
-        return {**self.checkpoint.tensors("model"), **self.checkpoint.tensors("ema")}
+        trained = self.checkpoint.tensors("model")
+        return trained if self._ema_is_initial else {**trained, **self.checkpoint.tensors("ema")}
+
+    @property
+    def _ema_is_initial(self) -> bool:
+        """Whether no update of the EMA weights was due yet; the first step has one now."""
+        late = self.train_config.get("ema_updates", "multiples") == "multiples"
+        return late and self.checkpoint.state.step < self.train_config.get("ema_every", 1)
 
 
 def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
