@@ -225,7 +225,7 @@ class TrainedRun:
     def _ema_is_initial(self) -> bool:
         """Whether no update of the EMA weights was due yet; the first step has one now."""
         late = self.train_config.get("ema_updates", "multiples") == "multiples"
-        return late and self.checkpoint.state.step < self.train_config.get("ema_every", 1)
+        return late and self.checkpoint.state.step < int(self.train_config.get("ema_every", 1))
 
 
 def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
