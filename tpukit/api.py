@@ -33,7 +33,7 @@ from tpukit.commands.test import RANGES, TestOptions, evaluation
 from tpukit.commands.trained_run import use_model
 from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.select import find_kind, holds_tpu, opened_backend
+from tpukit.hardware.select import find_kind, holds_tpu, opened_backend, prepare_environment
 from tpukit.io.ranges import Range, range_problems
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig, field_problems, nearest
@@ -187,6 +187,8 @@ def find_batch(
     check_search(search, target, options)
     given = _settings({**options, "global_batch_size": search.global_batch_size}, preset, config)
     _require_free_devices(given.hardware(), target)
+    if target is None:
+        prepare_environment(given.hardware())
     if model is not None and task is None:
         texts = [f"{name}={_input_text(shape)}" for name, shape in (inputs or {}).items()]
         return size_model(model, texts, given, target, search, log)

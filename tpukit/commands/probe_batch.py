@@ -30,7 +30,8 @@ from tpukit.commands.options.training import (
 )
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
-from tpukit.hardware.select import settle_kernels
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import prepare_environment, settle_kernels
 from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
 from tpukit.probe.batch.search import SearchSettings
 
@@ -79,6 +80,8 @@ def probe_batch(
     factory = own.pop("model") if _is_factory(model.model, task, inputs) else None
     given = {**place, "global_batch_size": settings.global_batch_size}
     read = read_settings(given, sources, own)
+    # With a target only its children compute, in an environment of their own.
+    prepare_environment(HardwareOptions(hw="cpu") if target else read.hardware())
     if factory is not None:
         fields = size_model(factory, inputs or [], read, target, settings, output.text)
     else:

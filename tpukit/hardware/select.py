@@ -158,7 +158,8 @@ def rank_count(options: HardwareOptions, kind: Kind) -> int:
 
 
 def prepare_environment(options: HardwareOptions) -> Kind:
-    """Sets what torch, torch_xla, CUDA and accelerate read from the environment at import."""
+    """Sets what torch, torch_xla, CUDA and accelerate read from the environment at import: called
+    before a task's file is imported, as that may import any of them."""
     hardware = _this_machine()
     kind = _check(options, hardware)
     # The backend loads torch_tpu where a run uses it.
@@ -171,6 +172,7 @@ def prepare_environment(options: HardwareOptions) -> Kind:
     if kind == "tpu" and installed_stack() == "torch_xla":
         # torch_xla's import would start a pool of compilers for GPU kernels.
         os.environ.setdefault("TORCH_WARM_POOL", "0")
+        os.environ["USE_TORCH_XLA"] = "1"
         _prepare_xla(options, hardware)
     else:
         # accelerate would import torch_xla where it is installed, and then insist on it.

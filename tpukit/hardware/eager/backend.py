@@ -401,16 +401,22 @@ def _timeout(options: HardwareOptions) -> timedelta:
 
 
 def _start_accelerate(kind: Kind, timeout: timedelta) -> Any:
-    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs, state
 
-    return Accelerator(
-        cpu=kind == "cpu",
-        mixed_precision="no",
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(**DDP_OPTIONS),
-            InitProcessGroupKwargs(init_method=init_method(), timeout=timeout),
-        ],
-    )
+    takes_xla = state.is_torch_xla_available
+    # A process that imported it beside torch_xla would be given an XLA device.
+    state.is_torch_xla_available = lambda **_: False
+    try:
+        return Accelerator(
+            cpu=kind == "cpu",
+            mixed_precision="no",
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(**DDP_OPTIONS),
+                InitProcessGroupKwargs(init_method=init_method(), timeout=timeout),
+            ],
+        )
+    finally:
+        state.is_torch_xla_available = takes_xla
 
 
 def _parallelism(

@@ -109,8 +109,11 @@ class TrialRunner:
     def prepare(self) -> None:
         """Imports what a measured trial needs, and builds what its forks share, ahead of the first
         one."""
+        if self.setup.target is None:
+            from tpukit.hardware.select import prepare_environment
+
+            prepare_environment(self.setup.config)
         if self.setup.target is None and self.setup.world_size == 1:
-            import tpukit.hardware.select
             import tpukit.probe.batch.measure  # noqa: F401
         if self.setup.forks:
             # Else the first optimizer of each fork imports it, for more than a second.
@@ -284,7 +287,9 @@ def _run_as_rank(file: Path) -> int:
     """One rank of a launched trial: its result goes into a file beside the message."""
     message = json.loads(file.read_text())
     setup = dataclasses.replace(TrialSetup.from_json(message["setup"]), world_size=1)
-    result = TrialRunner(setup).result(TrialRequest(**message["request"]))
+    runner = TrialRunner(setup)
+    runner.prepare()
+    result = runner.result(TrialRequest(**message["request"]))
     path = file.with_name(f"rank-{os.environ['RANK']}")
     write_file(path, json.dumps(result).encode(), sync=False)
     return 0 if result.get("trial", {}).get("fits") else 1
