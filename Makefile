@@ -27,6 +27,6 @@ check: install
 slow: install
 	$(BIN)/python -m pytest -m slow
 
-# One wheel for any machine, in dist/.
-wheel: install
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+# One wheel for any machine, in dist/; needs no environment.
+wheel:
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -1,6 +1,7 @@
 """What an installation, not a checkout, carries; and what the project says about installing it."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -39,6 +40,19 @@ def test_torch_has_no_upper_bound():
 def test_the_changelog_names_this_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{tpukit.__version__}]" in changelog
+
+
+def test_a_wheel_is_built_without_an_environment():
+    words = ["make", "--dry-run", "--always-make", "PYTHON=any-python", "wheel"]
+    made = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert made.splitlines() == ["any-python -m pip wheel --quiet --no-deps --wheel-dir dist ."]
+
+
+def test_the_licence_is_the_one_that_is_declared():
+    assert PYPROJECT["project"]["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert re.match(r"\s+Apache License\s+Version 2\.0, January 2004\s", text)
+    assert "END OF TERMS AND CONDITIONS" in text
 
 
 @pytest.mark.parametrize("folder", ["docs", "notebooks", "tpukit", "README.md"])
