@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from kernels import error_of, execute, notebook_of, printed, shown
 from nbclient.exceptions import DeadKernelError
 from runs import MARK, environment, latest, marked_processes
 
-from tpukit.commands.reports.inline import metrics_table, result_pictures
+from tpukit.commands.reports.inline import metrics_table, result_pictures, show_result
 
 TASK = '''
 import os
@@ -130,8 +131,9 @@ def test_the_stop_button_saves_and_the_same_cell_goes_on(cells, place):
 
 def test_metrics_stand_beside_those_of_other_methods(cells):
     (metrics,) = shown(cells["test"], "text/html")
-    assert "0.25 [0.2, 0.3]" in metrics and "baseline" in metrics and ">1<" in metrics
-    assert "evaluated" in printed(cells["test"])
+    assert "0.2500 [0.2000, 0.3000]" in metrics and "baseline" in metrics and ">1.000<" in metrics
+    # The table stands below the cell alone.
+    assert "evaluated" in printed(cells["test"]) and "0.25" not in printed(cells["test"])
     assert [is_png(picture) for picture in shown(cells["test"], "image/png")] == [True]
 
 
@@ -186,14 +188,20 @@ def test_the_memory_of_each_trial_is_drawn():
 
 def test_a_metric_without_a_baseline_has_an_empty_cell():
     metrics = {"loss": 1.0, "rouge1": 0.5, "rouge1_baseline": 0.25}
-    rows = [["loss", "1", ""], ["rouge1", "0.5", "0.25"]]
-    assert metrics_table(metrics, {}) == [["", "this run", "baseline"], *rows]
-    table = metrics_table({**metrics, "rouge1_low": 0.4, "rouge1_high": 0.6}, {})
-    assert table == [
-        ["", "this run [95 % interval]", "baseline"],
-        ["loss", "1", ""],
-        ["rouge1", "0.5 [0.4, 0.6]", "0.25"],
+    assert metrics_table({"metrics": metrics}) == [
+        ["", "this run", "baseline"],
+        ["loss ↓", "1.000", ""],
+        ["ROUGE-1 ↑", "0.5000", "0.2500"],
     ]
+
+
+def test_the_best_value_of_a_row_is_bold():
+    shown = []
+    fields = {"metrics": {"rmse": 2.0, "rmse_baseline": 1.0}, "methods": {"baseline": "<b>"}}
+    show_result(SimpleNamespace(display=lambda data, raw: shown.append(data)), fields)
+    ((table),) = shown
+    assert ">2.000<" in table["text/html"] and "<b>1.000</b>" in table["text/html"]
+    assert "&lt;b&gt;" in table["text/html"] and "1.000" in table["text/plain"]
 
 
 def test_importing_tpukit_imports_no_ipython():

@@ -50,25 +50,27 @@ def run_line(line: str) -> None:
     Raises CommandFailedError where the command fails or is interrupted.
     """
     with tempfile.TemporaryDirectory(prefix="tpukit-cell-") as folder:
-        result = Path(folder, "result.json")
-        process = _start(line, result)
+        result, display = Path(folder, "result.json"), notebook_display()
+        process = _start(line, result if display else None)
         with process, _interrupts_passed_on(process):
             error = _print_lines(process.stdout or ())
         if result.is_file() and not line.startswith("data "):  # its lines say everything
-            show_result(notebook_display(), json.loads(result.read_text(encoding="utf-8")))
+            show_result(display, json.loads(result.read_text(encoding="utf-8")))
     if process.returncode:
         raise CommandFailedError(_failure(error) or _ended(process.returncode))
     print(*error, sep="", end="")
 
 
-def _start(line: str, result: Path) -> subprocess.Popen[str]:
+def _start(line: str, result: Path | None) -> subprocess.Popen[str]:
+    """The command; with `result` it leaves out what that file's tables show."""
     try:
         words = shlex.split(line)
     except ValueError as error:
         raise CommandFailedError(f"Error: %tpukit {line}: {error}.") from error
     return subprocess.Popen(
         [sys.executable, "-m", "tpukit", *words],
-        env={**os.environ, RESULT_VARIABLE: str(result), "PYTHONIOENCODING": "utf-8",
+        env={**os.environ, **({RESULT_VARIABLE: str(result)} if result else {}),
+             "PYTHONIOENCODING": "utf-8",
              # A training saves and ends when the kernel has ended.
              FOLLOWER_VARIABLE: str(os.getpid())},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -23,6 +23,11 @@ JsonOption = Annotated[
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+def shown_in_cell() -> bool:
+    """Whether a notebook's cell shows this command's result as tables and pictures."""
+    return RESULT_VARIABLE in os.environ
+
+
 class Output:
     """Standard output of a command.
 

@@ -12,7 +12,7 @@ import typer
 from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import with_option_sets
 from tpukit.commands.options.training import parse_settings
-from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.commands.output import DebugOption, JsonOption, Output, shown_in_cell
 from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
@@ -106,6 +106,7 @@ def test(
 def evaluation(trained: TrainedTask, options: TestOptions) -> Use:
     """What `test` does with the model of a trained task."""
     from tpukit.train.mistakes.returned import expect
+    from tpukit.train.report.metric_table import metric_lines
     from tpukit.train.report.run_report import report_test
     from tpukit.train.requests import EvaluationRequest
 
@@ -115,6 +116,9 @@ def evaluation(trained: TrainedTask, options: TestOptions) -> Use:
     def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         found = method(model, backend, request, log)
         fields = expect(found, dict, method, "a dict of JSON fields")
+        if backend.is_main and not shown_in_cell():
+            for line in metric_lines(fields):
+                log(line)
         if trained.run is not None and backend.is_main:
             report_test(trained.run, fields, log)
         return fields

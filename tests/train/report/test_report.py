@@ -19,7 +19,7 @@ from tpukit.errors import TaskFailedError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.report.history import History
-from tpukit.train.report.kept_tests import metric_table
+from tpukit.train.report.metric_table import MetricCell, metric_lines, metric_table
 from tpukit.train.report.run_report import RunReport, report_test
 from tpukit.train.report.series import MOST_POINTS, MetricSeries, Series
 from tpukit.train.requests import TrainingRequest
@@ -232,19 +232,40 @@ def test_the_log_gives_sessions_times_and_warnings(tmp_path):
     assert history.about == {"Predicted for v5e-8 (libtpu)": "3.20 of 15.75 GiB a chip"}
 
 
-def test_a_table_of_metrics_has_intervals_and_baselines():
-    ways, rows = metric_table({
-        "metrics": {"rouge1": 0.4, "rouge1_low": 0.3, "rouge1_high": 0.5, "rouge1_baseline": 0.2,
-                    "rmse": 1.0, "rmse_pooled": 1.5, "rmse_baseline": 2.0, "loss": 3.0},
-        "intervals": {"rmse": [0.9, 1.1]},
-    })  # fmt: skip
-    assert ways == ["baseline"]
-    assert rows == {
-        "rouge1": [(0.4, [0.3, 0.5]), (0.2, None)],
-        "rmse": [(1.0, [0.9, 1.1]), (2.0, None)],
-        "rmse_pooled": [(1.5, None), (None, None)],
-        "loss": [(3.0, None), (None, None)],
+SCORED = {
+    "metrics": {"rouge1": 0.4, "rouge1_low": 0.3, "rouge1_high": 0.5, "rouge1_baseline": 0.2,
+                "rmse": 2.0, "rmse_pooled": 2.5, "rmse_baseline": 1.0, "own": 3.0},
+    "intervals": {"rmse": [1.9, 2.1]},
+    "methods": {"": "ours, mean of 4", "baseline": "Tikhonov"},
+}  # fmt: skip
+
+
+def test_a_table_of_metrics_has_intervals_baselines_and_the_best():
+    table = metric_table(SCORED)
+    assert table.ways == ["ours, mean of 4", "Tikhonov"]
+    assert table.rows == {
+        "ROUGE-1 ↑": [MetricCell(0.4, [0.3, 0.5], is_best=True), MetricCell(0.2)],
+        "RMSE ↓": [MetricCell(2.0, [1.9, 2.1]), MetricCell(1.0, is_best=True)],
+        "RMSE, all frames ↓": [MetricCell(2.5), MetricCell(None)],
+        "own": [MetricCell(3.0), MetricCell(None)],
     }
+    unnamed = {"metrics": {"a": 1.0, "a_lead": 2.0, "b": 1.0, "b_lead": 2.0}}
+    assert metric_table(unnamed).ways == ["this run", "first line"]
+
+
+def test_text_and_page_name_the_columns_alike(tmp_path):
+    lines = list(metric_lines(SCORED))
+    assert lines[1].startswith("  ROUGE-1 ↑ ")
+    assert lines[1].endswith(" ours, mean of 4  0.4000 [0.3000, 0.5000] *")
+    assert lines[4].split()[-3:] == ["Tikhonov", "1.000", "*"]
+    assert max(map(len, lines)) < 80
+    assert list(metric_lines({"metrics": {"loss": 1.0}})) == []
+    folder = written(tmp_path / "run", [{"kind": "train", "step": 1, "loss": 1.0}])
+    folder.tests.write_text(json.dumps({"x": SCORED}))
+    assert warned(folder) == []
+    page = page_of(folder)
+    assert '<th class="number">ours, mean of 4</th><th class="number">Tikhonov</th>' in page
+    assert "<th>RMSE ↓</th>" in page and '<td class="number"><b>1.000</b></td>' in page
 
 
 def test_odd_results_of_a_test_do_not_lose_the_page(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpukit.commands.output import shown_in_cell
 from tpukit.io.units import GIB, format_bytes, format_duration
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.batch.trial import Trial, predicted_text
@@ -72,10 +73,11 @@ def as_text(found: Recommendation, task: str, command: str | None) -> Iterator[s
     """The lines for people."""
     yield ""
     yield f"{task} on {_where(found)}"
-    yield from table(found.trials)
-    yield ""
-    yield from chart(found)
-    yield ""
+    if not shown_in_cell():
+        yield from table(found.trials)
+        yield ""
+        yield from chart(found)
+        yield ""
     yield from _summary(found)
     if found.recommended_trial is not None:
         yield from _details(found, found.recommended_trial)

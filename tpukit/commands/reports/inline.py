@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.io.units import GIB, format_bytes
+from tpukit.train.report.metric_table import MetricCell, cell_text, metric_table
 
 Table = list[list[str]]
 
-WAYS = ("baseline", "single", "noser", "lead", "nearest")
-"""Suffixes of a metric's name in the JSON of `test`: the same metric of another method."""
 HIDDEN = {
     *("command", "compiles", "data", "devices", "exact", "largest_global_batch", "limit_bytes"),
     *("parameters", "path", "per_sample", "picture", "predictions", "seconds", "target", "task"),
@@ -24,6 +23,12 @@ HIDDEN = {
 """Fields that the command's lines say, or whose files are shown."""
 PREVIEWED_ROWS = 3
 PREVIEWED_CHARACTERS = 80
+
+
+class Bold(str):
+    """A cell that is the best of its row."""
+
+    __slots__ = ()
 
 
 def notebook_display() -> Any:
@@ -47,7 +52,7 @@ def show_result(display: Any, fields: Mapping[str, Any]) -> None:
 
 def show_table(display: Any, table: Table) -> None:
     """A table whose first column names its rows; as text where HTML is not shown."""
-    cells = [[html.escape(cell) for cell in row] for row in table]
+    cells = [[_html(cell) for cell in row] for row in table]
     rows = "".join(
         f"<tr><th style='text-align:left'>{name}</th>"
         + "".join(f"<td style='text-align:left'>{value}</td>" for value in values)
@@ -58,6 +63,10 @@ def show_table(display: Any, table: Table) -> None:
     display.display({"text/html": f"<table>{rows}</table>", "text/plain": text}, raw=True)
 
 
+def _html(cell: str) -> str:
+    return f"<b>{html.escape(cell)}</b>" if isinstance(cell, Bold) else html.escape(cell)
+
+
 def show_picture(display: Any, png: bytes) -> None:
     """A PNG picture below the cell."""
     display.display(display.Image(data=png, format="png"))
@@ -65,41 +74,43 @@ def show_picture(display: Any, png: bytes) -> None:
 
 # -- tables ----------------------------------------------------------------------------------------
 def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
-    """Plain fields; metrics, beside those of other methods; the first rows of a CSV file."""
+    """Plain fields; metrics, beside those of other methods; trials; a CSV file's first rows."""
     best = fields.get("best")
     named = {f"best {n}": v for n, v in best.items()} if isinstance(best, Mapping) else {}
     shown = {n: v for n, v in {**fields, **named}.items() if n not in HIDDEN}
     plain = {n: v for n, v in shown.items() if isinstance(v, str | int | float)}
     if len(plain) > 1:
         yield [[name.replace("_", " "), _text(name, value)] for name, value in plain.items()]
-    if metrics := fields.get("metrics"):
-        yield metrics_table(metrics, fields.get("intervals") or {})
+    if fields.get("metrics"):
+        yield metrics_table(fields)
+    if trials := fields.get("trials"):
+        yield trials_table(trials)
     path = Path(str(fields.get("path", "")))
     if path.suffix == ".csv" and path.is_file():
         yield _first_rows(path)
 
 
-def metrics_table(metrics: Mapping[str, Any], intervals: Mapping[str, Sequence[float]]) -> Table:
-    """A row a metric, a column a method: `rmse_baseline` stands beside `rmse`.
-
-    Intervals are given by name, or as further metrics: `rouge1_low` and `rouge1_high`.
-    """
-    bounded = [n for n in metrics if f"{n}_low" in metrics and f"{n}_high" in metrics]
-    ends = {n: [metrics[f"{n}_low"], metrics[f"{n}_high"]] for n in bounded}
-    intervals = {**ends, **intervals}
-    ways = [way for way in WAYS if any(name.endswith(f"_{way}") for name in metrics)]
-    own = [n for n in metrics if not n.endswith(("_low", "_high", *(f"_{way}" for way in ways)))]
-    columns = ["", *(f"_{way}" for way in ways)]
-    rows = [[n, *(_metric(f"{n}{way}", metrics, intervals) for way in columns)] for n in own]
-    return [["", "this run" + " [95 % interval]" * bool(intervals), *ways], *rows]
+def metrics_table(fields: Mapping[str, Any]) -> Table:
+    """A row a metric, a column a way to compute the result; the best of each row bold."""
+    table = metric_table(fields)
+    rows = [[name, *map(_metric, cells)] for name, cells in table.rows.items()]
+    return [["", *table.ways], *rows]
 
 
-def _metric(name: str, metrics: Mapping[str, Any], intervals: Mapping[str, Sequence[float]]) -> str:
-    value = _text(name, metrics[name]) if name in metrics else ""
-    if name in intervals:
-        low, high = intervals[name]
-        value += f" [{low:.3g}, {high:.3g}]"
-    return value
+def _metric(cell: MetricCell) -> str:
+    text = cell_text(cell)
+    return Bold(text) if cell.is_best else text
+
+
+def trials_table(trials: Sequence[Mapping[str, Any]]) -> Table:
+    """A row a trial of `probe-batch`."""
+    rows = [
+        [f"{trial['batch']:,}", format_bytes(trial["used_bytes"]) if trial["used_bytes"] else "",
+         str(trial["verdict"]), f"{trial['samples_per_second'] or 0:.3g}".removeprefix("0"),
+         f"{trial['seconds']:.0f}"]
+        for trial in trials
+    ]  # fmt: skip
+    return [["batch a device", "memory", "verdict", "samples/s", "took, s"], *rows]
 
 
 def _text(name: str, value: Any) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpukit.train.report.kept_tests import Cell, metric_table, read_tests
+from tpukit.train.report.kept_tests import read_tests
 from tpukit.train.report.markup import MOST_ROWS, escaped, joined, number_text
+from tpukit.train.report.metric_table import MetricCell, metric_table
 from tpukit.train.storage.run_folder import RunFolder
 
 MOST_TESTS = 20
@@ -28,16 +29,16 @@ def result_sections(folder: RunFolder) -> Iterator[str]:
         examples = joined(_examples(test, kind) for kind in ("best", "worst"))
         yield (
             f'<section><h2>Test{on}</h2><p class="note">{about}; brackets: 95 %'
-            f" intervals</p>{_metrics(test)}{examples}</section>"
+            f" intervals; arrows: which way is better</p>{_metrics(test)}{examples}</section>"
         )
 
 
 def _metrics(test: Mapping[str, Any]) -> str:
-    ways, rows = metric_table(test)
-    head = "".join(f'<th class="number">{escaped(n)}</th>' for n in ("value", *ways))
+    table = metric_table(test)
+    head = "".join(f'<th class="number">{escaped(way)}</th>' for way in table.ways)
     lines = [
         f"<tr><th>{escaped(name)}</th>{''.join(map(_metric_cell, cells))}</tr>"
-        for name, cells in list(rows.items())[:MOST_ROWS]
+        for name, cells in list(table.rows.items())[:MOST_ROWS]
     ]
     return (
         f'<div class="wide" tabindex="0"><table><thead><tr><th>metric</th>{head}</tr></thead>'
@@ -45,13 +46,13 @@ def _metrics(test: Mapping[str, Any]) -> str:
     )
 
 
-def _metric_cell(cell: Cell) -> str:
-    value, interval = cell
-    if value is None:
+def _metric_cell(cell: MetricCell) -> str:
+    if cell.value is None:
         return '<td class="number"></td>'
-    ends = ", ".join(map(number_text, interval or ()))
+    value = number_text(cell.value)
+    ends = ", ".join(map(number_text, cell.interval or ()))
     between = f' <span class="range">[{ends}]</span>' if ends else ""
-    return f'<td class="number">{number_text(value)}{between}</td>'
+    return f'<td class="number">{f"<b>{value}</b>" if cell.is_best else value}{between}</td>'
 
 
 def _examples(test: Mapping[str, Any], kind: str) -> str:

@@ -1,6 +1,7 @@
 """`tpukit test` on EIT runs, as a user calls it; and the sets it knows."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -60,6 +61,13 @@ def test_metrics_baselines_and_intervals(tested):
     assert all(fields["metrics"][n] >= fields["metrics"][n.replace("_pooled", "")] for n in pooled)
     assert fields["metrics"]["correlation_noser"] > 0.5
     assert "95 % interval" in told and "PSNR as published" in told
+    names = ["ours, mean of 2", "ours, one sample", "Tikhonov", "NOSER"]
+    assert list(fields["methods"].values()) == names
+    assert all(re.search(rf"^ .*{name}  +-?[\d.]+ \[", told, re.M) for name in names)
+    ranges = {"correlation": (-1, 1), "rmse": (0, 99), "psnr": (-99, 99), "ssim": (-1, 1)}
+    for name, (low, high) in fields["intervals"].items():
+        least, most = ranges[name.partition("_")[0]]
+        assert least <= low <= high <= most
 
 
 def test_predictions_in_both_formats(tested, place):
@@ -81,6 +89,19 @@ def test_predictions_in_both_formats(tested, place):
 def test_picture_is_one(tested):
     picture = imread(tested[0]["picture"])
     assert picture.shape[0] > 300 and picture.std() > 0.05
+
+
+def test_pictures_have_eight_rows_and_the_rest_has_its_own(place, tmp_path):
+    train = place / "data" / "train"
+    command = ("test", "--run", place / "run", "--hw", "cpu", "--data-path", train,
+               "--sampling-steps", 1, "--out", tmp_path, "--json")  # fmt: skip
+    done = tpukit(*command, "--limit", 9)
+    first, rest = imread(result(done)["picture"]), tmp_path / "more" / "reconstructions-2.png"
+    assert first.shape[0] < 1700 and imread(rest).shape[0] < 500
+    assert f"more frames: {rest.parent}" in done.stderr
+    # One of two frames, after that, leaves no picture of before.
+    fields = result(tpukit(*command, "--limit", 1))
+    assert not rest.exists() and fields["intervals"] == {}
 
 
 @pytest.mark.slow
@@ -231,25 +252,29 @@ def test_empty_folder(tmp_path):
 
 
 def test_the_pictures_colours_have_a_scale(tmp_path):
-    """A bar from red to blue stands in an otherwise white margin."""
+    """A bar from blue to red stands below the images."""
     draw_grid(tmp_path / "grid.png", {"ours": np.zeros((1, 128, 128))}, ["a"], {}, "caption")
-    margin = imread(tmp_path / "grid.png")[:, -90:, :3]
+    margin = imread(tmp_path / "grid.png")[-110:, :, :3]
     assert (margin[..., 0] > margin[..., 2] + 0.5).any()
     assert (margin[..., 2] > margin[..., 0] + 0.3).any()
 
 
 def test_every_frame_is_drawn_or_the_picture_says_which(monkeypatch, tmp_path):
-    drawn = {}
+    drawn = []
     monkeypatch.setattr(
         evaluate, "draw_grid",
-        lambda path, columns, names, notes, caption: drawn.update({len(names): caption}),
+        lambda path, columns, names, notes, caption: drawn.append((path.name, len(names), caption)),
     )  # fmt: skip
-    for count in (22, 50):
+    for count in (2, 50):
         names = [str(n) for n in range(count)]
         images = np.zeros((count, 128, 128), np.float32)
         frames = TestSet("a set", names, np.zeros((count, 208), np.float32), images, real=False)
         evaluate._draw(frames, [Reconstructed("ours", "", images)], {}, tmp_path)
-    assert drawn == {22: "a set, all 22 frames.", 40: "a set, first 40 of 50 frames."}
+    assert drawn[:2] == [
+        ("reconstructions.png", 2, "a set, frames 1 to 2 of 2."),
+        ("reconstructions.png", 8, "a set, frames 1 to 8 of 50; more in more/."),
+    ]
+    assert drawn[-1] == ("reconstructions-5.png", 8, "a set, frames 33 to 40 of 50.")
 
 
 def test_grid_of_one_row_without_notes(tmp_path):

@@ -17,7 +17,6 @@ from tpukit.io.files import write_file, writing_errors
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
 from tpukit.tasks.eit.evaluation.metrics import (
-    METRICS,
     RANGES,
     Values,
     measure_all,
@@ -33,7 +32,9 @@ from tpukit.train.requests import EvaluationRequest
 Images = NDArray[np.float32]
 
 SHOWN = 40
-"""Most rows of the picture."""
+"""Most frames in pictures."""
+ROWS = 8
+"""Of one picture."""
 CALIBRATION = (
     "The simulation's ranges of contrast, size and noise were chosen after looking at the measured "
     "voltages of these sets."
@@ -103,6 +104,7 @@ def _report(
         "data": data,
         "samples": len(frames.names),
         "metrics": {},
+        "methods": {way.suffix.removeprefix("_"): way.label for way in ways},
         "intervals": {},
         "predictions": str(out / "predictions.npz"),
         "picture": str(out / "reconstructions.png"),
@@ -126,29 +128,48 @@ def _report(
                 result["metrics"][f"rmse_pooled{way}{suffix}"] = pooled_rmse(values)
         _write_table(out / "metrics.csv", frames.names, measured)
         result["per_sample"] = str(out / "metrics.csv")
-        _log_metrics(frames, ways, result, log)
-    log(f"Picture: {result['picture']}; predictions: {result['predictions']} (and .mat)")
+        log(f"{frames.title}: {len(frames.names)} samples")
+        log("PSNR as published: on x/2 + 1/2, its peak that of each true image.")
+        log("RMSE, all frames, as published: one root over all frames.")
+        if frames.real:
+            log(CALIBRATION)
+    more = f" (more frames: {out / 'more'})" if len(frames.names) > ROWS else ""
+    log(f"Picture: {result['picture']}{more}; predictions: {result['predictions']} (and .mat)")
     return result
 
 
 def _draw(
     frames: TestSet, ways: list[Reconstructed], measured: dict[str, Values], out: Path
 ) -> None:
-    shown = slice(0, SHOWN)
-    columns: dict[str, Images] = {} if frames.xs is None else {"truth": frames.xs[shown]}
+    """`reconstructions.png` with the first frames; those after them in the folder `more`."""
+    for old in (out / "more").glob("reconstructions-*.png"):
+        old.unlink()
+    count = min(SHOWN, len(frames.names))
+    for start in range(0, count, ROWS):
+        rows = slice(start, min(start + ROWS, count))
+        name = f"more/reconstructions-{start // ROWS + 1}.png" if start else "reconstructions.png"
+        (out / name).parent.mkdir(exist_ok=True)
+        _draw_rows(frames, ways, measured, rows, out / name)
+
+
+def _draw_rows(
+    frames: TestSet, ways: list[Reconstructed], measured: dict[str, Values], rows: slice, path: Path
+) -> None:
+    columns: dict[str, Images] = {} if frames.xs is None else {"truth": frames.xs[rows]}
     # The baselines stand between the truth and ours.
     ordered = [w for w in ways if w.suffix in {"_baseline", "_noser"}][:1]
     ordered += [w for w in ways if w.suffix in {"", "_single"}]
-    columns |= {way.label: way.images[shown] for way in ordered}
+    columns |= {way.label: way.images[rows] for way in ordered}
     notes = {
-        way.label: [f"corr. {value:.2f}" for value in measured[f"correlation{way.suffix}"][shown]]
+        way.label: [f"corr. {value:.2f}" for value in measured[f"correlation{way.suffix}"][rows]]
         for way in ordered
         if measured
     }
     count = len(frames.names)
-    drawn = f"first {SHOWN} of {count:,} frames" if count > SHOWN else f"all {count} frames"
+    drawn = f"frames {rows.start + 1} to {rows.stop} of {count:,}"
+    drawn += "; more in more/" * (rows.start == 0 and count > ROWS)
     caption = f"{frames.title}, {drawn}." + (f" {CALIBRATION}" if frames.real else "")
-    draw_grid(out / "reconstructions.png", columns, frames.names[shown], notes, caption)
+    draw_grid(path, columns, frames.names[rows], notes, caption)
 
 
 def _write_table(path: Path, names: list[str], measured: dict[str, Values]) -> None:
@@ -159,22 +180,3 @@ def _write_table(path: Path, names: list[str], measured: dict[str, Values]) -> N
     for row, name in enumerate(names):
         writer.writerow([name, *(f"{values[row]:.6g}" for values in measured.values())])
     write_file(path, stream.getvalue().encode())
-
-
-def _log_metrics(
-    frames: TestSet, ways: list[Reconstructed], result: dict[str, Any], log: Log
-) -> None:
-    log(f"{frames.title}: {len(frames.names)} samples; mean and 95 % interval")
-    log(f"{'':20}" + "".join(f"{name:>26}" for name in METRICS))
-    for way in ways:
-        cells = []
-        for metric in METRICS:
-            name = f"{metric}{way.suffix}"
-            between = ", ".join(f"{end:.3f}" for end in result["intervals"].get(name, ()))
-            cells.append(f"{result['metrics'][name]:.3f}" + f" [{between}]" * bool(between))
-        log(f"{way.label:20}" + "".join(f"{cell:>26}" for cell in cells))
-    pooled = [f"{way.label} {result['metrics'][f'rmse_pooled{way.suffix}']:.3f}" for way in ways]
-    log(f"RMSE as published, one root over all frames: {', '.join(pooled)}")
-    log("PSNR as published: on x/2 + 1/2, its peak that of each true image.")
-    if frames.real:
-        log(CALIBRATION)

@@ -14,6 +14,8 @@ from tpukit.io.files import write_file
 
 Images = NDArray[np.floating[Any]]
 INCHES = 1.5
+COLOURS = ("-1: resistive", "0: background", "+1: conductive")
+"""Below the colour bar."""
 
 
 def draw_grid(
@@ -31,7 +33,7 @@ def draw_grid(
     from matplotlib.figure import Figure
 
     rows = len(names)
-    width, height = INCHES * len(columns) + 1.2, max((INCHES + 0.2) * rows + 0.85, 2.6)
+    width, height = INCHES * len(columns) + 0.6, (INCHES + 0.2) * rows + 1.25
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, len(columns), squeeze=False)
@@ -48,13 +50,12 @@ def draw_grid(
     for row, name in enumerate(names):
         axes[row, 0].set_ylabel(name, fontsize=7)
     figure.subplots_adjust(
-        left=0.35 / width, right=1 - 0.85 / width, bottom=0.55 / height, top=1 - 0.3 / height,
+        left=0.35 / width, right=1 - 0.15 / width, bottom=0.95 / height, top=1 - 0.3 / height,
         wspace=0.05, hspace=0.15,
     )  # fmt: skip
-    place = figure.add_axes((1 - 0.7 / width, 1 - 2.3 / height, 0.12 / width, 2.0 / height))
-    bar = figure.colorbar(drawn, cax=place, ticks=[-1, 0, 1])
-    bar.ax.tick_params(labelsize=7)
-    bar.set_label("conductivity change", fontsize=7)
+    place = figure.add_axes((0.8 / width, 0.5 / height, 1 - 1.6 / width, 0.12 / height))
+    bar = figure.colorbar(drawn, cax=place, orientation="horizontal", ticks=[-1, 0, 1])
+    bar.ax.set_xticklabels(COLOURS, fontsize=7)
     figure.text(0.5, 0.005, caption, ha="center", fontsize=6, wrap=True)
     stream = io.BytesIO()
     figure.savefig(stream, dpi=110, format="png")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.io.files import writing_errors
-from tpukit.tasks.summarize.evaluation.rouge import KINDS
 from tpukit.tasks.summarize.evaluation.submission import write_rows
 
 SHOWN = 3
@@ -45,13 +44,6 @@ def result_lines(result: SummaryScores) -> list[str]:
     lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]
     if result.skipped:
         lines.append(f"{result.skipped} left out: their summaries are too long for the context")
-    for kind in KINDS:
-        nearest = metrics.get(f"{kind}_nearest")
-        beside = f"first line {metrics[f'{kind}_lead']:.3f}"
-        beside += "" if nearest is None else f", nearest training summary {nearest:.3f}"
-        ends = [f"{metrics[n]:.3f}" for n in (f"{kind}_low", f"{kind}_high") if n in metrics]
-        interval = f"[{', '.join(ends)}]" if ends else ""
-        lines.append(f"{kind:7} {metrics[kind]:.3f} {interval}  ({beside})")
     if "names_copied" in metrics:
         unseen = metrics.get("unseen_names_copied")
         beside = "" if unseen is None else f"; {unseen:.1%} of those not in the training set"
