@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 RESULT = Path(__file__).parent / "results" / "activation_memory.json"
 MODELS = ("resnet50", "vit_base_patch16_224")
 SAVED_AT, COMPILED_AT = (2, 4), (32, 64)
@@ -111,7 +113,7 @@ def main() -> None:
         [compiled] = slopes(compiled_bytes, name, COMPILED_AT)
         kept["models"][name] = {"saved": saved, "saved_in_tiles": in_tiles, "compiled": compiled}
         print(name, kept["models"][name], flush=True)
-        RESULT.write_text(json.dumps(kept, indent=2) + "\n")
+        write_result(RESULT, kept)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 MATERIAL = Path(__file__).with_name("doctor_material")
 HALVES = ("learn", "measure")
 Record = dict[str, Any]
@@ -294,7 +296,7 @@ def main() -> None:
         "results": shown,
     }
     if options.out:
-        options.out.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+        write_result(options.out, whole)
     print(json.dumps({"summary": sums, "missing_files": missing}, indent=1))
 
 

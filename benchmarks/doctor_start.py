@@ -22,6 +22,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from deciding_code import write_result
+
 BIN = Path(sys.executable).parent
 COMMANDS = {
     "tpukit --help": [BIN / "tpukit", "--help"],
@@ -99,10 +101,9 @@ def main() -> None:
             **{name: version(name) for name in ("tpukit", "accelerate", "torch", "typer")},
         },
     }
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=2))
     if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        write_result(options.out, result)
 
 
 if __name__ == "__main__":

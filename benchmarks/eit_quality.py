@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from deciding_code import write_result
 from torch import Tensor, nn
 
 from tpukit.tasks.eit.data.conditioning import voltage_map
@@ -273,8 +274,7 @@ def main() -> None:
         "simulated": simulated,
         "versions": versions(),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(body, indent=1) + "\n")
+    write_result(options.out, body)
     print_table("UEF2017, 22 measured frames", measured)
     print_table("Simulated test split", simulated)
     print(f"\nTrained for {metrics['minutes']:.1f} minutes, one thread each. {options.out}")

@@ -25,6 +25,7 @@ from pathlib import Path
 os.environ.update({f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")})
 
 import numpy as np
+from deciding_code import write_result
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
@@ -136,11 +137,9 @@ def main() -> None:
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("tpukit", "numpy", "scipy")},
     }
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=2))
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

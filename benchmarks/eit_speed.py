@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from deciding_code import write_result
 from torch import nn
 
 from tpukit.hardware.backend import ModelOps
@@ -159,10 +160,9 @@ def main() -> None:
         "sides": found,
         "lean_over_published": lean_over_published(sides, found),
     }
-    text = json.dumps(report, indent=2)
     if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    print(text)
+        write_result(options.out, report)
+    print(json.dumps(report, indent=2))
 
 
 def cpu_name() -> str:

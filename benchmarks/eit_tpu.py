@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 ENVIRONMENT = {
     "PJRT_DEVICE": "CPU",
     "JAX_PLATFORMS": "cpu",
@@ -92,10 +94,9 @@ def main() -> None:
             answers.append(ask(form, options.target, rows, options.effort))
             print(json.dumps(answers[-1], indent=1), file=sys.stderr, flush=True)
     result = {"versions": check_versions(), "answers": answers}
-    text = json.dumps(result, indent=2)
     if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    print(text)
+        write_result(options.out, result)
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
 from pathlib import Path
+
+from deciding_code import write_result
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UP = 4
@@ -245,9 +246,8 @@ def main() -> None:
         "loading_samples_per_second_one_process": loading_rate(task, config),
         "versions": versions(),
     }
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"engine_cost_{options.hw}_{options.size}.json"
-    path.write_text(json.dumps(body, indent=1) + "\n")
+    write_result(path, body)
     for name in ("ratio_median", "ratio_of_fastest", "loading_samples_per_second_one_process"):
         print(f"{name} {body[name]:.4f}")
     print(path)

@@ -28,6 +28,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from deciding_code import write_result
+
 VIRTUAL = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
 DATA = {
     "eit": ["data", "eit", "--n", "200", "--out"],
@@ -45,6 +47,7 @@ import torch
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.registry import load_task
 from tpukit.train.task import PlanSettings
+
 name, settings, device = sys.argv[1], eval(sys.argv[2]), sys.argv[3]
 if device == "xla":
     import torch_xla
@@ -153,10 +156,9 @@ def main() -> None:
             **{name: version(name) for name in ("tpukit", "torch", "torch_xla", "accelerate")},
         },
     }
-    text = json.dumps(result, indent=2)
-    print(text)
+    print(json.dumps(result, indent=2))
     if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        write_result(options.out, result)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 from tpukit.io.process import allowed_cores
 
 RESULTS = Path(__file__).parent / "results"
@@ -112,7 +114,7 @@ def main() -> None:
         "difference": accuracy["tpukit"]["mean"] - accuracy["timm"]["mean"],
         "runs": found,
     }  # fmt: skip
-    (RESULTS / "image_accuracy.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_result(RESULTS / "image_accuracy.json", result)
     print(json.dumps(accuracy, indent=2))
 
 

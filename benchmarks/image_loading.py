@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from deciding_code import write_result
 from PIL import Image
 
 RESULTS = Path(__file__).parent / "results"
@@ -123,7 +123,7 @@ def main() -> None:
         "ratio_to_torchvision": middle["tpukit"] / middle["torchvision"],
         "rates": rates,
     }  # fmt: skip
-    (RESULTS / "image_loading.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_result(RESULTS / "image_loading.json", result)
 
 
 if __name__ == "__main__":

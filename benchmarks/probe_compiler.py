@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 RESULTS = Path(__file__).parent / "results"
 GIB = 2**30
 KNOWN_GPT2_GIB = {4: 5.34, 8: 8.91, 16: 14.77}
@@ -117,11 +119,7 @@ def main() -> None:
     }  # fmt: skip
     if options.question == "gpt2-memory":
         result["memory_gib"] = memory_beside_known(answers)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"probe_compiler_{options.question}.json"
-    # Places in this checkout, wherever it lies.
-    text = json.dumps(result, indent=2).replace(f"{Path(__file__).resolve().parents[1]}/", "")
-    path.write_text(text + "\n")
+    write_result(RESULTS / f"probe_compiler_{options.question}.json", result)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 RESULTS = Path(__file__).parent / "results"
 START, ACCELERATE_START = 4, 512
 SAMPLES = 2500
@@ -233,9 +235,8 @@ def report(arguments: argparse.Namespace) -> None:
         "versions": versions,
         "answers": answers,
     }
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"probe_peers_{task}{'_xla' * xla}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(path, result)
     print(json.dumps(result, indent=2))
 
 

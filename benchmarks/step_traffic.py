@@ -17,6 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 RESULT = Path(__file__).parent / "results" / "step_traffic.json"
 ENVIRONMENT = {
     "PJRT_DEVICE": "CPU",
@@ -131,7 +133,7 @@ def keep(arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
     same = {*step, "commit"}
     others = [other for other in kept if any(other[name] != row[name] for name in same)]
     found = {"steps": [*others, row], "versions": installed_versions()}
-    RESULT.write_text(json.dumps(found, indent=2) + "\n")
+    write_result(RESULT, found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ turn, and the ratio is the median of these rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
+from deciding_code import write_result
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -198,7 +198,7 @@ def main() -> None:
         told = ("ratio", "ratio_of_wall_time", "rows_with_identical_tokens", "rows")
         print(name, {key: found[key] for key in told})
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ GPT-2 124M in bf16, lengths like SAMSum's. The plans of both are laid out for so
 compiler compiles the micro-batch of each of their shapes for one chip, at the fast setting. A
 micro-batch takes as long as the slower of its arithmetic and its bytes at the chip's peak rates (a
 roofline); a step takes the sum of its micro-batches. The optimizer's update, once a step in both,
-is left out. What FILE.json has of the same versions is not compiled again. Nothing runs on a TPU.
+is left out. What FILE.json has of the same versions
+and code is not compiled again. Nothing runs on a TPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from deciding_code import code_of, write_result
 from step_traffic import ENVIRONMENT
 from summarize_training import make_samples
 
@@ -118,9 +120,9 @@ def measured(plan: Any, data: Any, target: Any, known: dict[str, Any]) -> dict[s
 
 
 def earlier(path: Path, versions: dict[str, str]) -> dict[str, Any]:
-    """The shapes in a file of the same versions."""
+    """The shapes in a file of the same versions and code."""
     kept = json.loads(path.read_text()) if path.exists() else {}
-    if kept.get("versions") != versions:
+    if kept.get("versions") != versions or kept.get("code") != code_of(path.stem):
         return {}
     ways = [case[way] for case in kept["cases"] for way in ("buckets", "packed")]
     return {shape: found for way in ways for shape, found in way["shapes"].items()}
@@ -151,7 +153,7 @@ def main() -> None:
             "cases": cases,
             "versions": installed_versions(),
         }
-        options.out.write_text(json.dumps(body, indent=2) + "\n")
+        write_result(options.out, body)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from deciding_code import write_result
+
 TRAINING = [
     "--hw", "cpu", "--precision", "fp32", "--model", "3x4x128", "--tokenizer", "train",
     "--set", "vocabulary_size=2048", "--block-size", "256", "--global-batch-size", "32",
@@ -98,7 +100,7 @@ def main() -> None:
             shutil.rmtree(folder)
     print(json.dumps(result, indent=2))
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

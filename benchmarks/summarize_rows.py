@@ -17,6 +17,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from deciding_code import write_result
+
 
 def run(command: list[str], env: dict[str, str]) -> tuple[dict, float, int]:
     """The JSON answer of a command, its seconds, and the largest memory of any process in it."""
@@ -67,7 +69,7 @@ def main() -> None:
         shutil.rmtree(folder)
     print(json.dumps(result, indent=2))
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
+from deciding_code import write_result
 
 VOCABULARY, CONTEXT = 50257, 1024
 SAMPLES = 2048
@@ -227,7 +228,7 @@ def main() -> None:
     result = compare(arguments.batch)
     print(json.dumps({n: v for n, v in result.items() if n != "sides"}, indent=2))
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

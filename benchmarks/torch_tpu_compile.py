@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from deciding_code import write_result
+
 RESULTS = Path(__file__).parent / "results"
 PLUGIN = Path(__file__).parent.parent / "tests" / "support" / "torch_tpu_on_cpu"
 WARM_STEPS, STEPS, BLOCKS = 3, 3, 3
@@ -113,9 +115,8 @@ def main() -> None:
         "rows": ROWS,
         "networks": found,
     }
-    text = json.dumps(answer, indent=1)
-    print(text)
-    (RESULTS / "torch_tpu_compile.json").write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(answer, indent=1))
+    write_result(RESULTS / "torch_tpu_compile.json", answer)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deciding_code import write_result
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "torch_tpu_compiler.json"
 PLUGIN = ROOT / "tests" / "support" / "torch_tpu_on_cpu"
@@ -277,7 +279,7 @@ def keep(result: dict[str, Any], answer: dict[str, Any]) -> None:
     others = [a for a in result["answers"] if [a.get(name) for name in key] != same]
     result["answers"] = [*others, answer]
     print(json.dumps({n: v for n, v in answer.items() if n != "largest"}), flush=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(RESULT, result)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/tpu_batches.py [--only NAME ...] [--target v5e-1] [--minutes 30] [--page]
 
 Each model is one `tpukit probe-batch --target`. Results are kept in results/tpu_batches.json as
-they come: what is there is not asked again, so that a stopped run goes on. A model that takes
-longer than --minutes is recorded as such. --page writes docs/tpu_batches.md from the file.
+they come: what is there and not stale is not asked again, so that a stopped run goes on. A
+model that takes longer than --minutes is recorded as such. --page writes docs/tpu_batches.md from
+the file.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deciding_code import EXPLANATION, code_of, mark, task_of, write_result
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "tpu_batches.json"
 PAGE = ROOT / "docs" / "tpu_batches.md"
 GIB = 2**30
-NEW_STEP = "2026-11-22"
-"""Since then transformers' steps move fewer bytes and need a little less memory."""
 IMAGE_START, TEXT_START = 32, 8
 
 
@@ -92,9 +93,11 @@ def row(words: list[str], target: str, minutes: float) -> dict[str, Any]:
     """What is kept of a model's answer."""
     started = time.monotonic()
     answer = ask(words, target, minutes)
+    code = {"code": code_of(task_of(words))}
     if "error" in answer:
-        return answer
+        return {**answer, **code}
     return {
+        **code,
         "largest": answer["largest_batch_per_device"],
         "smallest_failed": answer["smallest_failed_batch_per_device"],
         "recommended": answer["recommended_batch_per_device"],
@@ -127,9 +130,8 @@ def page(found: Mapping[str, Any]) -> str:
         " ([JSON](../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
         " weights and AdamW; images of the model's own size, 1,000 classes. The recommended batch"
         " leaves 5 % of the memory free; the largest is known within 10 % or fills 90 %. The step"
-        " is a roofline estimate: it takes at least that long. Nothing here ran on a TPU. Since "
-        f"{NEW_STEP} a transformer's step moves fewer bytes, and needs a little less memory, than"
-        " the earlier rows say.",
+        " is a roofline estimate: it takes at least that long. Nothing here ran on a TPU."
+        f" {EXPLANATION}",
     ]
     for target in sorted({key.split(" | ")[1] for key in found}):
         rows = {k.split(" | ")[0]: v for k, v in found.items() if k.split(" | ")[1] == target}
@@ -142,20 +144,25 @@ def page(found: Mapping[str, Any]) -> str:
             "| model | parameters | recommended | largest | memory at the recommended | TFLOP a"
             " sample | estimated step | samples/s | compilations | asked |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-            *(_row(name, row) for name, row in rows.items()),
+            *(_row(name, row, mark_of(f"{name} | {target}", row)) for name, row in rows.items()),
             "",
             f"Batches are samples a chip. {named}." if named else "Batches are samples a chip.",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, row: Mapping[str, Any]) -> str:
+def mark_of(key: str, row: Mapping[str, Any]) -> str:
+    """What stands behind a stale row's name; the model's words say which code decides it."""
+    return mark(row, task_of({**MODELS, **SHARDED}[key.partition(" | ")[0]]))
+
+
+def _row(name: str, row: Mapping[str, Any], stale: str) -> str:
     if "error" in row:
-        return f"| {name} | {row['error']} | | | | | | | | |"
+        return f"| {name}{stale} | {row['error']} | | | | | | | | |"
     batch, step = row["recommended"], row["step"]
     memory, seconds = sum((row["memory"] or {}).values()), step["estimate_seconds"]
     cells = [
-        name,
+        f"{name}{stale}",
         f"{row['parameters'] / 1e6:.0f} M",
         batch,
         row["largest"],
@@ -164,7 +171,7 @@ def _row(name: str, row: Mapping[str, Any]) -> str:
         f"{1000 * seconds:.0f} ms",
         f"{batch / seconds:.0f}",
         row["compiles"] or "cached",
-        row.get("asked", f"before {NEW_STEP}"),
+        row["asked"],
     ]
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
@@ -179,10 +186,11 @@ def main() -> None:
     models = SHARDED if options.target.endswith("-8") else MODELS
     for name, words in models.items():
         key = f"{name} | {options.target}"
-        if options.page or key in kept() or (options.only and name not in options.only):
+        known = key in kept() and not mark_of(key, kept()[key])
+        if options.page or known or (options.only and name not in options.only):
             continue
         found = row(words, options.target, options.minutes)
-        RESULT.write_text(json.dumps({**kept(), key: found}, indent=2) + "\n")
+        write_result(RESULT, {**kept(), key: found})
         print(key, {n: found.get(n) for n in ("recommended", "largest", "compiles", "seconds",
                                               "error")}, flush=True)  # fmt: skip
     PAGE.write_text(page(kept()))

@@ -4,9 +4,9 @@
     python benchmarks/tpu_predictions.py --page
 
 Each row is one `tpukit probe-batch --target`, the most used first. Results are kept in
-results/tpu_predictions.json as they come: what is there is not asked again, so that a stopped
-run goes on. A search that takes longer than --minutes is recorded as such, and asked once more with
---again: what was compiled is in the cache. docs/tpu.md is written from the file.
+results/tpu_predictions.json as they come: what is there and not stale is not asked again, so that a
+stopped run goes on. A search that takes longer than --minutes is recorded as such, and asked once
+more with --again: what was compiled is in the cache. docs/tpu.md is written from the file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deciding_code import EXPLANATION, code_of, mark, task_of, write_result
 from tpu_batches import GIB, ROOT, ask
 
 RESULT = ROOT / "benchmarks" / "results" / "tpu_predictions.json"
@@ -70,8 +71,9 @@ def row(one: Program, target: str, minutes: float) -> dict[str, Any]:
     """What is kept of an answer: the largest and the recommended batch, both at full effort."""
     started = time.monotonic()
     answer = ask([*one.words], target, minutes)
+    code = {"code": code_of(task_of(one.words))}
     if "error" in answer:
-        return answer
+        return {**answer, **code}
     names = ("largest_batch_per_device", "smallest_failed_batch_per_device",
              "recommended_batch_per_device", "limit_bytes", "memory", "collectives", "step",
              "parameters", "compiles", "versions")  # fmt: skip
@@ -80,7 +82,7 @@ def row(one: Program, target: str, minutes: float) -> dict[str, Any]:
         for trial in answer["trials"]
     ]
     seconds = round(time.monotonic() - started)
-    return {**{name: answer[name] for name in names}, "trials": trials, "seconds": seconds}
+    return {**{name: answer[name] for name in names}, "trials": trials, "seconds": seconds, **code}
 
 
 # -- the page ------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ are the compiler's report. A step takes at least as long as the slowest of arith
 links at their peak rates (a roofline): a lower bound, not a promise. The largest batch is known
 within 10 % and compiled at full effort, as is the recommended one, which leaves 5 % of the memory
 free. An epoch is {EPOCH:,} samples at the recommended batch. A measurement on a real TPU beside
-these is most welcome: [first_tpu.md](first_tpu.md)."""
+these is most welcome: [first_tpu.md](first_tpu.md). {EXPLANATION}"""
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -130,7 +132,11 @@ def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
         )  # fmt: skip
     for name, row in rows.items():
         if "error" in row:
-            yield f"{name}: {row['error']}."
+            yield f"{name}{mark(row, task_of(words(name)))}: {row['error']}."
+
+
+def words(name: str) -> tuple[str, ...]:
+    return next(one.words for one in PROGRAMS if one.name == name)
 
 
 def _table(head: list[str], lines: list[list[str]]) -> str:
@@ -143,7 +149,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
     epoch = math.ceil(EPOCH / (batch * CHIPS)) * seconds
     collectives = ", ".join(f"{count} {kind}" for kind, count in row["collectives"].items())
     return [
-        name,
+        f"{name}{mark(row, task_of(words(name)))}",
         f"{row['largest_batch_per_device']}{' or more' * (failed is None)}",
         f"{batch} ({batch * CHIPS})",
         f"{sum(row['memory'].values()) / GIB:.2f} of {row['limit_bytes'] / GIB:.2f} GiB",
@@ -176,10 +182,12 @@ def main() -> None:
     for target in () if options.page else options.target:
         for one in (p for p in PROGRAMS if options.only in p.name):
             key = f"{one.name} | {target}"
-            if key in kept() and not (options.again and "error" in kept()[key]):
+            known = kept().get(key)
+            again = options.again and known and "error" in known
+            if known and not again and not mark(known, task_of(one.words)):
                 continue
             found = row(one, target, options.minutes)
-            RESULT.write_text(json.dumps({**kept(), key: found}, indent=2) + "\n", encoding="utf-8")
+            write_result(RESULT, {**kept(), key: found})
             print(key, found.get("error") or found["recommended_batch_per_device"], flush=True)
             PAGE.write_text(page(kept()), encoding="utf-8")
     PAGE.write_text(page(kept()), encoding="utf-8")

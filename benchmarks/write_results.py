@@ -10,32 +10,40 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from deciding_code import DECIDES, EXPLANATION, RESULTS, ROOT, mark
+
 PAGE = ROOT / "docs" / "results.md"
 GIB = 2**30
 METRICS = ("correlation", "rmse", "psnr", "ssim")
 QUESTIONS = ("gpt2", "gpt2-lean", "gpt2-memory", "eit", "eit-reference", "slices")
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Measured results
 
 Written by `benchmarks/write_results.py` from the JSON files in
 [benchmarks/results](../benchmarks/results); each section names the script that measures it. Both
 sides of a comparison ran in turn, in one run, on one machine: two cores of a rented AMD EPYC unless
-stated otherwise. Nothing here ran on a TPU or a GPU; what a TPU compiler reports is marked so."""
+stated otherwise. Nothing here ran on a TPU or a GPU; what a TPU compiler reports is marked so.
+
+{EXPLANATION} `python benchmarks/stale.py` lists these results and measures them again."""
 
 
 def read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def stale(name: str) -> str:
+    """The mark of a result that older code decided; files of rows are marked on their pages."""
+    return mark(read(name), name) if name in DECIDES else ""
+
+
 def section(title: str, script: str, names: Sequence[str], *parts: str) -> str:
     """A heading, its parts, and a line that says where the numbers come from."""
-    files = ", ".join(f"[{name}.json](../benchmarks/results/{name}.json)" for name in names)
+    files = ", ".join(
+        f"[{name}.json](../benchmarks/results/{name}.json){stale(name)}" for name in names
+    )
     versions = read(names[0]).get("versions")
     named = ", ".join(f"{package} {version}" for package, version in (versions or {}).items())
     source = f"`benchmarks/{script}`, {files}" + (f"; {named}." if named else ".")
@@ -103,7 +111,7 @@ def eit_speed() -> str:
 def eit_tpu() -> str:
     names = ["eit_tpu_v5e-1", "eit_tpu_v5e-8"]
     rows = [
-        [a["form"], a["target"], a["rows"], a["effort"], f"{a['used_gib']:.2f}",
+        [a["form"] + stale(name), a["target"], a["rows"], a["effort"], f"{a['used_gib']:.2f}",
          f"{a['gbytes_a_sample']:.1f}",
          ", ".join(f"{count} {kind}" for kind, count in a["collectives"].items()) or "none"]
         for name in names for a in read(name)["answers"]
@@ -123,9 +131,9 @@ def engine_cost() -> str:
     devices = {"cpu": "CPU, eager", "tpu": "emulation on CPU (torch_xla, one virtual device)"}
     found = [read(name) for name in names]
     rows = [
-        [devices[f["hardware"]["hardware"]], f"{f['ratio_median']:.2f}",
+        [devices[f["hardware"]["hardware"]] + stale(name), f"{f['ratio_median']:.2f}",
          f"{min(f['ratios']):.2f} to {max(f['ratios']):.2f}", f"{f['ratio_of_fastest']:.2f}"]
-        for f in found
+        for name, f in zip(names, found, strict=True)
     ]  # fmt: skip
     return section(
         "The engine's overhead", "engine_cost.py", names,
@@ -146,7 +154,7 @@ def compiler_trials() -> str:
             for trial in answer["trials"]:
                 if trial["effort"] == "full":
                     rows.append([
-                        " ".join(without_data(found["arguments"])), answer["devices"],
+                        " ".join(without_data(found["arguments"])) + stale(name), answer["devices"],
                         trial["batch"], "fits" if trial["fits"] else "does not fit",
                         f"{trial['used_bytes'] / GIB:.2f}",
                     ])  # fmt: skip
@@ -158,8 +166,8 @@ def compiler_trials() -> str:
         names,
         "Trials compiled at full effort with no TPU ("
         + ", ".join(f"{package} {version}" for package, version in versions.items())
-        + f"). The first search took {gpt2['answer']['compiles']} compilations and "
-        f"{gpt2['seconds']:.0f} s on two cores.",
+        + f"). The first search took {gpt2['answer']['compiles']} compilations"
+        + (f" and {gpt2['seconds']:.0f} s on two cores." if "seconds" in gpt2 else "."),
         table(["tpukit probe-batch", "chips", "batch per chip", "", "GiB"], rows),
     )
 
@@ -178,10 +186,10 @@ PROBE_PEERS = [f"probe_peers_{task}{xla}" for task in ("eit", "summarize") for x
 def probe_peers() -> str:
     names = [name for name in PROBE_PEERS if (RESULTS / f"{name}.json").exists()]
     rows = [
-        [f"{found['task']}, {found['limit']}, {found['hardware']}", finder, answer["largest"],
-         answer["trials"], f"{answer['seconds']:.0f}", yes(answer["runs"]),
+        [f"{found['task']}, {found['limit']}, {found['hardware']}{stale(name)}", finder,
+         answer["largest"], answer["trials"], f"{answer['seconds']:.0f}", yes(answer["runs"]),
          yes(answer["runs_a_tenth_above"])]
-        for found in map(read, names) for finder, answer in found["answers"].items()
+        for name in names for found in [read(name)] for finder, answer in found["answers"].items()
     ]  # fmt: skip
     return section(
         "probe-batch: other batch finders", "probe_peers.py", names,
@@ -543,7 +551,7 @@ def campaign() -> str:
         "one or two lines; a run that was killed or damaged must end in the same bytes.",
         table(["attack", "made", "failed", "in the whole campaign"], rows),
         "`PYTHONPATH=.:tests:tests/support python -m campaign`, "
-        f"[campaign.json](../benchmarks/results/campaign.json); {versions}.",
+        f"[campaign.json](../benchmarks/results/campaign.json){stale('campaign')}; {versions}.",
     ])  # fmt: skip
 
 

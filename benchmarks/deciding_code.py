@@ -1,0 +1,147 @@
+"""Which code decides each result, and whether it has changed since the result was measured.
+
+`write_result` keeps a digest of that code in a result; `docs/results.md`, `docs/tpu.md` and
+`docs/tpu_batches.md` mark what has another digest now, and `benchmarks/stale.py` measures it again.
+The scripts themselves are left out: a script and its result change in one commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MARK = "†"
+"""Behind what is stale on a page."""
+EXPLANATION = f"{MARK}: measured with an earlier version of the code that decides it."
+
+
+def within(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tpukit/{folder}/{name}" for name in names)
+
+
+STEP = ("tpukit/train/step.py", "tpukit/hardware/optimizers")
+XLA = (
+    *within("hardware/xla", "backend.py", "flash_attention.py", "lowerings.py", "mesh.py",
+            "model_code.py", "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),
+    "tpukit/hardware/embedding.py",
+)  # fmt: skip
+EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py",
+               "packed_linears.py", "trained_linears.py")  # fmt: skip
+ENGINE = (
+    *STEP,
+    *within("train", "engine.py", "run.py", "loader.py", "data", "schedule.py", "config.py"),
+    "tpukit/hardware/prefetch.py",
+)
+COMPILER = (*STEP, *XLA, "tpukit/probe/compiler")
+SEARCH = (*COMPILER, *within("probe/batch", "search.py", "recommend.py", "trial.py"))
+EIT = (*within("tasks/eit", "model", "task.py"), "tpukit/train/ema.py")
+IMAGES = within("tasks/images", "classifier.py", "task.py", "images_config.py")
+SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
+                   "data/packing.py")  # fmt: skip
+TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")
+START = ("tpukit/cli.py", "tpukit/commands/doctor.py", "tpukit/knowledge")
+SEARCHES: Mapping[str, tuple[str, ...]] = {
+    "eit": (*SEARCH, *EIT),
+    "images": (*SEARCH, *IMAGES),
+    "summarize": (*SEARCH, *SUMMARIZE),
+    "model": (*SEARCH, "tpukit/probe/batch/model_task.py", "benchmarks/tpu_models.py"),
+}
+"""The code that decides a search by the TPU compiler, by task."""
+DECIDES: Mapping[str, tuple[str, ...]] = {
+    "activation_memory": (*COMPILER, *IMAGES),
+    "campaign": ("tpukit",),
+    "doctor_real_material": ("tpukit/knowledge", *within("probe", "lint", "logs")),
+    "doctor_start": (*START, *within("probe", "machine", "lint")),
+    "eit_quality": (*ENGINE, *EAGER, *EIT, "tpukit/tasks/eit"),
+    "eit_simulation": within("tasks/eit", "simulation", "data"),
+    "eit_speed_cpu": (*STEP, *EAGER, *EIT),
+    "eit_tpu_v5e-1": (*COMPILER, *EIT),
+    "eit_tpu_v5e-8": (*COMPILER, *EIT),
+    "engine_cost_cpu_tiny": (*ENGINE, *EAGER, *EIT, "tpukit/tasks/eit/data"),
+    "engine_cost_tpu_tiny": (*ENGINE, *XLA, *EIT, "tpukit/tasks/eit/data"),
+    "first_step": (*START, *ENGINE, *EAGER, *XLA, *EIT, *SUMMARIZE),
+    "image_accuracy": (*ENGINE, *EAGER, "tpukit/tasks/images"),
+    "image_loading": ("tpukit/tasks/images/data", "tpukit/train/loader.py"),
+    "probe_compiler_eit": SEARCHES["eit"],
+    "probe_compiler_eit-reference": SEARCHES["eit"],
+    "probe_compiler_gpt2": SEARCHES["summarize"],
+    "probe_compiler_gpt2-lean": SEARCHES["summarize"],
+    "probe_compiler_gpt2-memory": SEARCHES["summarize"],
+    "probe_compiler_slices": SEARCHES["summarize"],
+    "probe_peers_eit": ("tpukit/probe/batch", *ENGINE, *EAGER, *EIT),
+    "probe_peers_eit_xla": ("tpukit/probe/batch", *ENGINE, *XLA, *EIT),
+    "probe_peers_summarize": ("tpukit/probe/batch", *ENGINE, *EAGER, *SUMMARIZE),
+    "probe_peers_summarize_xla": ("tpukit/probe/batch", *ENGINE, *XLA, *SUMMARIZE),
+    "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
+    "summarize_generation": (*EAGER, *within("tasks/summarize", "generation", "model")),
+    "summarize_packing": (*COMPILER, *SUMMARIZE),
+    "summarize_quality": (*ENGINE, *EAGER, "tpukit/tasks/summarize"),
+    "summarize_rows": ("tpukit/tasks/summarize/data", "tpukit/train/loader.py"),
+    "summarize_training": (*ENGINE, *EAGER, *SUMMARIZE),
+    "torch_tpu_compile": (*STEP, *TORCH_TPU, *EIT, *IMAGES, *SUMMARIZE),
+    "torch_tpu_compiler": (*COMPILER, *TORCH_TPU, *EIT, *SUMMARIZE),
+}
+"""The files and folders that decide a result, by the name of its JSON file. tpu_batches.json and
+tpu_predictions.json hold a digest a row: that of its task in `SEARCHES`."""
+
+
+def sources(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(path, text) of each module and table, in order; a path that is missing is an error."""
+    for path in sorted({*paths}):
+        place = ROOT / path
+        if not place.exists():
+            raise FileNotFoundError(f"{path} decides a result and is missing: change DECIDES")
+        inside = place.rglob("*") if place.is_dir() else [place]
+        for file in sorted(f for f in inside if f.suffix in {".py", ".toml"}):
+            yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
+
+
+@cache
+def without_words(source: str) -> str:
+    """A module's text without docstrings, comment lines and empty lines, which decide nothing."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def digest(files: Iterable[tuple[str, str]]) -> str:
+    found = hashlib.sha256()
+    for path, text in files:
+        code = without_words(text) if path.endswith(".py") else text
+        found.update(f"{path}\n{code}\n".encode())
+    return found.hexdigest()[:12]
+
+
+def code_of(name: str) -> str:
+    """The digest of the code that decides a result, or a search for a task, as it is now."""
+    return digest(sources(DECIDES.get(name) or SEARCHES[name]))
+
+
+def task_of(words: Iterable[str]) -> str:
+    """Whose search a `probe-batch` with these words is, of `SEARCHES`."""
+    words = [*words]
+    if "--task" in words:
+        return words[words.index("--task") + 1]
+    return "model" if "--model" in words else "eit"
+
+
+def mark(kept: Mapping[str, Any], name: str) -> str:
+    """` †` where other code decided a result or a row than would decide it now."""
+    return "" if kept.get("code") == code_of(name) else f" {MARK}"
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Writes a JSON file with the digest of what decided it; places in this checkout are cut."""
+    code = {"code": code_of(path.stem)} if path.stem in DECIDES else {}
+    text = json.dumps({**result, **code}, indent=2, ensure_ascii=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.replace(f"{ROOT}/", "") + "\n", encoding="utf-8")
