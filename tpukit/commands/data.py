@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpukit.commands.generated_sets import dialogues, images
+from tpukit.commands.generated_sets import dialogues, images, refuse_mixing, stoppable
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.errors import ConfigError, InterruptedRunError
+from tpukit.errors import ConfigError
 from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems
+from tpukit.io.units import format_bytes
 
 if TYPE_CHECKING:
     from tpukit.tasks.eit.simulation.generate_data import DatasetPlan
@@ -93,28 +93,36 @@ def eit(
 
 
 def _simulate(plan: DatasetPlan, workers: int | None, output: Output) -> None:
+    from tpukit.hardware.detect import detect_hardware
+    from tpukit.hardware.host import RealHost
     from tpukit.io.process import allowed_cores
     from tpukit.io.progress import Progress
     from tpukit.tasks.eit.simulation.generate_data import check_plan, make_dataset, missing_chunks
 
     check_plan(plan)
+    refuse_mixing(plan.folder, "eit")
     already = plan.samples - sum(stop - start for start, stop in missing_chunks(plan))
-    try:
-        with Progress("simulating", plan.samples, done=already) as progress:
-            made = make_dataset(plan, workers or allowed_cores(), progress.advance)
-    except KeyboardInterrupt:
-        raise InterruptedRunError(
-            f"Stopped with {progress.done:,} of {plan.samples:,} samples in {plan.folder}.",
+    output.text(
+        f"{plan.samples:,} samples take about {format_bytes(plan.bytes_needed())} in {plan.folder},"
+        " and half as much again once a training has packed them."
+    )
+    progress = Progress("simulating", plan.samples, done=already)
+    with (
+        stoppable(
+            lambda: f"Stopped with {progress.done:,} of {plan.samples:,} samples in {plan.folder}.",
             f"The same command goes on: {shlex.join(['tpukit', *sys.argv[1:]])}",
-            signal_number=signal.SIGINT,
-        ) from None
+        ),
+        progress,
+    ):
+        made = make_dataset(plan, workers or allowed_cores(), progress.advance)
     if already:
         output.text(f"{already:,} samples were there already.")
     output.text(
         f"{made['samples']:,} samples in {plan.folder} ({made['train']:,} train, "
         f"{made['valid']:,} valid, {made['test']:,} test), {made['seconds']:.1f} s"
     )
-    output.text(f"Train on them: tpukit train --data-path {shlex.quote(str(plan.folder))}")
+    preset = " --preset quick" if detect_hardware(RealHost()).kind == "cpu" else ""
+    output.text(f"Train on them: tpukit train{preset} --data-path {shlex.quote(str(plan.folder))}")
     output.result({"path": str(plan.folder), **made})
 
 

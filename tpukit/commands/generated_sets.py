@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -13,10 +13,18 @@ import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError, InterruptedRunError
+from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
 
 if TYPE_CHECKING:
     from tpukit.io.progress import Progress
+
+MARKS = {
+    "eit": (".simulation", "mean.pth"),
+    "dialogues": ("test_references.csv",),
+    "images": ("test_labels.csv", "train/*/000000.png"),
+}
+"""Kind of a generated set -> what its folder holds, and no other's."""
 
 
 def dialogues(
@@ -80,17 +88,41 @@ def images(
     output.result({**dataclasses.asdict(written), "path": str(out)})
 
 
+def refuse_mixing(out: Path, kind: str) -> None:
+    """Raises ConfigError where `out` holds a generated set of another kind."""
+    for other, marks in MARKS.items():
+        if other != kind and any(next(out.glob(mark), None) for mark in marks):
+            raise ConfigError(
+                f"--out {out} holds a set of `data {other}`: {kind} would mix with it.",
+                f"Name another folder: --out {quote(f'{out}-{kind}')}",
+            )
+
+
+@contextmanager
+def stoppable(said: Callable[[], str], way_on: str) -> Iterator[None]:
+    """Turns a signal within into the error that says what is there and how to go on."""
+    stop = StopRequest()
+    stop.raises = True
+    with listening(stop):
+        try:
+            yield
+        except KeyboardInterrupt:
+            number = stop.signal_number or signal.SIGINT
+            raise InterruptedRunError(said(), way_on, signal_number=number) from None
+
+
 @contextmanager
 def _drawing(n: int, what: str, out: Path) -> Iterator[Progress]:
     """Shows the progress of a generator; its interruption is said with what to do."""
     from tpukit.io.progress import Progress
 
-    try:
-        with Progress("drawing", n) as progress:
-            yield progress
-    except KeyboardInterrupt:
-        raise InterruptedRunError(
-            f"Stopped with {progress.done:,} of {n:,} {what} in {out}.",
+    refuse_mixing(out, what)
+    progress = Progress("drawing", n)
+    with (
+        stoppable(
+            lambda: f"Stopped with {progress.done:,} of {n:,} {what} in {out}.",
             "The same command draws them anew, the same ones.",
-            signal_number=signal.SIGINT,
-        ) from None
+        ),
+        progress,
+    ):
+        yield progress

@@ -131,7 +131,8 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
     assert not list(folder.rglob("*.part*"))
 
 
-def test_interrupted_it_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_says_how_to_go_on(tmp_path, number):
     folder = tmp_path / "data"
     process = subprocess.Popen(
         [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "4000"],
@@ -141,11 +142,12 @@ def test_interrupted_it_says_how_to_go_on(tmp_path):
         assert process.poll() is None
         time.sleep(0.01)
     workers = children_of(process.pid)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     told = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == 128 + number
     assert "of 4,000 samples" in told and f"goes on: tpukit data eit --out {folder}" in told
-    assert "Traceback" not in told
+    # Nor a warning of the tracker of its semaphores.
+    assert "Traceback" not in told and "resource_tracker" not in told
     wait_until_gone(workers)
 
 
