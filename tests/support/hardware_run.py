@@ -18,7 +18,7 @@ STEPS, ROWS = 20, 16
 
 
 class Net(nn.Module):
-    """Two residual blocks, with the first and the last weight tied."""
+    """Two residual blocks, with the first and the last weight tied, and a 0-d parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +30,13 @@ class Net(nn.Module):
         self.leave = nn.Linear(32, 8)
         self.tied = nn.Linear(8, 32, bias=False)
         self.tied.weight = self.enter.weight
+        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
         h = self.enter(x)
         for block in self.blocks:
             h = h + block(h)
-        return self.leave(h + self.tied(x))
+        return self.leave(h + self.tied(x)) * self.scale
 
 
 def batches(backend, accumulate):
@@ -80,16 +81,17 @@ def train(backend, accumulate=1, clip_norm=0.5):
 
 
 def shard_sizes(backend, model):
-    """(elements of one device, elements of all) over all parameters."""
+    """(elements of one device, elements of all) over all parameters with an axis."""
+    cut = [p for p in model.parameters() if p.ndim]
     if backend.device.type == "xla":
         import torch_xla.core.xla_model as xm
         from torch_xla.distributed.spmd.xla_sharding import wrap_as_sharded_tensor
 
         xm.wait_device_ops()
-        own = [wrap_as_sharded_tensor(p).local_shards[0].data for p in model.parameters()]
+        own = [wrap_as_sharded_tensor(p).local_shards[0].data for p in cut]
     else:
-        own = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
-    return sum(t.numel() for t in own), sum(p.numel() for p in model.parameters())
+        own = [p.to_local() if hasattr(p, "to_local") else p for p in cut]
+    return sum(t.numel() for t in own), sum(p.numel() for p in cut)
 
 
 def leave_out_reduction(backend):

@@ -46,6 +46,7 @@ from tpukit.hardware.eager.distributed import (
     Parallelism,
     SingleProcess,
     local,
+    split_mixed_groups,
 )
 from tpukit.hardware.eager.grad_scaling import (
     PlainUpdate,
@@ -155,6 +156,7 @@ class EagerBackend(TorchOps):
         optimizer = own or named_optimizer(groups, settings)
         if isinstance(self.parallelism, FSDP):
             require_whole_matrices(optimizer)
+            split_mixed_groups(optimizer)
         adopt(optimizer, settings, self._first_step_on, lambda value, p: value.to(p.device))
         return optimizer
 
@@ -227,7 +229,9 @@ class EagerBackend(TorchOps):
         pairs = list(zip(targets, sources, strict=True))
         floating = [pair for pair in pairs if pair[0].is_floating_point()]
         if floating:
-            torch._foreach_lerp_([t for t, _ in floating], [s for _, s in floating], weight)
+            torch._foreach_lerp_(
+                [local(t) for t, _ in floating], [local(s) for _, s in floating], weight
+            )
         for target, source in pairs:
             if not target.is_floating_point():
                 target.copy_(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
 
 
@@ -71,6 +73,9 @@ class SingleProcess:
 
 NONE_UNUSED = "find_unused_parameters=True was specified"
 """torch's warning where all parameters are used."""
+
+NOT_GATHERED = "got mixed torch.Tensor and DTensor"
+"""torch's error where a shard is used as if it were the whole."""
 
 DDP_OPTIONS: Mapping[str, Any] = {
     "gradient_as_bucket_view": True,
@@ -157,10 +162,13 @@ class FSDP:
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         if self.place is not None:
             model = self.place(model)
+        scalars = set(_scalars(model))
+        for scalar in scalars:
+            scalar.data = scalar.data.to(self.mesh.device_type)
         for block in repeated_blocks(model):
-            fully_shard(block, mesh=self.mesh)
+            fully_shard(block, mesh=self.mesh, ignored_params=scalars)
         # Left whole after an evaluation, weights would be copies that an exchange never reaches.
-        fully_shard(model, mesh=self.mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=True, ignored_params=scalars)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 # Sums, not means; and means over gloo are sums in torch 2.8.
@@ -169,7 +177,18 @@ class FSDP:
         return model
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(model, *arguments)
+        try:
+            return function(model, *arguments)
+        except RuntimeError as error:
+            if NOT_GATHERED not in str(error):
+                raise
+            raise UsageError(
+                "--shard: the model uses weights of a module that it does not call: they were not"
+                " gathered.",
+                "Call the module (`layer(x)`, not `layer.forward(x)` or `layer.weight`), or leave"
+                " --shard out.",
+                id="shard",
+            ) from error
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -181,10 +200,15 @@ class FSDP:
         with synchronized_batch_norm() if self.sync_batchnorm else nullcontext():
             yield
         if last:
+            for scalar in _scalars(model):
+                if scalar.grad is not None:
+                    dist.all_reduce(scalar.grad)
             share_buffers(model)
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        squared = torch.nn.utils.get_total_norm([local(g) for g in gradients]).square()
+        # Scalars are on every rank, and count once.
+        own = [local(g) for g in gradients if isinstance(g, DTensor) or dist.get_rank() == 0]
+        squared = torch.nn.utils.get_total_norm(own).square()
         dist.all_reduce(squared)
         return squared.sqrt()
 
@@ -200,6 +224,21 @@ class FSDP:
                 value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
             )
         target.detach().copy_(value)
+
+
+def _scalars(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters without an axis to cut: every rank holds them."""
+    return [parameter for parameter in model.parameters() if parameter.ndim == 0]
+
+
+def split_mixed_groups(optimizer: torch.optim.Optimizer) -> None:
+    """Gives parameters that are not sharded groups of their own: no operation takes both kinds."""
+    for group in list(optimizer.param_groups):
+        sharded = [p for p in group["params"] if isinstance(p, DTensor)]
+        plain = [p for p in group["params"] if not isinstance(p, DTensor)]
+        if sharded and plain:
+            group["params"] = sharded
+            optimizer.add_param_group({**group, "params": plain})
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -228,12 +267,22 @@ def move_tensors(
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The layers of a model's stacks: each is gathered by itself when its turn comes.
 
-    A layer that shares a parameter with the rest of the model stays with the model as a whole.
+    Layers are siblings of one class. What shares a parameter with the rest of the model stays with
+    the model as a whole, and so does a single part: its parent may use its weights directly.
     """
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks = [block for stack in stacks for block in stack if any(True for _ in block.parameters())]
+    blocks = [layer for stack in stacks for layer in _layers(stack)]
     inner = {id(child) for block in blocks for child in block.modules() if child is not block}
     return [b for b in blocks if id(b) not in inner and _uses(b) == _uses(model, within=b)]
+
+
+def _layers(stack: nn.ModuleList) -> Iterator[nn.Module]:
+    """The modules of a list that have parameters, a forward pass and a sibling of their class."""
+    kinds = Counter(map(type, stack))
+    for module in stack:
+        called = type(module).forward is not nn.Module.forward
+        if called and kinds[type(module)] > 1 and any(True for _ in module.parameters()):
+            yield module
 
 
 def _uses(model: nn.Module, within: nn.Module | None = None) -> int:
