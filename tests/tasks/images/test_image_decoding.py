@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from tpukit.errors import DataError
+from tpukit.tasks.images.data.damaged import check_headers
 from tpukit.tasks.images.data.image_decoding import decode
-from tpukit.tasks.images.data.image_files import ImageFiles
+from tpukit.tasks.images.data.image_files import NO_IMAGE, ImageFiles
 from tpukit.tasks.images.data.listing import LabelledImages
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -66,10 +67,35 @@ def test_damaged_files_may_be_skipped(tmp_path):
     (tmp_path / "0.png").write_bytes(b"x")
     files = tuple(str(tmp_path / f"{i}.png") for i in range(2))
     images = LabelledImages(files, (0, 1), ("a", "b"))
-    skipping = ImageFiles(images, 4, augment=False, skip_damaged=True)
+    skipping = ImageFiles(images, 4, augment=True, skip_damaged=True)
     assert [skipping[i]["label"] for i in range(2)] == [1, 1]
+    # Not while testing: another image's prediction would stand in the damaged one's row.
+    evaluated = ImageFiles(images, 4, augment=False, skip_damaged=True)
+    assert [evaluated[i]["label"] for i in range(2)] == [NO_IMAGE, 1]
     with pytest.raises(DataError):
         ImageFiles(images, 4, augment=False)[0]
     (tmp_path / "1.png").write_bytes(b"x")
     with pytest.raises(DataError):
         skipping[0]
+
+
+def test_damaged_headers_are_listed_at_once(tmp_path, capsys, monkeypatch):
+    good = tmp_path / "good.png"
+    Image.new("L", (4, 4)).save(good)
+    files = [tmp_path / "a" / f"{i:02}.jpg" for i in range(12)]
+    (tmp_path / "a").mkdir()
+    for file in files:
+        file.write_bytes(b"")
+    paths = [*map(str, files)]
+    with pytest.raises(DataError) as caught:
+        check_headers([str(good), *paths[:6]], paths[6:])
+    listed = ", ".join(f"{i:02}.jpg" for i in range(10))
+    told = f"12 of 13 images cannot be read: {listed}, and 2 more in {tmp_path / 'a'} (the first: "
+    assert told in caught.value.message
+    assert "--set damaged=skip" in caught.value.hint
+    check_headers([str(good), *paths], skip=True)
+    assert "12 of 13 images cannot be read: 00.jpg" in capsys.readouterr().err
+    with pytest.raises(DataError):
+        check_headers([str(good)], paths, skip=True)
+    monkeypatch.setenv("RANK", "1")
+    check_headers(paths)

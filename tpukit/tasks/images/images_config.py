@@ -67,7 +67,11 @@ class ImagesConfig:
     smoothing: float = 0.1
     """Label smoothing."""
     damaged: Literal["stop", "skip"] = "stop"
-    """Image files that cannot be read end the run, or are replaced by the next image."""
+    """Image files that cannot be read are an error, or are left out (in training the next image
+    takes their place; `predict` writes `damaged_row`)."""
+    damaged_row: str = "frequencies"
+    """What `predict` writes for them: frequencies (of the classes in training; as a label the most
+    frequent class), uniform, or a class."""
     tta: Literal["none", "flip"] = "none"
     """Test-time augmentation of `test` and `predict`: flip averages with the mirrored image."""
     probabilities: bool = False
@@ -76,6 +80,8 @@ class ImagesConfig:
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
+        # A class may be named by a number, which `--set` reads as one.
+        object.__setattr__(self, "damaged_row", str(self.damaged_row))
         problems = range_problems(vars(self), RANGES)
         for name, allowed in {"damaged": ("stop", "skip"), "tta": ("none", "flip")}.items():
             if getattr(self, name) not in allowed:

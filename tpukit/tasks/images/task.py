@@ -34,7 +34,8 @@ from tpukit.tasks.images.data.augmentation import (
     share_draws,
     training_transform,
 )
-from tpukit.tasks.images.data.image_files import ImageFiles
+from tpukit.tasks.images.data.damaged import check_headers
+from tpukit.tasks.images.data.image_files import NO_IMAGE, ImageFiles
 from tpukit.tasks.images.data.listing import LabelledImages, find_training_images
 from tpukit.tasks.images.images_config import ImagesConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
@@ -50,8 +51,9 @@ from tpukit.train.task import (
 
 Log = Callable[[str], None]
 CLASSES_FILE = "classes.json"
+COUNTS_FILE = "class_counts.json"
 ELSEWHERE = ("data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities",
-             "damaged", "classes", "pretrained")  # fmt: skip
+             "damaged", "damaged_row", "classes", "pretrained")  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 
 
@@ -83,11 +85,21 @@ class ImagesTask(Task):
         ),
     }  # fmt: skip
 
-    def __init__(self, *, class_names: Sequence[str] | None = None, **settings: Any) -> None:
-        """Settings are the fields of `ImagesConfig`; `class_names` a run's, None: the data's."""
+    def __init__(
+        self,
+        *,
+        class_names: Sequence[str] | None = None,
+        class_counts: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Settings are the fields of `ImagesConfig`.
+
+        class_names, class_counts: a run's classes and their training images; None: the data's.
+        """
         self.config = ImagesConfig(**settings)
         require_model(self.config.model)
         self.class_names = None if class_names is None else tuple(class_names)
+        self.class_counts = None if class_counts is None else tuple(class_counts)
 
     @cached_property
     def input(self) -> InputFormat:
@@ -107,11 +119,15 @@ class ImagesTask(Task):
     def datasets(self) -> Datasets:
         """The images of the data path, and their classes."""
         train, valid = find_training_images(self.config, self.class_names)
-        self.class_names = train.classes
+        check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
+        self.class_names, self.class_counts = train.classes, train.class_counts()
         return Datasets(
             self.samples(train, augment=True),
             self.samples(valid) if len(valid) else None,
-            artifacts={CLASSES_FILE: json.dumps(list(train.classes)).encode()},
+            artifacts={
+                CLASSES_FILE: json.dumps(list(train.classes)).encode(),
+                COUNTS_FILE: json.dumps(list(self.class_counts)).encode(),
+            },
             identity={"data": f"{train.digest()}{valid.digest()}"},
         )
 
@@ -128,7 +144,10 @@ class ImagesTask(Task):
             raise CheckpointError(
                 f"The checkpoint holds no {CLASSES_FILE}.", "Is it a run of the images task?"
             )
-        return type(self)(class_names=json.loads(artifacts[CLASSES_FILE]), **asdict(self.config))
+        # Older runs kept no counts.
+        counts = json.loads(artifacts.get(COUNTS_FILE, b"null"))
+        names = json.loads(artifacts[CLASSES_FILE])
+        return type(self)(class_names=names, class_counts=counts, **asdict(self.config))
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The pixels of a decoded image, with the draws of mixup and cutmix."""
@@ -138,7 +157,11 @@ class ImagesTask(Task):
         return {"image": pixels, "label": sample["label"], **mixed}
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-        return share_draws(stack_samples(samples, micro.rows), len(samples))
+        batch = share_draws(stack_samples(samples, micro.rows), len(samples))
+        unreadable = batch["label"] == NO_IMAGE
+        batch["mask"][unreadable] = 0.0
+        batch["label"][unreadable] = 0
+        return batch
 
     def example_batches(self, rows: int) -> list[Batch]:
         side = self.input.side
@@ -196,9 +219,9 @@ class ImagesTask(Task):
         return evaluate_classes(self, model, backend, request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.images.evaluation.prediction import find_images
+        from tpukit.tasks.images.evaluation.prediction import check_images
 
-        find_images(self, request)
+        check_images(self, request)
 
     def predict(
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -16,6 +18,14 @@ LARGEST_PIXELS = 2**29
 DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 
 
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What Pillow raises for a file that is damaged, or not an image."""
+DAMAGED_HINT = (
+    "Replace or remove what is damaged. Where that is not possible: --set damaged=skip trains and"
+    " tests without such files, and predicts the frequencies of the training classes for them."
+)
+
+
 def decode(file: str, side: int) -> Image.Image:
     """An image file in RGB: grey, 16-bit, CMYK and palette images are converted.
 
@@ -24,25 +34,48 @@ def decode(file: str, side: int) -> Image.Image:
     Raises DataError naming a file that is damaged or not an image.
     """
     try:
-        with warnings.catch_warnings():
-            # Large images are meant here; `LARGEST_PIXELS` bounds them.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            warnings.simplefilter("ignore", UserWarning)
-            with Image.open(file) as image:
-                return _as_rgb(image, side)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).replace(repr(file), "it")
+        with large_images_meant(), _opened(file) as image:
+            return _as_rgb(image, side)
+    except UNREADABLE as error:
         raise DataError(
-            f"{file}: not an image that can be read ({reason or type(error).__name__}).",
-            "Replace or remove the file; --set damaged=skip takes the next image instead.",
+            f"{file}: not an image that can be read ({_reason(file, error)}).",
+            DAMAGED_HINT,
             id="damaged-image",
         ) from error
 
 
-def _as_rgb(image: ImageFile.ImageFile, side: int) -> Image.Image:
+def header_problem(file: str) -> str | None:
+    """Why a file cannot be read, as far as its header shows it; None: it shows nothing."""
+    try:
+        with _opened(file):
+            return None
+    except UNREADABLE as error:
+        return _reason(file, error)
+
+
+@contextmanager
+def large_images_meant() -> Iterator[None]:
+    """Silences Pillow's warnings of large images; `LARGEST_PIXELS` bounds them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def _opened(file: str) -> ImageFile.ImageFile:
+    image = Image.open(file)
     width, height = image.size
     if width * height > LARGEST_PIXELS:
+        image.close()
         raise ValueError(f"{width} x {height} pixels")
+    return image
+
+
+def _reason(file: str, error: Exception) -> str:
+    return str(error).replace(repr(file), "it") or type(error).__name__
+
+
+def _as_rgb(image: ImageFile.ImageFile, side: int) -> Image.Image:
     image.draft("RGB", (DRAFT_FACTOR * side, DRAFT_FACTOR * side))
     if image.mode in DEEP_MODES:
         return _from_deep(image)

@@ -40,6 +40,10 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.files)
 
+    def class_counts(self) -> tuple[int, ...]:
+        """Images of each class."""
+        return tuple(np.bincount(np.array(self.labels, int), minlength=len(self.classes)).tolist())
+
     def digest(self) -> str:
         """Changes when a file is added, removed or labelled otherwise."""
         digest = hashlib.sha256("\n".join(self.classes).encode())

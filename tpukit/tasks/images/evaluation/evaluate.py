@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from tpukit.errors import DataError
-from tpukit.hardware.backend import Backend
+from tpukit.hardware.backend import Backend, Batch
 from tpukit.io.files import write_file, writing_errors
 from tpukit.io.process import WorkerInit
+from tpukit.tasks.images.data.damaged import check_headers, name_files
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
     find_training_images,
@@ -41,14 +43,24 @@ def evaluate_classes(
     images = _test_images(task, request)
     if request.limit is not None:
         images = images.part(range(min(request.limit, len(images))))
-    probabilities = class_probabilities(task, model, backend, images, request.batch_size)
+    if task.config.damaged == "stop":
+        check_headers(images.files)
+    probabilities, readable = class_probabilities(task, model, backend, images, request.batch_size)
     if not backend.is_main:
         return {}
     assert request.run is not None
+    damaged = images.part(np.flatnonzero(~readable)).files
+    if damaged:
+        named = name_files(damaged)
+        log(f"{len(damaged)} of {len(images)} images cannot be read and are left out: {named}.")
+    if len(damaged) == len(images):
+        raise DataError("no image is left to test.", "Name others: --data FOLDER")
+    images = images.part(np.flatnonzero(readable))
     out = request.out or request.run.path / f"test-{Path(request.data or 'valid').name}"
     with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        return _report(task, images, probabilities, out, request.data or "valid", log)
+        fields = _report(task, images, probabilities[readable], out, request.data or "valid", log)
+    return {**fields, "damaged": [*damaged]}
 
 
 def class_probabilities(
@@ -57,12 +69,19 @@ def class_probabilities(
     backend: Backend,
     images: LabelledImages,
     batch_size: int | None = None,
-) -> Probabilities:
-    """(images, classes); the ranks and their DataLoader workers share the work."""
+) -> tuple[Probabilities, NDArray[np.bool_]]:
+    """(images, classes), and (images,) which of them could be read.
+
+    The ranks and their DataLoader workers share the work.
+    """
+
+    def forward(batch: Batch) -> Tensor:
+        return torch.cat([task.probabilities(model, batch), batch["mask"][:, None]], 1)
+
     rows = (batch_size or task.defaults.rows_per_device * backend.devices) // backend.devices or 1
     loading = LoaderSettings(backend.loader_workers(None), 0, WorkerInit())
-    forward = lambda batch: task.probabilities(model, batch)  # noqa: E731
-    return infer(task, task.samples(images), forward, backend, rows, loading)
+    found = infer(task, task.samples(images), forward, backend, rows, loading)
+    return found[:, :-1], found[:, -1] > 0
 
 
 def _test_images(task: ImagesTask, request: EvaluationRequest) -> LabelledImages:

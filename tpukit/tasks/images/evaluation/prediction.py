@@ -6,14 +6,18 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
-from tpukit.errors import DataError
+from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_file
+from tpukit.tasks.images.data.damaged import check_headers, first_names
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
     column_of,
@@ -28,6 +32,8 @@ from tpukit.train.requests import PredictionRequest
 
 DEFAULT_OUT = Path("submission.csv")
 ROUNDING = 8
+ROWS = ("frequencies", "uniform")
+"""Kinds of rows for images that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,14 @@ def find_images(task: ImagesTask, request: PredictionRequest) -> ToPredict:
         others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
     ids = [row[column] or "" for row in rows]
     return ToPredict(ids, files_of(ids, _folder(task, request), str(table)), (column, *others))
+
+
+def check_images(task: ImagesTask, request: PredictionRequest) -> None:
+    """Raises what is known of the images to predict before a device is opened."""
+    files = find_images(task, request).files
+    neutral_row(task)
+    if task.config.damaged == "stop":
+        check_headers(files)
 
 
 def _columns_of_sample(table: Path, others: Sequence[str], task: ImagesTask) -> tuple[str, ...]:
@@ -94,25 +108,60 @@ def predict_classes(
     found = find_images(task, request)
     assert task.class_names is not None
     images = LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
-    probabilities = class_probabilities(task, model, backend, images)
+    probabilities, readable = class_probabilities(task, model, backend, images)
+    best = probabilities.argmax(1)
+    probabilities[~readable], best[~readable] = neutral_row(task)
     out = request.out or DEFAULT_OUT
     if backend.is_main:
-        write_submission(out, found, task, probabilities)
+        write_submission(out, found, task, probabilities, best)
     log(f"{len(found.ids)} rows in {out}")
-    return {"task": task.name, "rows": len(found.ids), "path": str(out)}
+    damaged = list(compress(found.ids, ~readable))
+    if damaged:
+        log(_about_damaged(damaged, task))
+    return {"task": task.name, "rows": len(found.ids), "path": str(out), "damaged": damaged}
+
+
+def neutral_row(task: ImagesTask) -> tuple[Probabilities, int]:
+    """What stands for an image that cannot be read: (classes,) probabilities, and a class.
+
+    Raises ConfigError where `damaged_row` is neither a kind of row nor a class.
+    """
+    wanted, classes = task.config.damaged_row, list(task.class_names or ())
+    counts = np.array(task.class_counts or [1] * len(classes), np.float32)
+    if wanted in ROWS:
+        row = counts if wanted == "frequencies" else np.ones_like(counts)
+        return row / row.sum(), int(counts.argmax())
+    if wanted not in classes:
+        raise ConfigError(
+            f"damaged_row {wanted!r} is neither {' nor '.join(ROWS)} nor a class"
+            f" ({', '.join(classes[:3])}, ...)."
+        )
+    return np.eye(len(classes), dtype=np.float32)[classes.index(wanted)], classes.index(wanted)
+
+
+def _about_damaged(ids: Sequence[str], task: ImagesTask) -> str:
+    wanted = task.config.damaged_row
+    if wanted == "frequencies" and task.class_counts is None:
+        wanted = "uniform, as this run keeps no frequencies"
+    told = f"Warning: {len(ids)} images cannot be read, their rows are neutral"
+    return f"{told} (damaged_row: {wanted}): {first_names(ids)}"
 
 
 def write_submission(
-    out: Path, found: ToPredict, task: ImagesTask, probabilities: Probabilities
+    out: Path,
+    found: ToPredict,
+    task: ImagesTask,
+    probabilities: Probabilities,
+    best: NDArray[np.int64],
 ) -> None:
-    """A row an image: its id, and its class or each class's probability."""
+    """A row an image: its id, and its class (`best`) or each class's probability."""
     classes, own = list(task.class_names or ()), found.columns[1:]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(found.columns)
     order = [classes.index(name) for name in own] if set(own) == set(classes) else None
-    for name, row in zip(found.ids, probabilities, strict=True):
-        cells = [f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[row.argmax()]]
+    for name, row, place in zip(found.ids, probabilities, best, strict=True):
+        cells = [f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[place]]
         writer.writerow([name, *cells])
     try:
         write_file(out, stream.getvalue().encode())
