@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tpukit.hardware.prefetch import loader_workers, prefetch
+from tpukit.hardware.prefetch import loader_workers, prefetch, workers_of_devices, workers_of_rank
 
 
 def prefetching():
@@ -67,9 +67,14 @@ def test_the_loader_starts_in_the_calling_thread():
     assert threads == [threading.main_thread()]
 
 
-def test_loader_workers_are_for_steps_on_another_device(monkeypatch):
-    monkeypatch.setattr("tpukit.hardware.prefetch.allowed_cores", lambda: 4)
-    assert loader_workers(None, 1, on_cpu=True) == 0
-    assert loader_workers(None, 1, on_cpu=False) == 3
-    assert loader_workers(None, 2, on_cpu=False) == 1
-    assert loader_workers(3, 2, on_cpu=True) == 2
+@pytest.mark.parametrize(
+    ("cores", "eight_chips", "two_gpus"), [(96, 32, 16), (24, 22, 12), (4, 2, 2), (1, 0, 2)]
+)
+def test_loader_workers_by_cores_and_devices(monkeypatch, cores, eight_chips, two_gpus):
+    monkeypatch.setattr("tpukit.hardware.prefetch.allowed_cores", lambda: cores)
+    assert workers_of_devices(8) == eight_chips
+    assert workers_of_rank(2) == two_gpus
+
+
+def test_requested_loader_workers_are_shared_by_the_ranks():
+    assert [loader_workers(n, 2, 5) for n in (None, 0, 3)] == [5, 0, 2]

@@ -198,6 +198,42 @@ def optimized(backend, make):
     return backend.to_host(backend.parameters(model)), counts
 
 
+def split_reads():
+    """Reads of split tensors, lazy and computed, beside the CPU's numbers; what they compiled."""
+    backend = opened()
+    rows, weight = torch.arange(16 * 24.0).reshape(16, 24), torch.randn(24, 40)
+    sent = backend.mesh.send(weight, (None, "data"))
+    differences, counts = [], []
+    for step in range(4):
+        [batch] = backend.batches([{"x": rows + step}])
+        found = {"split": batch["x"] @ sent, "halves": batch["x"].view(8, 2, 24)[:, 1:, 5:]}
+        found["best"] = found["split"].argmax(-1)
+        if step % 2:
+            backend.finish()
+        host = backend.to_host({**found, "weight": sent})
+        product = (rows + step) @ weight
+        expected = {"split": product, "halves": (rows + step).view(8, 2, 24)[:, 1:, 5:],
+                    "best": product.argmax(-1), "weight": weight}  # fmt: skip
+        differences.append(max(float((host[n] - t).abs().max()) for n, t in expected.items()))
+        counts.append(backend.compilations())
+    return {"differences": differences, "counts": counts, **gathers()}
+
+
+def gathers():
+    """Programs that torch_xla compiled, without its cache, to read a split tensor."""
+    import torch_xla.debug.metrics as met
+
+    compiled = met.metric_data("CompileTime") or [0]
+    return {"gathers": compiled[0] - (met.counter_value("UncachedCompile") or 0)}
+
+
+def command(*arguments):
+    """One command line in this process."""
+    from tpukit import cli
+
+    return {"code": cli.run(list(arguments)), **gathers()}
+
+
 def second_derivatives():
     """Compilations up to each step of a loss with second derivatives of its input."""
     from physics_task import Poisson

@@ -13,23 +13,28 @@ Loaded = TypeVar("Loaded")
 Sent = TypeVar("Sent")
 
 BATCHES_AHEAD = 2
-MOST_WORKERS = 4
+WORKERS_A_DEVICE = 4
+"""Most DataLoader workers of a device that a process shares with others."""
+MOST_WORKERS = 16
+"""Most DataLoader workers of a GPU's rank."""
 SECONDS_TO_END = 5.0
 """A thread that waits for a worker that hangs is not waited for any longer."""
 _END = object()
 
 
-def loader_workers(requested: int | None, world_size: int, *, on_cpu: bool) -> int:
-    """DataLoader workers of each rank: a share of those requested, else of the cores.
+def loader_workers(requested: int | None, world_size: int, default: int) -> int:
+    """DataLoader workers of each rank: a share of those requested, else `default`."""
+    return default if requested is None else -(-requested // world_size)
 
-    Steps on a CPU use every core: there a thread makes the batches (0), which costs less than
-    passing them between processes.
-    """
-    if requested is not None:
-        return -(-requested // world_size)
-    if on_cpu:
-        return 0
-    return max(0, min(MOST_WORKERS, allowed_cores() // world_size - 1))
+
+def workers_of_devices(devices: int) -> int:
+    """The default of a process that drives `devices` devices; two cores stay free for it."""
+    return max(0, min(allowed_cores() - 2, WORKERS_A_DEVICE * devices))
+
+
+def workers_of_rank(world_size: int) -> int:
+    """The default of a rank with one GPU, whose own process mostly waits for it."""
+    return max(2, min(allowed_cores() // world_size, MOST_WORKERS))
 
 
 def prefetch(

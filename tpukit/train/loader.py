@@ -36,6 +36,7 @@ from tpukit.train.task import (
 
 # A rank whose share holds no sample still computes, on one that is masked.
 FILLER = SampleKey(VALIDATION_EPOCH, 0)
+FEW_WORKERS = 4
 
 
 class MicroBatchData(Dataset[Batch | TpukitError]):
@@ -194,6 +195,13 @@ class LoaderSettings:
     """Seconds that a batch of the workers is waited for."""
 
 
+def _batches_ahead(workers: int) -> int | None:
+    """Batches that a DataLoader worker makes ahead: many workers would fill the shared memory."""
+    if workers == 0:
+        return None
+    return 2 if workers <= FEW_WORKERS else 1
+
+
 def make_loader(
     task: Task, data: Any, micro_batches: Any, settings: LoaderSettings
 ) -> MicroBatchLoader:
@@ -203,7 +211,7 @@ def make_loader(
         sampler=PackedMicroBatches(micro_batches) if settings.workers else micro_batches,
         batch_size=None,
         num_workers=settings.workers,
-        prefetch_factor=2 if settings.workers else None,
+        prefetch_factor=_batches_ahead(settings.workers),
         timeout=settings.timeout if settings.workers else 0,
         worker_init_fn=settings.start_worker if settings.workers else None,
         # One of its own: a loader would otherwise draw from the generator that dropout uses.

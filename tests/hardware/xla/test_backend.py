@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, environment
+from runs import SUPPORT, VIRTUAL_TPU, environment, result, tpukit
+
+from tpukit.tasks.summarize.data.dialogues import write_dialogues
 
 pytestmark = pytest.mark.xla
 
@@ -69,6 +71,36 @@ def test_dropout_does_not_depend_on_what_is_read():
 def test_an_outer_autocast_compiles_one_graph():
     """The casts that it keeps would make the first pass another graph than the rest."""
     assert on_xla("repeated_passes", devices="1") == [1] * 5
+
+
+def test_reads_of_split_tensors_compile_nothing():
+    """One program a shape and order of the reads, and none to gather what devices hold."""
+    told = on_xla("split_reads")
+    assert max(told["differences"]) < 1e-3
+    assert told["counts"][2:] == told["counts"][1:2] * 2
+    assert told["gathers"] == 0
+
+
+@pytest.mark.slow
+def test_commands_compile_nothing_to_read(tmp_path):
+    """A checkpoint of split weights, the images of EIT and the tokens of summaries."""
+
+    def command(*arguments):
+        told = on_xla("command", *map(str, arguments), "--hw", "tpu", "--precision", "fp32")
+        assert told == {"code": 0, "gathers": 0}
+
+    write_dialogues(tmp_path / "dialogues", 100, 0)
+    small = ["--model", "2x2x32", "--tokenizer", "train", "--set", "vocabulary_size=400",
+             "--block-size", "256", "--set", "score_samples=0"]  # fmt: skip
+    of_steps = ["--global-batch-size", "16", "--max-steps", "4", "--ckpt-every", "2", "--shard"]
+    command("summarize-train", "--data-path", tmp_path / "dialogues", "--results-dir",
+            tmp_path / "summaries", *small, *of_steps)  # fmt: skip
+    command("predict", "--run", tmp_path / "summaries", "--out", tmp_path / "out.csv",
+            "--max-new-tokens", "8")  # fmt: skip
+    result(tpukit("data", "eit", "--out", tmp_path / "eit", "--n", "40", "--json"))
+    command("train", "--data-path", tmp_path / "eit", "--results-dir", tmp_path / "images",
+            "--size", "tiny", *of_steps)  # fmt: skip
+    command("test", "--run", tmp_path / "images")
 
 
 def test_second_derivatives_are_one_graph():

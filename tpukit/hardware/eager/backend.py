@@ -59,7 +59,7 @@ from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
 from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_matrices
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.hardware.prefetch import loader_workers
+from tpukit.hardware.prefetch import loader_workers, workers_of_rank
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -170,7 +170,9 @@ class EagerBackend(TorchOps):
         return self.eager.batches(loader)
 
     def loader_workers(self, requested: int | None) -> int:
-        return loader_workers(requested, self.world_size, on_cpu=self.kind == "cpu")
+        # Steps on a CPU use every core: there a thread makes the batches.
+        default = 0 if self.kind == "cpu" else workers_of_rank(self.world_size)
+        return loader_workers(requested, self.world_size, default)
 
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:

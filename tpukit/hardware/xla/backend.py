@@ -48,7 +48,7 @@ from tpukit.hardware.memory import (
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of
 from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.hardware.prefetch import loader_workers, prefetch
+from tpukit.hardware.prefetch import loader_workers, prefetch, workers_of_devices
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.model_code import running
@@ -161,7 +161,10 @@ class XlaBackend(XlaOps):
         return prefetch(loader, self.mesh.send_batch)
 
     def loader_workers(self, requested: int | None) -> int:
-        return loader_workers(requested, self.world_size, on_cpu=is_emulated(os.environ))
+        # Steps on a CPU use every core: there a thread makes the batches.
+        own = self.devices // self.world_size
+        default = 0 if is_emulated(os.environ) else workers_of_devices(own)
+        return loader_workers(requested, self.world_size, default)
 
     # -- the step ----------------------------------------------------------------------------
     @contextmanager
@@ -277,7 +280,7 @@ class XlaBackend(XlaOps):
         self.collectives.barrier()
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self.mesh.to_host(tensor) for name, tensor in tensors.items()}
+        return self.mesh.to_host(tensors)
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -332,7 +335,9 @@ class XlaBackend(XlaOps):
         return Memory(used, int(fullest.get("peak_bytes_used", used)), limit or None)
 
     def compilations(self) -> int:
-        return int(met.counter_value("UncachedCompile") or 0)
+        # Not the counter UncachedCompile: it leaves out the programs that gather split tensors.
+        samples = met.metric_data("CompileTime")
+        return samples[0] if samples else 0
 
     def fallbacks(self) -> list[str]:
         return sorted(fallback_counts())

@@ -96,9 +96,24 @@ class DeviceMesh:
         return self.send(torch.zeros(tensor.shape, dtype=tensor.dtype), self.parameter_spec(tensor))
 
     # -- reading and filling -------------------------------------------------------------------
-    def to_host(self, tensor: Tensor) -> Tensor:
-        """A whole copy on the CPU."""
-        return tensor.detach().to("cpu", copy=True)
+    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole copies on the CPU. Those that are still lazy are computed by one program."""
+        lazy = [tensor for tensor in tensors.values() if is_on_xla(tensor)]
+        torch_xla._XLAC._xla_sync_multi(lazy, [], True, True)
+        xm.wait_device_ops()
+        return {name: self._read(tensor.detach()) for name, tensor in tensors.items()}
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        # torch_xla compiles a program, uncached, for each split tensor that is read as a whole.
+        if not is_on_xla(tensor) or not is_sharded(tensor) or xr.process_count() > 1:
+            return tensor.to("cpu", copy=True)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        (parts,) = torch_xla._XLAC._get_local_shards([tensor])
+        (places,) = torch_xla._XLAC._get_local_shard_replica_and_indices([tensor])
+        for (part, _), (_, place) in zip(parts, places, strict=True):
+            # A part is padded where its axis does not divide.
+            whole[tuple(place)] = part[tuple(slice(s.stop - s.start) for s in place)]
+        return whole
 
     def fill(self, target: Tensor, value: Tensor) -> None:
         """Puts a host tensor's values into a tensor of the device, which keeps its placement."""

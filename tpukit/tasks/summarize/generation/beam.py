@@ -168,8 +168,9 @@ class _BeamDecoding(ChunkDecoding):
         total = logits[:, :vocabulary].log_softmax(-1) + running
         values, places = total.reshape(groups, -1).topk(2 * self.beams)
         self.decoder.backend.finish()
-        flat = places.cpu().numpy()
-        return [values.cpu().numpy(), flat // vocabulary, flat % vocabulary]
+        host = self.decoder.backend.to_host({"values": values, "places": places})
+        flat = host["places"].numpy()
+        return [host["values"].numpy(), flat // vocabulary, flat % vocabulary]
 
     def _advance(self, number: int, best: list[Array], order: Array) -> None:
         group = self.groups[number]

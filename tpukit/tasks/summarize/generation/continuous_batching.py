@@ -138,7 +138,8 @@ class _StreamingDecoding(ChunkDecoding):
         draws = [self.draws[rows[0], 0] if rows else 0.0 for rows in first_free]
         chosen = self._choose(logits, np.array(draws, np.float32))
         self.decoder.backend.finish()
-        for prompt, rows, token in zip(taken, first_free, chosen.cpu().tolist(), strict=True):
+        (tokens,) = self._read([chosen])
+        for prompt, rows, token in zip(taken, first_free, tokens, strict=True):
             if prompt:
                 self._take(rows[0], token)
 
@@ -180,9 +181,14 @@ class _StreamingDecoding(ChunkDecoding):
             tokens = self._choose(self.batch.decode(tokens), self._draws_of_step(step))
             backend.finish()
             steps.append(tokens)
-        for chosen in [step.cpu().tolist() for step in steps]:
+        for chosen in self._read(steps):
             for row, token in enumerate(chosen):
                 self._take(row, token)
+
+    def _read(self, steps: Sequence[Tensor]) -> list[list[int]]:
+        backend = self.decoder.backend
+        host = backend.to_host({str(number): tokens for number, tokens in enumerate(steps)})
+        return [tokens.tolist() for tokens in host.values()]
 
     def _draws_of_step(self, step: int) -> Array:
         counts = [len(self.done[p.row]) + step if p else 0 for p in self.owners]
