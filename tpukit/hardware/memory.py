@@ -7,7 +7,7 @@ import re
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 GLIBC_SETTINGS = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
 """Where its own settings end, which grow with what is freed."""
 SECONDS_BETWEEN_SAMPLES = 0.005
+RESERVE_SHARE, RESERVE_BYTES = 0.05, (2**28, 2**31)
+"""Part of the machine's memory that is left free by default, and its least and most bytes."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+GROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+"""Limit, usage, and the prefix of what counts a group with those below it, by version."""
+NO_LIMIT = 2**60
 OUT_OF_MEMORY_TEXTS = (
     # XLA and libtpu
     r"RESOURCE_EXHAUSTED",
@@ -39,6 +48,8 @@ OUT_OF_MEMORY_TEXTS = (
     r"CUDA driver error: out of memory",
     # accelerate, after the smallest batch failed too
     r"No executable batch size found",
+    # tpukit's own end of a process
+    r"out of memory: \S+ \S+ of \S+ \S+ are available",
     # torch and numpy on the host
     r"can't allocate memory",
     r"not enough memory: you tried to allocate",
@@ -78,11 +89,13 @@ def meter_process_memory(
 ) -> Iterator[ReadMemory]:
     """Private memory of this process beyond what it has now: what a memory limit counts.
 
-    The kernel keeps no peak of it, so a thread samples it.
+    The kernel keeps no peak of it, so a thread samples it. Without a limit it is what the machine
+    has available, less the reserve.
     tensors_alone: leaves out what a `TensorMemoryLimit` leaves out.
     """
     peak = data_bytes()
     before = peak - (small_bytes() if tensors_alone else 0)
+    room = max(0, available_bytes() - reserve_bytes())
     done = threading.Event()
 
     def sample() -> int:
@@ -98,7 +111,7 @@ def meter_process_memory(
     def read() -> Memory:
         used = sample()
         out = before + (small_bytes() if tensors_alone else 0)
-        return Memory(used - out, peak - out, limit_bytes or host_memory_bytes() - before)
+        return Memory(used - out, peak - out, limit_bytes or room)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -228,16 +241,74 @@ def resident_bytes() -> tuple[int, int]:
     return _status("VmRSS"), _status("VmHWM")
 
 
+def private_bytes() -> int:
+    """Private memory that this process has written to: the part of `data_bytes` that is used."""
+    return _status("RssAnon")
+
+
+def tree_bytes() -> int:
+    """Resident memory of this process and of those it has started."""
+    import psutil
+
+    this, total = psutil.Process(), 0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
+# -- the machine's memory ------------------------------------------------------------------------
 def host_memory_bytes() -> int:
     """Memory of this machine, or of the container it is."""
     import psutil
 
-    total = int(psutil.virtual_memory().total)
-    container = Path("/sys/fs/cgroup/memory.max")
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_memory())])
+
+
+def available_bytes() -> int:
+    """Memory that this machine, or its container, can still give to its processes."""
+    import psutil
+
+    free = (limit - used for limit, used in _container_memory())
+    return min([int(psutil.virtual_memory().available), *free])
+
+
+def reserve_bytes() -> int:
+    """What a process leaves free by default: the system acts once there is nothing left."""
+    least, most = RESERVE_BYTES
+    return min(max(int(RESERVE_SHARE * host_memory_bytes()), least), most)
+
+
+def _container_memory() -> Iterator[tuple[int, int]]:
+    """Limit and usage of each control group (version 1 or 2) of this process that has a limit.
+
+    Usage leaves out file pages: the system drops them before it ends a process.
+    """
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = CONTROL_GROUPS / "memory" if controllers else CONTROL_GROUPS
+        files = GROUP_FILES[1 if controllers else 2]
+        # Without a namespace of its own a container sees its group at the root alone.
+        inner = root / name.strip("/")
+        for group in (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)):
+            limit, used = (_text(group / file).strip() for file in files[:2])
+            if limit.isdigit() and used.isdigit() and int(limit) < NO_LIMIT:
+                yield int(limit), int(used) - _file_pages(_text(group / "memory.stat"), files[2])
+
+
+def _file_pages(statistics: str, prefix: str) -> int:
+    kinds = {f"{prefix}active_file", f"{prefix}inactive_file"}
+    pairs = (line.split() for line in statistics.splitlines())
+    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in kinds)
+
+
+def _text(path: Path) -> str:
     try:
-        return min(total, int(container.read_text()))
-    except (OSError, ValueError):
-        return total
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 class _AllocatorUsage(ctypes.Structure):
@@ -247,11 +318,19 @@ class _AllocatorUsage(ctypes.Structure):
 
 
 def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    """A size of this process in bytes; its resident memory where there is no /proc (macOS)."""
+    text = _text(Path("/proc/self/status"))
+    for line in text.splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
-    return 0
+    return 0 if text else _resident_without_proc()
+
+
+def _resident_without_proc() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 # -- out of memory: recognised by its text, as the exception's class varies ---------------------

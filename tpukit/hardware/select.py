@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from tpukit.hardware.detect import (
 )
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.launch.failures import failures_named
+from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 from tpukit.hardware.tpu_stack import (
     AUTOLOAD_VARIABLE,
@@ -69,6 +70,9 @@ def opened_backend(
 ) -> Iterator[Backend]:
     """The backend within the context; raises as `open_backend` does.
 
+    Without a limit on memory what computes on the CPU leaves some for the system, see
+    `tpukit.hardware.launch.memory_watch`.
+
     Afterwards this process may hold as much memory, and compute as freely, as before.
     once: this process opens no other one; else ranks stay joined until it ends, as they cannot join
         a second time.
@@ -76,7 +80,7 @@ def opened_backend(
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     backend = open_backend(options, log)
     try:
-        with failures_named():
+        with failures_named(), memory_guard(options):
             yield backend
     finally:
         if once or backend.world_size == 1:
@@ -86,6 +90,13 @@ def opened_backend(
         resource.setrlimit(resource.RLIMIT_DATA, limits)
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
+
+
+def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:
+    """Keeps a computation on the CPU of this host from taking all of its memory."""
+    kind = find_kind(options)
+    on_cpu = kind == "cpu" or (kind == "tpu" and is_emulated(os.environ))
+    return watched_memory() if on_cpu and options.memory_limit is None else nullcontext()
 
 
 def settle_kernels(options: Options, log: Callable[[str], None]) -> Options:

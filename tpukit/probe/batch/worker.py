@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tpukit.errors import JobError, TpukitError, UsageError
+from tpukit.errors import JobError, OutOfMemoryError, TpukitError, UsageError
+from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
 from tpukit.io.process import die_with_parent
@@ -145,7 +146,10 @@ class TrialRunner:
             trial = self._run(request)
         except Exception as error:
             traceback.print_exc()
-            if not is_out_of_memory(error, limited=self.setup.config.memory_limit is not None):
+            # A compiler that needs more than this machine has says nothing about the TPU's memory.
+            here = self.setup.target is not None and isinstance(error, OutOfMemoryError)
+            limited = self.setup.config.memory_limit is not None
+            if here or not is_out_of_memory(error, limited=limited):
                 return {"error": _error_fields(error, request)}
             trial, self.reusable = self._out_of_memory(error, request), False
         seconds = time.monotonic() - started
@@ -156,10 +160,14 @@ class TrialRunner:
 
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
-            return self._compiled.run(request)
+            with watched_memory():
+                return self._compiled.run(request)
         if self.setup.world_size > 1:
             return _run_in_ranks(self.setup, request)
-        return self._measure(request)
+        from tpukit.hardware.select import memory_guard
+
+        with memory_guard(self.setup.config):
+            return self._measure(request)
 
     @cached_property
     def _compiled(self) -> CompiledTrials:

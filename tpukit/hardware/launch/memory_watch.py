@@ -1,0 +1,130 @@
+"""Ends a process that computes on the CPU before the system runs out of memory and kills one.
+
+The kernel chooses whom it kills. So a process may by default take what the machine has available,
+less a reserve: a thread looks at it, and sets the limit on private memory (RLIMIT_DATA)
+accordingly, whoever took the rest. An allocation beyond it fails, and the process ends with an
+error of its own. Where memory goes on shrinking (other processes, DataLoader workers, a system
+without the limit), the thread raises the error in the main thread, and ends the process at last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from tpukit.errors import OutOfMemoryError, TpukitError
+from tpukit.hardware.memory import (
+    available_bytes,
+    data_bytes,
+    host_memory_bytes,
+    is_out_of_memory,
+    private_bytes,
+    reserve_bytes,
+    tree_bytes,
+)
+from tpukit.io.units import format_bytes
+
+FASTEST_BYTES_PER_SECOND = 16 * 2**30
+"""Rate at which a process may use up memory; it decides when the thread looks again."""
+LOOK_SECONDS = 0.01, 0.5
+"""Least and most time between two looks."""
+RAISE_SHARE, END_SHARE = 0.5, 0.25
+"""Parts of the reserve: with less available the error is raised, and the process ended."""
+HINT = (
+    "Use a smaller batch (--accumulate) or model, or close other programs; `tpukit probe-batch` "
+    "finds what fits. --memory-limit SIZE sets a limit of your own instead."
+)
+
+
+@contextmanager
+def watched_memory() -> Iterator[None]:
+    """Within the context this process leaves a reserve of the machine's memory free.
+
+    Raises:
+        OutOfMemoryError: it needed more.
+    """
+    watch = MemoryWatch()
+    try:
+        with watch:
+            yield
+    except TpukitError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error, limited=True):
+            raise
+        raised = watch.error(str(error))
+        for note in getattr(error, "__notes__", []):
+            raised.add_note(note)
+        raise raised from error
+
+
+class MemoryWatch:
+    """The thread that looks, and what it does; see the module."""
+
+    def __init__(self) -> None:
+        self.reserve = reserve_bytes()
+        self.unused = data_bytes() - private_bytes()
+        """Mapped and not used before, stacks and tables: no tensor waits there."""
+        self.limits = resource.getrlimit(resource.RLIMIT_DATA)
+        self.watched = threading.get_ident()
+        self._raised = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        self.look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        resource.setrlimit(resource.RLIMIT_DATA, self.limits)
+
+    def error(self, cause: str = "") -> OutOfMemoryError:
+        """What ends this process: how much memory there is, and what it needed."""
+        needed = f": {' '.join(cause.split())[:200]}" if cause else ""
+        sizes = (available_bytes(), host_memory_bytes(), self.reserve, tree_bytes())
+        available, total, reserve, held = map(format_bytes, sizes)
+        return OutOfMemoryError(
+            f"out of memory: {available} of {total} are available, {reserve} of which stay free for"
+            f" the system, and this process and its children hold {held}{needed}.",
+            HINT,
+        )
+
+    def look(self) -> float:
+        """Sets the limit by what is available, or ends the process; seconds until the next look."""
+        available = available_bytes()
+        left = max(0, available - self.reserve)
+        self._limit(private_bytes() + self.unused + left)
+        # What is small is not the cause, and its end would not help.
+        if available < RAISE_SHARE * self.reserve and tree_bytes() >= self.reserve:
+            self._end(at_once=available < END_SHARE * self.reserve)
+        least, most = LOOK_SECONDS
+        return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
+
+    def _watch(self) -> None:
+        seconds = 0.0
+        while not self._ended.wait(seconds):
+            seconds = self.look()
+
+    def _limit(self, limit: int) -> None:
+        soft, hard = self.limits
+        ceilings = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
+        # A system without such a limit is left to the looks.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), hard))
+
+    def _end(self, *, at_once: bool) -> None:
+        if at_once:
+            print(f"Error: {self.error()}", file=sys.stderr, flush=True)
+            os._exit(OutOfMemoryError.exit_code)
+        if not self._raised:
+            self._raised = True
+            thread, kind = ctypes.c_ulong(self.watched), ctypes.py_object(MemoryError)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, kind)
