@@ -12,6 +12,7 @@ from runs import VIRTUAL_TPU, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import UsageError
+from tpukit.train.mistakes.returned import check_examples
 
 FILE = mistaken_tasks.__file__
 SOURCE = Path(FILE).read_text().splitlines()
@@ -24,8 +25,7 @@ RETURNED = {
     "Detached": ("Detached.loss", "without a gradient", "without `.item()`"),
     "NumberBesideIt": ("NumberBesideIt.loss", "'worst' as a float", "without `.item()`"),
     "OtherWeight": ("OtherWeight.loss", "'weight' of shape () for", "same shape"),
-    "WithoutMask": ("WithoutMask.collate", "without 'mask' (it has 'x', 'y')", 'batch["mask"]'),
-    "ShortBatch": ("ShortBatch.collate", "'mask' of shape (3,)", "Return 8 rows"),
+    "ShortBatch": ("ShortBatch.collate", "'mask' of shape (3,) for a batch of 8 rows", "one row a"),
     "Pair": ("Pair.datasets", "a tuple", "Return Datasets(train, valid)"),
     "Empty": ("Empty.datasets", "training data without samples", "--data-path"),
     "EmptyValidation": ("EmptyValidation.datasets", "validation data without", "(train, None)"),
@@ -181,5 +181,7 @@ def test_example_batches_are_of_each_shape_and_checked():
     assert batch["mask"].sum() == 6
     lengths = [tuple(b["x"].shape) for b in mistaken_tasks.TwoLengths().example_batches(6)]
     assert lengths == [(6, 8), (6, 4)]
-    with pytest.raises(UsageError, match=r"WithoutMask\.collate"):
-        mistaken_tasks.WithoutMask().example_batches(6)
+    [batch] = mistaken_tasks.WithoutMask().example_batches(6)
+    assert batch["mask"].tolist() == [1.0] * 6
+    with pytest.raises(UsageError, match=r"example_batches .*without 'mask'"):
+        check_examples([{"x": batch["x"]}], mistaken_tasks.WithoutMask.example_batches)

@@ -92,6 +92,8 @@ class OtherWeight(Sound):
 
 
 class WithoutMask(Sound):
+    """Without a mistake: the engine makes the mask."""
+
     def collate(self, samples, micro):
         batch = stack_samples(samples, micro.rows)
         return {"x": batch["x"], "y": batch["y"]}

@@ -49,6 +49,22 @@ def test_shares_are_disjoint_and_whole():
     assert {share.rows for share in shares} == {2}
 
 
+def test_an_empty_share_is_filled_from_its_own_micro_batch():
+    keys = tuple(SampleKey(0, i) for i in (7, 3, 5))
+    empty = MicroBatch(keys, rows=8, shape=16, samples=("a", "b", "c")).share(3, 4)
+    assert (empty.keys, empty.filler, empty.shape) == ((), SampleKey(0, 7), 16)
+    assert empty.samples == ("a",)
+    assert MicroBatch(keys, 8, counts=(2, 1)).share(1, 2).filler == SampleKey(0, 7)
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, 4), (1, 1), (2, 1)])
+def test_a_share_is_cut_to_its_samples(rank, rows):
+    keys = tuple(SampleKey(0, i) for i in range(5))
+    assert MicroBatch(keys, rows=12).share(rank, 3).cut().rows == rows
+    packed = MicroBatch(keys, rows=12, counts=(2, 1, 1, 0, 1)).share(rank, 3)
+    assert packed.cut().rows == rows
+
+
 def test_draws_depend_on_seed_epoch_and_sample_alone():
     draws = {
         sample_rng(seed, epoch, sample).integers(2**62)

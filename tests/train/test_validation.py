@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from tiny_task import Rows, Tiny
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig, build
+from tpukit.train.inference import in_data_order, infer
+from tpukit.train.loader import LoaderSettings, make_loader
 from tpukit.train.monitor.best import BestMetric, parse_best_metric
-from tpukit.train.monitor.validation import in_data_order
+from tpukit.train.monitor.evaluation import Evaluation, weighted_sums
+from tpukit.train.monitor.validation import own_shares
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder, open_run
 from tpukit.train.storage.run_log import read_metrics
-from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, SampleKey
+from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, PlanSettings, SampleKey
 
 
 @pytest.fixture
@@ -112,6 +116,83 @@ def test_what_is_not_a_number_is_named(train):
 
     with pytest.raises(UsageError, match=r"Wrong\.compute.*numbers by name"):
         train(Wrong(), max_steps=2)
+
+
+# -- a loss that is a mean -------------------------------------------------------------------------
+class Mean(Tiny):
+    """Its loss is the batch's mean; the second half of its rows are far from the first."""
+
+    name = "mean"
+
+    def __init__(self, samples: int = 21) -> None:
+        super().__init__(noise=0.0)
+        self.valid = [Rows(samples)[index] for index in range(samples)]
+        for index, row in enumerate(self.valid):
+            row["y"] += index
+
+    def datasets(self):
+        return Datasets(Rows(64), self.valid)
+
+    def loss(self, model, batch):
+        losses = super().loss(model, batch)
+        return {"loss": losses["loss"].mean(), "worst": losses["worst"]}
+
+
+def evaluated(task, backend, ranks, rows):
+    """The means of a fresh model over the validation data, each rank's part computed in turn."""
+    torch.manual_seed(0)
+    model = task.build_model(backend)
+    evaluation = Evaluation(task, backend, model.eval())
+    settings = PlanSettings(rows, rows, ranks, 0, fixed_shapes=backend.compiles)
+    data = task.datasets().valid
+    for backend.rank in range(ranks):
+        backend.world_size = ranks
+        shares = own_shares(list(task.evaluation_batches(data, settings)), backend)
+        for batch in make_loader(task, data, shares, LoaderSettings(0, 0)):
+            evaluation.evaluation_step(batch)
+    return evaluation.read_evaluation(), model
+
+
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 21), (2, 21), (4, 17)])
+def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples):
+    """The last batch has 5 of 16 rows, or 1 of 4 ranks a sample."""
+    task = Mean(samples)
+    found, model = evaluated(task, FakeBackend(), ranks, 16)
+    with torch.no_grad():
+        rows = [model(torch.from_numpy(row["x"])[None])[0] for row in task.valid]
+    errors = [
+        ((y - torch.from_numpy(row["y"])) ** 2).mean()
+        for y, row in zip(rows, task.valid, strict=True)
+    ]
+    assert found["loss"] == pytest.approx(float(torch.stack(errors).mean()), rel=1e-5)
+    assert found["worst"] == pytest.approx(float(torch.stack(errors).sqrt().mean()), rel=1e-5)
+
+
+def test_what_weighs_nothing_may_be_nan():
+    """The mean over no label at all, of a rank whose rows all fill up."""
+    nothing = {"loss": torch.tensor(float("nan"), requires_grad=True), "weight": torch.tensor(0)}
+    sums = weighted_sums(nothing, ["loss"], torch.zeros(4))
+    sums[1].backward()
+    assert sums.tolist() == [0.0] * len(sums) and nothing["loss"].grad == 0
+    rows = {"loss": torch.tensor([2.0, float("nan")])}
+    assert weighted_sums(rows, ["loss"], torch.tensor([1.0, 0.0]))[:2].tolist() == [1.0, 2.0]
+
+
+def test_outputs_are_of_each_sample_in_the_order_of_the_data():
+    """Micro-batches out of order, one in the middle not full, a rank without samples."""
+
+    class Shuffled(Mean):
+        def evaluation_batches(self, data, settings):
+            assert settings.fixed_shapes is backend.compiles
+            for samples in ([6, 1, 3], [2], [0, 5, 4, 7]):
+                keys = tuple(SampleKey(VALIDATION_EPOCH, sample) for sample in samples)
+                yield MicroBatch(keys, settings.micro_rows)
+
+    backend = FakeBackend()
+    for backend.compiles in (False, True):
+        task = Shuffled(8)
+        found = infer(task, task.valid, lambda batch: batch["x"], backend, rows_per_device=4)
+        assert np.array_equal(found, [row["x"] for row in task.valid])
 
 
 # -- the best metric -------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.loader import LoaderSettings, make_loader
-from tpukit.train.task import PlanSettings, SampleSource, Task
+from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task
 
 ROWS_PER_DEVICE = 16
 IN_PROCESS = LoaderSettings(workers=0, seed=0)
+Rows = dict[str, NDArray[Any]]
 
 
 @torch.no_grad()
@@ -32,17 +33,30 @@ def infer(
     The ranks share the work; every rank must call it and gets all outputs.
     """
     rows = rows_per_device * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, seed=0)
-    shares = [
-        micro.share(backend.rank, backend.world_size)
-        for micro in task.evaluation_batches(data, settings)
-    ]
+    settings = PlanSettings(rows, rows, backend.devices, seed=0, fixed_shapes=backend.compiles)
+    micro_batches = list(task.evaluation_batches(data, settings))
+    # Filled rows stay: what a sample gives does not depend on how many come with it.
+    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
     parts = []
     for batch in backend.batches(make_loader(task, data, shares, loading)):
         with backend.autocast():
             outputs = forward(batch)
-        parts.append(backend.to_host({"outputs": outputs.float()})["outputs"].numpy())
+        values = backend.to_host({"outputs": outputs.float()})["outputs"].numpy()
+        parts.append({"outputs": values, "mask": np.ones(len(values))})
         backend.finish()
+    return in_data_order(backend.all_gather_objects(parts), micro_batches)["outputs"]
+
+
+def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[MicroBatch]) -> Rows:
+    """The ranks' parts of each batch as rows of the whole set, without masked and filled ones."""
     # One batch is the ranks' parts one after the other; filled rows come last.
-    batches = zip(*backend.all_gather_objects(parts), strict=True)
-    return np.concatenate([part for batch in batches for part in batch])[: len(data)]
+    whole = [
+        {name: np.concatenate([part[name] for part in ranks])[: len(micro.keys)]
+         for name in ranks[0]}
+        for ranks, micro in zip(zip(*parts, strict=True), micro_batches, strict=True)
+    ]  # fmt: skip
+    rows = {name: np.concatenate([batch[name] for batch in whole]) for name in whole[0]}
+    samples = np.array([key.sample for micro in micro_batches for key in micro.keys])
+    order = np.argsort(samples, kind="stable")
+    kept = order[rows.pop("mask")[order] > 0]
+    return {name: values[kept] for name, values in rows.items()}

@@ -15,17 +15,18 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Batch
+from tpukit.train.data.batch_plan import fill_rows
 from tpukit.train.data.shared_memory import lack_of_room_named, put_in_shared_memory
 from tpukit.train.data.stream import StreamPlan
-from tpukit.train.mistakes.raised import task_failure
+from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.mistakes.returned import (
-    check_batch,
+    check_entries,
+    check_rows,
     check_sample,
     place_of_samples,
     task_mistake,
 )
 from tpukit.train.task import (
-    VALIDATION_EPOCH,
     BatchPlan,
     MicroBatch,
     Sample,
@@ -34,8 +35,6 @@ from tpukit.train.task import (
     sample_rng,
 )
 
-# A rank whose share holds no sample still computes, on one that is masked.
-FILLER = SampleKey(VALIDATION_EPOCH, 0)
 FEW_WORKERS = 4
 
 
@@ -62,7 +61,8 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
             return failure
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        keys = micro.keys or (FILLER,)
+        # A rank whose share holds no sample still computes, on one that is masked.
+        keys = micro.keys or (micro.filler,)
         found = unpacked(micro.samples) or (self.data[key.sample] for key in keys)
         samples = [self._drawn(key, sample) for key, sample in zip(keys, found, strict=True)]
         try:
@@ -71,10 +71,13 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
             if not self._stacks:
                 raise
             raise DataError(
-                f"{place_of_samples(self.data, self.task.datasets)}: {error}.",
+                f"{self._place_of_samples()}: {error}.",
                 "Pad them to a few fixed shapes in the data set, or in the task's own `collate`.",
             ) from error
-        batch = check_batch(collated, self.task.collate, micro.rows)
+        entries = check_entries(collated, self.task.collate)
+        used = len(samples if micro.counts is None else micro.counts) or 1
+        batch = fill_rows(entries, used, micro.rows)
+        check_rows(batch, self.task.collate, micro.rows)
         if not micro.keys:
             batch["mask"].zero_()
         return batch
@@ -87,12 +90,19 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         return batch
 
     def _drawn(self, key: SampleKey, sample: Sample) -> Sample:
-        if self._stacks:
-            check_sample(sample, key.sample, self.data, self.task.datasets)
         drawn = self.task.draw(sample, sample_rng(self.seed, key.epoch, key.sample))
         if drawn is None:
             raise task_mistake(self.task.draw, "returned None", "Return the sample.")
+        if self._stacks:
+            # Now: what was read may be bytes, which `draw` decodes.
+            check_sample(drawn, key.sample, self._place_of_samples)
         return drawn
+
+    def _place_of_samples(self) -> str:
+        """Where the user's code makes what is stacked."""
+        if type(self.task).draw is not Task.draw:
+            return place_of(self.task.draw)
+        return place_of_samples(self.data, self.task.datasets)
 
 
 class MicroBatchLoader(DataLoader[Batch | TpukitError]):

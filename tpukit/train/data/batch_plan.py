@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from tpukit.hardware.backend import Batch
@@ -27,6 +28,7 @@ class SampleKey(NamedTuple):
 
 VALIDATION_EPOCH = 2**31 - 1
 """The epoch of every validation sample: its draws are the same each time."""
+FIRST_SAMPLE = SampleKey(VALIDATION_EPOCH, 0)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class MicroBatch:
     """The samples, where they were read from a stream; None: they are found by their keys."""
     counts: tuple[int, ...] | None = None
     """How many samples each row holds, where they are packed; None: one each."""
+    filler: SampleKey = FIRST_SAMPLE
+    """The sample, masked, of a share that has none of its own."""
 
     def share(self, rank: int, world_size: int) -> MicroBatch:
         """The part of one rank: an equal number of rows, its keys a contiguous run."""
@@ -51,8 +55,15 @@ class MicroBatch:
         if self.counts is not None:
             before = sum(self.counts[: own.start])
             own = slice(before, before + sum(self.counts[own]))
-        samples = None if self.samples is None else self.samples[own]
-        return MicroBatch(self.keys[own], rows, self.shape, samples, counts)
+        keys, filler = self.keys[own], self.keys[0] if self.keys else self.filler
+        # A share without samples fills its rows with one of this shape.
+        samples = None if self.samples is None else self.samples[own] or self.samples[:1]
+        return MicroBatch(keys, rows, self.shape, samples, counts, filler)
+
+    def cut(self) -> MicroBatch:
+        """Without rows that only fill up; one is left where there is no sample."""
+        used = self.keys if self.counts is None else self.counts
+        return replace(self, rows=max(1, len(used)))
 
 
 class SampleSource(Protocol):
@@ -90,20 +101,40 @@ class PlanSettings:
 
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
-    """Samples stacked along a first axis, the last one repeated to fill `rows`, plus `mask`.
+    """Samples stacked along a first axis, repeated in turn to fill `rows`, plus `mask`.
 
     Raises ValueError naming the entry in which two samples differ.
     """
-    filled = [dict(sample) for sample in (*samples, *([samples[-1]] * (rows - len(samples))))]
+    filled = [dict(samples[row % len(samples)]) for row in range(max(rows, len(samples)))]
     try:
         # In a DataLoader worker it stacks straight into shared memory.
         with lack_of_room_named():
             batch: Batch = default_collate(filled)
     except (KeyError, RuntimeError, TypeError) as error:
         raise ValueError(why_not_stacked(samples)) from error
-    mask = torch.zeros(rows)
-    mask[: len(samples)] = 1.0
-    return {**batch, "mask": mask}
+    return {**batch, "mask": _mask(len(samples), rows)}
+
+
+def fill_rows(batch: Batch, used: int, rows: int) -> Batch:
+    """A batch of `used` rows with these repeated in turn to fill `rows`, plus `mask`.
+
+    Entries with another number of rows stay as they are, and so does a mask of `rows`.
+    """
+    turns = torch.arange(rows) % used
+    filled = {
+        name: tensor[turns] if used < rows and tensor.shape[:1] == (used,) else tensor
+        for name, tensor in batch.items()
+    }
+    if "mask" not in batch:
+        filled["mask"] = _mask(used, rows)
+    elif batch["mask"].shape == (used,):
+        filled["mask"] = filled["mask"] * _mask(used, rows)
+    return filled
+
+
+def _mask(used: int, rows: int) -> Tensor:
+    """(rows,): 1 for the first `used` rows, 0 for those that fill up."""
+    return (torch.arange(rows) < used).float()
 
 
 class ShuffledPlan:

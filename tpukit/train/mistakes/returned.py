@@ -92,8 +92,8 @@ def _check_entry(name: str, value: object, method: Method, rows: int) -> None:
 
 
 # -- batches and samples ---------------------------------------------------------------------------
-def check_batch(batch: object, method: Method, rows: int) -> dict[str, Tensor]:
-    """A host batch as `collate` or `example_batches` returned it: tensors, with a mask."""
+def check_entries(batch: object, method: Method) -> dict[str, Tensor]:
+    """A host batch as `collate` or `example_batches` returned it: tensors by name."""
     entries = expect(batch, Mapping, method, "a dict of tensors")  # type: ignore[type-abstract]
     for name, value in entries.items():
         if not isinstance(value, Tensor):
@@ -101,18 +101,23 @@ def check_batch(batch: object, method: Method, rows: int) -> dict[str, Tensor]:
                 method, f"returned a batch whose {name!r} is {described(value)}",
                 "Give every entry as a tensor (`torch.as_tensor`); text must be tokenized before.",
             )  # fmt: skip
-    if "mask" not in entries:
-        raise task_mistake(
-            method, f"returned a batch without 'mask' (it has {', '.join(map(repr, entries))})",
-            'Add batch["mask"], shape (rows,): 1.0 for each sample, 0.0 for rows that only fill;'
-            " `stack_samples(samples, rows)` makes it.",
-        )  # fmt: skip
-    if tuple(entries["mask"].shape) != (rows,):
-        raise task_mistake(
-            method, f"returned a 'mask' of shape {tuple(entries['mask'].shape)}",
-            f"Return {rows} rows (`micro.rows`), filled ones too: every batch keeps its shape.",
-        )  # fmt: skip
     return dict(entries)
+
+
+def check_rows(batch: Mapping[str, Tensor], method: Method, rows: int) -> None:
+    """Raises UsageError where a filled batch has another number of rows than the plan's."""
+    mask = tuple(batch["mask"].shape)
+    if mask != (rows,):
+        raise task_mistake(
+            method, f"returned a 'mask' of shape {mask} for a batch of {rows} rows",
+            "Leave 'mask' out: one row a sample, and what fills up the batch is added to it.",
+        )  # fmt: skip
+    if len(batch) > 1 and not any(t.shape[:1] == (rows,) for n, t in batch.items() if n != "mask"):
+        shapes = ", ".join(f"{n!r} {tuple(t.shape)}" for n, t in batch.items() if n != "mask")
+        raise task_mistake(
+            method, f"returned a batch without an entry of {rows} rows (it has {shapes})",
+            "Return one row a sample; what fills up the batch is added to it.",
+        )  # fmt: skip
 
 
 def place_of_samples(data: object, method: Method) -> str:
@@ -127,27 +132,31 @@ def check_examples(batches: object, method: Method) -> list[dict[str, Tensor]]:
     found = expect(batches, list, method, "a list of batches, the costliest first")
     if not found:
         raise task_mistake(method, "returned no batch", "Return a list of at least one batch.")
-    return [
-        check_batch(batch, method, len(batch["mask"]) if "mask" in batch else 0) for batch in found
-    ]
+    batches = [check_entries(batch, method) for batch in found]
+    for batch in batches:
+        if "mask" not in batch:
+            raise task_mistake(
+                method, f"returned a batch without 'mask' (it has {', '.join(map(repr, batch))})",
+                'Add batch["mask"], shape (rows,): 1.0 for each sample;'
+                " `stack_samples(samples, rows)` makes it.",
+            )  # fmt: skip
+    return batches
 
 
-def check_sample(sample: object, index: int, data: object, method: Method) -> None:
-    """Raises DataError where `stack_samples` cannot stack a sample of the data set."""
+def check_sample(sample: object, index: int, place: Callable[[], str]) -> None:
+    """Raises DataError where `stack_samples` cannot stack a sample, which `place` made."""
     if not isinstance(sample, Mapping):
         raise DataError(
-            f"{place_of_samples(data, method)} gave sample {index} as {described(sample)}, not a"
-            " dict.",
+            f"{place()} gave sample {index} as {described(sample)}, not a dict.",
             'Return {"image": image, "label": label}, or name the values of a data set of tuples:'
             ' `named(data, "image", "label")`.',
         )
     for name, value in sample.items():
         if not isinstance(value, ARRAYS):
             raise DataError(
-                f"{place_of_samples(data, method)} gave sample {index} with {name!r} as"
-                f" {described(value)}.",
-                "Return numbers or arrays (tokenize text), or turn them into tensors in the task's"
-                " own `collate`.",
+                f"{place()} gave sample {index} with {name!r} as {described(value)}.",
+                "Return numbers or arrays (tokenize text, decode bytes in `draw`), or turn them"
+                " into tensors in the task's own `collate`.",
             )
 
 

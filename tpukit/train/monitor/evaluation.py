@@ -95,20 +95,22 @@ def metric_names(
 def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor) -> Tensor:
     """(MOST_SUMS,): sum(weight), then sum(weight value) of each entry, then zeros.
 
-    Without a `weight` each unmasked row counts 1; a 0-d value is a mean over all that counts.
+    Without a `weight` each unmasked row counts 1; a 0-d value is a mean over all that counts. What
+    weighs nothing may be of any value, NaN too: the mean of a rank without samples, say.
     """
-    loss = outputs["loss"]
-    rows = loss.ndim == 1
+    mask = mask.float()
     weight = outputs.get("weight")
-    if weight is None:
-        weight = mask.float() if rows else mask.float().sum()
-    elif rows:
-        weight = weight.float() * mask
+    if outputs["loss"].ndim == 1:
+        weight = mask if weight is None else weight.float() * mask
+    else:
+        weight = mask.sum() if weight is None else weight.float()
     total = weight.sum()
     sums = []
     for name in names:
         value = outputs[name].float()
-        sums.append((value * weight).sum() if value.ndim == weight.ndim else value.mean() * total)
+        if value.ndim > weight.ndim:  # each row's value beside a mean
+            value = _weighted_sum(value, mask) / mask.sum().clamp(min=1)
+        sums.append(_weighted_sum(value, weight if value.ndim == weight.ndim else total))
     if len(sums) >= MOST_SUMS:
         raise UsageError(
             f"the task's loss gave {len(sums)} entries.", f"Return at most {MOST_SUMS - 1}."
@@ -116,3 +118,7 @@ def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor
     return torch.nn.functional.pad(
         torch.stack([total.detach(), *sums]), (0, MOST_SUMS - 1 - len(sums))
     )
+
+
+def _weighted_sum(value: Tensor, weight: Tensor) -> Tensor:
+    return (torch.where(weight != 0, value, 0.0) * weight).sum()

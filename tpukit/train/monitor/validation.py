@@ -7,13 +7,11 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
-from tpukit.train.inference import ROWS_PER_DEVICE
+from tpukit.train.inference import ROWS_PER_DEVICE, Rows, in_data_order
 from tpukit.train.loader import LoaderSettings, make_loader
 from tpukit.train.mistakes.returned import task_mistake
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from tpukit.train.engine import RunPlan
     from tpukit.train.requests import EvaluationRequest
     from tpukit.train.step import Learner
-
-Rows = dict[str, NDArray[Any]]
 
 
 def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) -> dict[str, float]:
@@ -112,7 +108,7 @@ def metrics_of(
 ) -> dict[str, float]:
     """The means and the computed metrics of one set; the model is in eval mode."""
     task, backend = evaluation.task, evaluation.backend
-    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
+    shares = own_shares(micro_batches, backend)
     accumulates = type(task).accumulate is not Task.accumulate
     parts: list[Rows] = []
     for batch in backend.batches(make_loader(task, data, shares, loading)):
@@ -129,19 +125,10 @@ def metrics_of(
     return values
 
 
-def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[MicroBatch]) -> Rows:
-    """The ranks' parts of each batch as rows of the whole set, without masked and filled ones."""
-    # One batch is the ranks' parts one after the other; filled rows come last.
-    whole = [
-        {name: np.concatenate([part[name] for part in ranks])[: len(micro.keys)]
-         for name in ranks[0]}
-        for ranks, micro in zip(zip(*parts, strict=True), micro_batches, strict=True)
-    ]  # fmt: skip
-    rows = {name: np.concatenate([batch[name] for batch in whole]) for name in whole[0]}
-    samples = np.array([key.sample for micro in micro_batches for key in micro.keys])
-    order = np.argsort(samples, kind="stable")
-    kept = order[rows.pop("mask")[order] > 0]
-    return {name: values[kept] for name, values in rows.items()}
+def own_shares(micro_batches: Sequence[MicroBatch], backend: Backend) -> list[MicroBatch]:
+    """This rank's part of each; where no program is compiled for a shape, without filled rows."""
+    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
+    return shares if backend.compiles else [share.cut() for share in shares]
 
 
 def _computed(task: Task, rows: Rows) -> dict[str, float]:

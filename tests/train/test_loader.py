@@ -1,0 +1,168 @@
+"""Host batches: what `collate` and `draw` may leave to the engine."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from tiny_task import Tiny
+
+from tpukit.errors import DataError, UsageError
+from tpukit.train.loader import LoaderSettings, make_loader
+from tpukit.train.task import MicroBatch, SampleKey, Task, stack_samples
+
+LENGTHS = (16, 61)
+
+
+def load(task, data, *micro_batches):
+    """The host batches of these micro-batches."""
+    return list(make_loader(task, data, micro_batches, LoaderSettings(workers=0, seed=0)))
+
+
+def keys(*samples):
+    return tuple(SampleKey(0, sample) for sample in samples)
+
+
+class Numbers:
+    """Sample i holds i, `length(i)` times."""
+
+    def __init__(self, count, length=lambda index: 3):
+        self.count, self.length = count, length
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return {"x": np.full(self.length(index), index, np.float32), "label": index}
+
+
+class Plain(Tiny):
+    """Neither draws nor pads."""
+
+    draw = Task.draw
+
+
+# -- the share of a rank ---------------------------------------------------------------------------
+class ByLength(Plain):
+    """An own plan of two lengths; sample 0 is longer than what a bucket of short ones takes."""
+
+    def collate(self, samples, micro):
+        padded = np.zeros((len(samples), micro.shape), np.float32)
+        for row, sample in enumerate(samples):
+            padded[row, : len(sample["x"])] = sample["x"]
+        return {"x": torch.from_numpy(padded)}
+
+
+def test_a_rank_without_samples_computes_on_one_of_its_micro_batch():
+    data = Numbers(12, lambda index: LENGTHS[index % 2 == 0])
+    short = MicroBatch(keys(3, 5), rows=8, shape=16)
+    first, second = (load(ByLength(), data, short.share(rank, 2))[0] for rank in (0, 1))
+    assert first["mask"].tolist() == [1, 1, 0, 0] and second["mask"].tolist() == [0] * 4
+    assert second["x"].shape == (4, 16) and second["x"].eq(3).all()
+
+
+# -- what `collate` leaves to the engine -----------------------------------------------------------
+class Collating(Plain):
+    """Its `collate` is the function given."""
+
+    def __init__(self, collated):
+        super().__init__()
+        self.collated = collated
+
+    def collate(self, samples, micro):
+        return self.collated(samples, micro)
+
+
+def rows_of(samples):
+    return {"x": torch.tensor(np.stack([sample["x"] for sample in samples]))}
+
+
+@pytest.mark.parametrize(
+    "collated",
+    [
+        lambda samples, micro: rows_of(samples),
+        lambda samples, micro: {**rows_of(samples), "mask": torch.ones(len(samples))},
+        lambda samples, micro: stack_samples(samples, len(samples)),
+        lambda samples, micro: stack_samples(samples, micro.rows),
+        lambda samples, micro: {"x": stack_samples(samples, micro.rows)["x"]},
+    ],
+    ids=["rows", "rows and mask", "stacked", "filled", "filled without mask"],
+)
+def test_rows_and_mask_are_added_where_collate_leaves_them_out(collated):
+    [batch] = load(Collating(collated), Numbers(9), MicroBatch(keys(4, 2, 8), rows=5))
+    assert batch["x"][:, 0].tolist() == [4, 2, 8, 4, 2]
+    assert batch["mask"].tolist() == [1, 1, 1, 0, 0]
+
+
+def test_a_mask_of_the_tasks_own_is_kept():
+    def collated(samples, micro):
+        return {**rows_of(samples), "mask": torch.tensor([1.0, 0.0, 1.0])}
+
+    [batch] = load(Collating(collated), Numbers(9), MicroBatch(keys(4, 2, 8), rows=5))
+    assert batch["mask"].tolist() == [1, 0, 1, 0, 0]
+
+
+def test_entries_with_other_rows_are_left_alone():
+    def collated(samples, micro):
+        edges = torch.tensor([[0, 1], [1, 0]])
+        return {**rows_of(samples), "edges": edges, "scale": torch.tensor(2.0)}
+
+    [batch] = load(Collating(collated), Numbers(9), MicroBatch(keys(4, 2, 8), rows=4))
+    assert batch["edges"].shape == (2, 2) and batch["scale"] == 2
+
+
+def test_too_few_rows_name_the_method():
+    def collated(samples, micro):
+        return rows_of(samples[:2])
+
+    with pytest.raises(UsageError, match=r"Collating\.collate .* without an entry of 4 rows"):
+        load(Collating(collated), Numbers(9), MicroBatch(keys(4, 2, 8), rows=4))
+
+
+def test_a_collator_of_transformers_needs_no_glue():
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"[PAD]": 0, "a": 1, "b": 2}, unk_token="a")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model), pad_token="[PAD]"
+    )
+
+    class Texts(Plain):
+        def collate(self, samples, micro):
+            return transformers.DataCollatorWithPadding(tokenizer)(samples)
+
+    data = [{"input_ids": [1, 2, 1], "label": 0}, {"input_ids": [2], "label": 1}]
+    [batch] = load(Texts(), data, MicroBatch(keys(0, 1), rows=4))
+    assert batch["input_ids"].tolist() == [[1, 2, 1], [2, 0, 0]] * 2
+    assert batch["labels"].tolist() == [0, 1, 0, 1] and batch["mask"].tolist() == [1, 1, 0, 0]
+
+
+# -- draws -----------------------------------------------------------------------------------------
+class Files:
+    """Samples as bytes."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        file = io.BytesIO()
+        np.save(file, np.full(3, index, np.float32))
+        return {"npy": file.getvalue()}
+
+
+class Decoding(Tiny):
+    def draw(self, sample, rng):
+        return {"x": np.load(io.BytesIO(sample["npy"]))}
+
+
+def test_draw_may_decode_bytes():
+    [batch] = load(Decoding(), Files(), MicroBatch(keys(2, 1), rows=2))
+    assert batch["x"][:, 0].tolist() == [2, 1]
+
+
+def test_bytes_that_nothing_decodes_name_where_they_come_from():
+    micro = MicroBatch(keys(2, 1), rows=2)
+    with pytest.raises(DataError, match=r"Files\.__getitem__ .* gave sample 2 with 'npy' as a byt"):
+        load(Plain(), Files(), micro)
