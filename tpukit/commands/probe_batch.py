@@ -221,8 +221,8 @@ def task_source(request: TrainingRequest) -> TaskSource:
     """How a child builds the task that a user named."""
     from tpukit.probe.batch.trial import TASK_FACTORY, TaskSource
 
-    path, separator, name = request.spec.rpartition(":")
-    spec = f"{Path(path).resolve()}:{name}" if separator else request.spec
+    path, _, name = request.spec.rpartition(":")
+    spec = f"{Path(path).resolve()}:{name}" if path.endswith(".py") else request.spec
     settings = dict(request.task_settings)
     return TaskSource(
         TASK_FACTORY, {"spec": spec, "settings": settings, "data_path": request.config.data_path}

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.train.config import TrainConfig
-from tpukit.train.mistakes.imported import USER_MODULE, import_user_file
+from tpukit.train.mistakes.imported import USER_MODULE, import_user_file, import_user_module
 from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.task import Task
 
@@ -36,7 +36,8 @@ SESSION = "__main__"
 
 
 def find_task(spec: str) -> type[Task]:
-    """The class of `eit`, `summarize`, `my_file.py:MyTask` or `__main__:MyTask` (this session's).
+    """The class of `eit`, `summarize`, `my_file.py:MyTask`, `package.module:MyTask`, which
+    `FOLDER:` may precede, or `__main__:MyTask` (this session's).
 
     Raises ConfigError naming what is wrong with it.
     """
@@ -44,18 +45,21 @@ def find_task(spec: str) -> type[Task]:
         module, name = BUILT_IN[spec]
         found: type[Task] = getattr(importlib.import_module(module), name)
         return found
-    path, separator, name = spec.rpartition(":")
+    path, _, name = spec.rpartition(":")
     if path == SESSION:
         return _class_in_session(name)
-    if not separator or not path.endswith(".py"):
-        near = difflib.get_close_matches(spec, BUILT_IN, n=1)
-        raise ConfigError(
-            f"--task {spec!r}: there is no such task.",
-            f"Did you mean {near[0]}?"
-            if near
-            else f"There are {', '.join(BUILT_IN)}, or your own as my_file.py:MyTask.",
-        )
-    return _class_in_file(Path(path), name)
+    if path.endswith(".py"):
+        return _class_in_file(Path(path), name)
+    folder, _, module = path.rpartition(":")
+    if all(part.isidentifier() for part in module.split(".")):
+        return _class_in_module(module, Path(folder), name)
+    near = difflib.get_close_matches(spec, BUILT_IN, n=1)
+    raise ConfigError(
+        f"--task {spec!r}: there is no such task.",
+        f"Did you mean {near[0]}?"
+        if near
+        else f"There are {', '.join(BUILT_IN)}, or your own as my_file.py:MyTask.",
+    )
 
 
 def load_task(spec: str, settings: Mapping[str, Any], data_path: str) -> Task:
@@ -76,14 +80,23 @@ def _class_in_session(name: str) -> type[Task]:
 def _class_in_file(path: Path, name: str) -> type[Task]:
     path = path.resolve()
     module = _loaded_module(path) or import_user_file(path, "--task")
+    return own_class(_class_of(module, name, str(path)), f"{path}:{name}")
+
+
+def _class_in_module(module: str, folder: Path, name: str) -> type[Task]:
+    return own_class(_class_of(import_user_module(module, folder, "--task"), name, module))
+
+
+def _class_of(module: ModuleType, name: str, place: str) -> type[Task]:
     found: Any = getattr(module, name, None)
     if not _is_task(found):
         own = [n for n, c in vars(module).items() if _is_task(c) and c is not Task]
         raise ConfigError(
-            f"--task: {path} has no task class {name!r}.",
+            f"--task: {place} has no task class {name!r}.",
             f"It has {', '.join(own)}." if own else "Subclass tpukit.Task there.",
         )
-    return own_class(found, f"{path}:{name}")
+    cls: type[Task] = found
+    return cls
 
 
 def _loaded_module(path: Path) -> ModuleType | None:
@@ -110,9 +123,15 @@ def own_class(cls: type[Task], source: str | None = None) -> type[Task]:
 
 
 def _source_of(cls: type[Task]) -> str:
-    """`FILE:CLASS`; `__main__:CLASS` of a class that a notebook's cell defines."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return f"{Path(file).resolve() if file else SESSION}:{cls.__qualname__}"
+    """`FILE:CLASS`, in a package `FOLDER:MODULE:CLASS`; `__main__:CLASS` of a notebook's cell."""
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return f"{SESSION}:{cls.__qualname__}"
+    path, spec = Path(file).resolve(), getattr(module, "__spec__", None)
+    if spec is None or not spec.parent:
+        return f"{path}:{cls.__qualname__}"
+    return f"{path.parents[spec.parent.count('.') + 1]}:{spec.name}:{cls.__qualname__}"
 
 
 def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> Task:

@@ -108,10 +108,10 @@ def _recorded_spec(run: TrainedRun) -> str:
             f"{run.path} is a run of task {run.task!r} and does not record the file of its class.",
             "Name it with --task FILE:CLASS.",
         )
-    file = Path(run.source.rpartition(":")[0])
-    if file != Path(SESSION) and not file.is_file():
+    place = run.source.partition(":")[0]
+    if place != SESSION and not Path(place).exists():
         raise CheckpointError(
-            f"The file of task {run.task!r} is not at {file} any more.",
+            f"The file of task {run.task!r} is not at {place} any more.",
             "Name its new place with --task FILE:CLASS.",
         )
     return run.source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
-from tpukit.train.mistakes.imported import import_user_file
+from tpukit.train.mistakes.imported import import_user_file, import_user_module
 from tpukit.train.task import Datasets, Task
 
 Factory = Callable[..., nn.Module]
@@ -172,13 +171,7 @@ def load_factory(spec: str) -> Factory:
     if place.endswith(".py"):
         found = vars(import_user_file(Path(place), "--model"))
     else:
-        try:
-            found = vars(importlib.import_module(place))
-        except Exception as error:
-            raise ConfigError(
-                f"--model: {place} cannot be imported: {type(error).__name__}: {error}.",
-                "Name a file (my_file.py:make_model) or an installed module.",
-            ) from error
+        found = vars(import_user_module(place, Path(), "--model"))
     factory = found.get(name)
     if not callable(factory):
         own = [n for n, v in found.items() if inspect.isfunction(v) and not n.startswith("_")][:8]
