@@ -101,6 +101,28 @@ def test_a_file_that_moved_is_named_with_task(place, tmp_path, capsys):
     assert result(done)["metrics"] == {"accuracy": 1.0}
 
 
+def test_its_submission_is_checked_against_a_sample(place, tmp_path, capsys):
+    """docs/own_task.py reads nothing of `--sample-submission`."""
+    out, sample = tmp_path / "out.csv", tmp_path / "sample.csv"
+    base = ["predict", "--run", place / "run", "--hw", "cpu", "--out", out]
+    ids = sorted(map(str, (place / "photos" / "valid").glob("*/*.png")))
+    assert cli.run([str(argument) for argument in base]) == 0
+    with out.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert [row[0] for row in rows] == ids
+    sample.write_text("".join(f"{name},x\n" for name in ("file", *ids[::-1])))
+    # The sample's columns are the wrong ones at first.
+    told = failed([*base, "--sample-submission", sample], capsys)
+    assert "it lacks 1 column (x); it should not have 1 column (class)" in told
+    sample.write_text(sample.read_text().replace("file,x", "file,class"))
+    assert cli.run([str(argument) for argument in [*base, "--sample-submission", sample]]) == 0
+    with out.open(newline="") as file:
+        assert [*csv.reader(file)] == [header, *rows[::-1]]
+    sample.write_text(sample.read_text().replace(ids[0], "7.png"))
+    told = failed([*base, "--sample-submission", sample], capsys)
+    assert f"it lacks 1 id (7.png); it should not have 1 id ({ids[0]})" in told
+
+
 def test_a_run_that_does_not_record_its_file(place, tmp_path, capsys):
     shutil.copytree(place / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.toml"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tpukit.commands.trained_run import Use
     from tpukit.hardware.backend import Backend
     from tpukit.tasks.trained import TrainedTask
+    from tpukit.train.requests import PredictionRequest
 
     Log = Callable[[str], None]
 
@@ -78,7 +79,8 @@ class PredictOptions:
         Path | None, typer.Option(help="File to write (submission.csv; EIT: images.npz).")
     ] = None
     sample_submission: Annotated[
-        Path | None, typer.Option(help="A file whose ids and order the submission must have.")
+        Path | None,
+        typer.Option(help="A file whose columns, ids and order the submission must have."),
     ] = None
     data_path: Annotated[
         Path | None, typer.Option(help="Folder to predict (EIT: of .npz files).")
@@ -112,6 +114,7 @@ def predict(
 
 def prediction(trained: TrainedTask, options: PredictOptions, decoding: DecodingOptions) -> Use:
     """What `predict` does with the model of a run. Raises what is known before it is opened."""
+    from tpukit.tasks.sample_submission import match_sample, read_csv_table
     from tpukit.train.mistakes.returned import expect
     from tpukit.train.requests import PredictionRequest
 
@@ -119,10 +122,28 @@ def prediction(trained: TrainedTask, options: PredictOptions, decoding: Decoding
         raise ConfigError("Predictions need a run.", "Give the folder of one.")
     fields = dataclasses.asdict(options)
     request = PredictionRequest(trained.run, **fields, decoding=decoding.given())
+    sample = (
+        None if options.sample_submission is None else read_csv_table(options.sample_submission)
+    )
     trained.task.check_prediction(request)
     method = trained.task.predict
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        return expect(method(model, backend, request, log), dict, method, "a dict of JSON fields")
+        found = method(model, backend, request, log)
+        fields = expect(found, dict, method, "a dict of JSON fields")
+        if sample is not None and backend.is_main:
+            match_sample(_written(fields, request), sample, log)
+        return fields
 
     return predicted
+
+
+def _written(fields: dict[str, Any], request: PredictionRequest) -> Path:
+    """The file that a task wrote."""
+    path = fields.get("path", request.out)
+    if path is None:
+        raise ConfigError(
+            "--sample-submission: the task does not say which file it wrote.",
+            'Return {"path": str(out), ...} from `predict`, or name the file with --out.',
+        )
+    return Path(path)

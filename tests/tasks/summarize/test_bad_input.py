@@ -14,7 +14,7 @@ from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.data.csv_file import read_rows
 from tpukit.tasks.summarize.evaluation.prediction import _open_journal
-from tpukit.tasks.summarize.evaluation.submission import require_writable
+from tpukit.tasks.summarize.evaluation.submission import check_against_sample, require_writable
 from tpukit.tasks.summarize.generation.decoding import Decoding
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
@@ -150,6 +150,15 @@ def test_where_out_cannot_be_written(tmp_path: Path) -> None:
         require_writable(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
         require_writable(Path("/proc/submission.csv"))
+
+
+def test_a_sample_with_other_ids(tmp_path: Path) -> None:
+    sample = tmp_path / "sample.csv"
+    sample.write_text("id,summary\nb,\na,\n")
+    # Another order is the sample's in the end.
+    check_against_sample(["a", "b"], sample)
+    with pytest.raises(DataError, match=r"lacks 'b' of .* \(1 missing, 1 too many\)"):
+        check_against_sample(["a", "c"], sample)
 
 
 def test_two_predictions_into_one_file(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ ENCODERS = {".npz": encode_predictions, ".mat": encode_matlab}
 
 
 def image_file(request: PredictionRequest) -> Path:
-    """The file to write. Raises ConfigError where it has no known suffix."""
+    """The file to write. Raises ConfigError where it has no known suffix, or needs columns."""
+    if request.sample_submission is not None:
+        raise ConfigError("--sample-submission: images are no table of ids.", "Leave it out.")
     out = request.out or Path("images.npz")
     if out.suffix not in ENCODERS:
         raise ConfigError(f"--out {out}: images go to an .npz or a .mat file.")

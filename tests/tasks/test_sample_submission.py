@@ -1,0 +1,76 @@
+"""What a task wrote is put into a sample submission's order, or differs by name."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.eit.evaluation.prediction import image_file
+from tpukit.tasks.sample_submission import match_sample, read_csv_table
+from tpukit.train.requests import PredictionRequest
+
+
+def put(path, *rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def match(tmp_path, written, sample):
+    """The rows that are left of `written`, and what was logged."""
+    told = []
+    out = put(tmp_path / "out.csv", *written)
+    match_sample(out, read_csv_table(put(tmp_path / "sample.csv", *sample)), told.append)
+    with out.open(newline="", encoding="utf-8") as file:
+        return [*csv.reader(file)], told
+
+
+def test_rows_and_columns_take_the_samples_order(tmp_path):
+    written = [["text", "id"], ['two,\n"lines"', "b"], ["x", "a"], ["second b", "b"]]
+    sample = [["id", "text"], ["b", ""], ["b", ""], ["a", ""]]
+    rows, told = match(tmp_path, written, sample)
+    assert rows == [["id", "text"], ["b", 'two,\n"lines"'], ["b", "second b"], ["a", "x"]]
+    assert told == [f"{tmp_path / 'out.csv'}: put into the order of {tmp_path / 'sample.csv'}"]
+
+
+def test_a_file_that_matches_stays_as_it_is(tmp_path):
+    out = tmp_path / "out.csv"
+    out.write_text('"id","p"\n"1","0.50"\n')
+    match_sample(out, read_csv_table(put(tmp_path / "sample.csv", ["id", "p"], ["1", "0"])), print)
+    assert out.read_text() == '"id","p"\n"1","0.50"\n'
+
+
+def test_what_differs_is_named(tmp_path):
+    written = [["id", "b", "c"], *([str(i), "0", "0"] for i in (1, 2, 2))]
+    sample = [["id", "a", "b"], *([str(i), "0", "0"] for i in range(2, 8))]
+    with pytest.raises(DataError) as caught:
+        match(tmp_path, written, sample)
+    for told in (
+        "it lacks 1 column (a)", "it should not have 1 column (c)",
+        "it lacks 5 ids (3, 4, 5, ...)", "it should not have 2 ids (1, 2)",
+    ):  # fmt: skip
+        assert told in caught.value.message
+    with pytest.raises(DataError, match=r"it lacks 1 column \(id\)"):
+        match(tmp_path, [["name"], ["1"]], [["id"], ["1"]])
+
+
+def test_images_of_eit_have_no_sample():
+    request = PredictionRequest(None, sample_submission="sample.csv")
+    with pytest.raises(ConfigError, match="--sample-submission: images are no table"):
+        image_file(request)
+
+
+def test_files_that_are_no_tables_are_named(tmp_path):
+    np.savez(tmp_path / "out.npz", x=np.arange(300))
+    with pytest.raises(DataError, match=r"out\.npz: not a CSV file"):
+        read_csv_table(tmp_path / "out.npz")
+    (tmp_path / "empty.csv").write_text("\n")
+    with pytest.raises(DataError, match="is empty"):
+        read_csv_table(tmp_path / "empty.csv")
+    with pytest.raises(DataError, match="row 1: 1 values under 2 columns"):
+        read_csv_table(put(tmp_path / "short.csv", ["a", "b"], ["1"]))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_csv_table(tmp_path / "nowhere.csv")
