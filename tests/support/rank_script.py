@@ -28,6 +28,34 @@ elif SCENARIO == "second-fails":
         print("Error: only the second knows", file=sys.stderr)
         sys.exit(2)
     time.sleep(60)
+elif SCENARIO in ("second-raises", "second-raises-once"):
+    import torch.distributed as dist
+
+    from tpukit.errors import UsageError
+    from tpukit.hardware.options import HardwareOptions
+    from tpukit.hardware.select import opened_backend
+
+    raises = SCENARIO == "second-raises" or os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    leave = dist.destroy_process_group
+    try:
+        with opened_backend(HardwareOptions(hw="cpu", devices=2)) as backend:
+            if raises:
+                # As NCCL's, which waits for the other ranks.
+                dist.destroy_process_group = lambda: time.sleep(600)
+            if RANK == 1 and raises:
+                raise UsageError("only the second knows")
+            backend.barrier()
+            print(f"done {RANK}", flush=True)
+    except UsageError as error:
+        print(f"Error: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+elif SCENARIO == "second-raises-beside-one-that-hangs":
+    if RANK == 1:
+        print("Error: only the second knows", file=sys.stderr)
+        sys.exit(2)
+    # Python's handlers do not run while the main thread waits for a device.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    time.sleep(600)
 elif SCENARIO == "second-is-killed":
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)

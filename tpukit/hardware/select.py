@@ -10,11 +10,11 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpukit.errors import HardwareError
+from tpukit.errors import HardwareError, InterruptedRunError
 from tpukit.hardware.detect import (
     CHIP_BOUNDS,
     Hardware,
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
 
 Options = TypeVar("Options", bound=HardwareOptions)
+
+
+_AT_EXIT = ExitStack()
+atexit.register(_AT_EXIT.close)
 
 
 def _to_stderr(line: str) -> None:
@@ -79,14 +83,23 @@ def opened_backend(
     """
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     backend = open_backend(options, log)
+    in_step = backend.world_size == 1
+    """Whether the other ranks leave as well."""
     try:
         with failures_named(), memory_guard(options):
             yield backend
+        in_step = True
+    except InterruptedRunError:
+        in_step = True
+        raise
     finally:
-        if once or backend.world_size == 1:
+        if not in_step:
+            # NCCL's end would wait for ranks that wait for this one.
+            _AT_EXIT.pop_all()
+        elif once or backend.world_size == 1:
             backend.close()
         else:
-            atexit.register(backend.close)
+            _AT_EXIT.callback(backend.close)
         resource.setrlimit(resource.RLIMIT_DATA, limits)
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)

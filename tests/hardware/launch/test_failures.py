@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
 from runs import TINY, environment, result, same_bytes, tpukit
 
-from tpukit.errors import UsageError
+from tpukit.errors import InterruptedRunError, UsageError
+from tpukit.hardware import select
 from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.options import HardwareOptions
 from tpukit.train.storage.nodes import require_same_nodes
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "5", "--max-steps", "300"]
@@ -37,6 +40,37 @@ def test_a_node_that_differs_is_named_with_the_values():
         UsageError, match=r"node second \(rank 1\) .*: torch 2.8.0 \(rank 0: 2.9.0\)"
     ):
         require_same_nodes(TwoRanks({**facts, "torch": "2.8.0"}), facts)
+
+
+@pytest.fixture
+def of_two_ranks(monkeypatch):
+    """What `opened_backend` opens: it lists how often its process group was destroyed."""
+    backend, destroyed = FakeBackend(), []
+    backend.world_size = 2
+    backend.collectives.close = lambda: destroyed.append(True)
+    monkeypatch.setattr(select, "open_backend", lambda options, log: backend)
+    return destroyed
+
+
+@pytest.mark.parametrize(
+    ("error", "destroyed"),
+    [(None, 1), (InterruptedRunError("stopped", signal_number=15), 1), (RuntimeError("CUDA"), 0),
+     (KeyboardInterrupt(), 0)],
+)  # fmt: skip
+def test_the_process_group_is_destroyed_where_all_ranks_do_that(of_two_ranks, error, destroyed):
+    with suppress(BaseException), select.opened_backend(HardwareOptions(hw="cpu")):
+        if error:
+            raise error
+    assert len(of_two_ranks) == destroyed
+
+
+def test_a_failure_leaves_the_group_alone_at_the_process_end_too(of_two_ranks):
+    for raises in (False, True):
+        with suppress(ValueError), select.opened_backend(HardwareOptions(hw="cpu"), once=False):
+            if raises:
+                raise ValueError
+    select._AT_EXIT.close()
+    assert not of_two_ranks
 
 
 @pytest.mark.slow

@@ -22,18 +22,19 @@ from tpukit.errors import TpukitError
 from tpukit.hardware.launch.launcher import launch
 from tpukit.hardware.options import HardwareOptions
 try:
-    sys.exit(launch(sys.argv[1:], 2, HardwareOptions(hw="cpu", devices=2), module="rank_script"))
+    options = HardwareOptions(hw="cpu", devices=2, max_restarts=int(sys.argv[2]))
+    sys.exit(launch(sys.argv[1:2], 2, options, module="rank_script"))
 except TpukitError as error:
     print("Error:", error.message, file=sys.stderr)
     sys.exit(error.exit_code)
 """
 
 
-def start(scenario, mark="none"):
+def start(scenario, mark="none", restarts=0):
     paths = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     extra = {"PYTHONPATH": os.pathsep.join(paths), MARK: mark}
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, scenario],
+        [sys.executable, "-c", LAUNCH, scenario, str(restarts)],
         env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -53,6 +54,26 @@ def test_bad_input_is_printed_once_with_its_own_code():
     assert code == 2
     assert stderr.count("Error:") == 1
     assert "Traceback" not in stderr
+
+
+def test_a_rank_that_fails_ends_while_the_others_wait_for_it():
+    """Destroying the process group, which blocks here as on GPUs, is left out."""
+    code, _, stderr = finish(start("second-raises"))
+    assert code == 2
+    assert "rank 1: only the second knows" in stderr or "[rank 1] Error: only the" in stderr
+
+
+def test_a_rank_that_failed_is_restarted_with_the_others():
+    code, out, stderr = finish(start("second-raises-once", restarts=1))
+    assert (code, out) == (0, "done 0\n"), stderr
+
+
+def test_the_error_is_shown_while_another_rank_hangs():
+    process = start("second-raises-beside-one-that-hangs")
+    assert process.stderr.readline() == "[rank 1] Error: only the second knows\n"
+    assert process.poll() is None, "torchrun waits before it kills a rank"
+    process.kill()
+    process.communicate(timeout=120)
 
 
 def test_the_stderr_tail_of_the_failed_rank_is_shown():

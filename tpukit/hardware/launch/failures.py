@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from tpukit.errors import InterruptedRunError, JobError, TpukitError
 from tpukit.hardware.launch.heartbeat import SECONDS_TO_ASK, Heartbeat, asked_in_time
@@ -50,6 +51,17 @@ def failures_named() -> Iterator[None]:
         raise
     finally:
         heartbeat.stop()
+
+
+def end_rank(code: int) -> NoReturn:
+    """Ends this process; one of several ranks that failed ends without waiting for the others."""
+    dist = sys.modules.get("torch.distributed")
+    if code and dist is not None and dist.is_available() and dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The interpreter's end would destroy the process group, which NCCL does together.
+        os._exit(code)
+    sys.exit(code)
 
 
 def _leave(store: Any, rank: int, words: str) -> None:

@@ -30,6 +30,9 @@ STATUS_VARIABLE = "TPUKIT_STATUS"
 """The folder where each rank of a launch writes its process id, exit code and output."""
 LOOPBACK = "127.0.0.1"
 SHOWN_LINES = 20
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_NAME_IT = 5.0
+"""Time that rank 0 has to name another rank's error itself; one that waits in NCCL cannot."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,26 @@ def launch(
             start_new_session=True,
         )
         with _passing_signals_on(torchrun, status) as received:
-            code = torchrun.wait()
-        return _exit_code(code, read_statuses(status), received, status)
+            code, printed = _wait(torchrun, status)
+        return _exit_code(code, read_statuses(status), received, status, printed)
+
+
+def _wait(torchrun: subprocess.Popen[bytes], status: Path) -> tuple[int, set[RankStatus]]:
+    """torchrun's exit code, and the ranks whose error was printed meanwhile.
+
+    These are the first to fail where rank 0, which would name them, still waits.
+    """
+    printed: set[RankStatus] = set()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return torchrun.wait(SECONDS_BETWEEN_LOOKS), printed
+        ended = read_statuses(status)
+        causes = [s for s in ended if s.exit_code not in (0, *STOPPED_CODES)]
+        waits = all(s.rank != 0 for s in ended)
+        if causes and waits and time.time() - causes[0].ended_at > SECONDS_TO_NAME_IT:
+            if causes[0] not in printed:
+                _print_stderr_tail(status, causes[0].rank)
+            printed.add(causes[0])
 
 
 def torchrun_command(
@@ -174,7 +195,11 @@ def _send(process: int, number: int) -> None:
 
 
 def _exit_code(
-    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path
+    torchrun_code: int,
+    statuses: list[RankStatus],
+    received: list[int],
+    folder: Path,
+    printed: set[RankStatus],
 ) -> int:
     failed = [s for s in statuses if s.exit_code != 0]
     # The others were asked to stop: by a signal, or because another rank failed.
@@ -183,7 +208,7 @@ def _exit_code(
         if killed := _killed(folder):
             # The others fail because of it: their errors are not the cause.
             print(f"{killed}.", file=sys.stderr)
-        if all(s.rank != 0 for s in causes):
+        if all(s.rank != 0 for s in causes) and causes[0] not in printed:
             _print_stderr_tail(folder, causes[0].rank)
         return causes[0].exit_code
     if received and (failed or torchrun_code != 0):

@@ -13,6 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
+from tpukit.hardware.launch.failures import end_rank
 from tpukit.hardware.launch.launcher import STATUS_VARIABLE
 from tpukit.io.interrupts import STOPPED_CODES
 from tpukit.io.process import die_with_parent
@@ -26,7 +27,7 @@ def main() -> None:
     _write(status / f"pid-{rank}", str(os.getpid()))
     if rank != 0:
         _redirect_output(status / f"output-{rank}.txt")
-    sys.exit(_leave_exit_code(status, rank))
+    end_rank(_leave_exit_code(status, rank))
 
 
 def _leave_exit_code(status: Path, rank: int) -> int:
