@@ -22,6 +22,7 @@ open({answer!r}, "w").write(json.dumps([code, sorted(sys.modules)]))
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["train", "--help"], ["doctor", "--help"], ["data", "--help"],
+     ["train", "--task", "images", "--help"],
      ["test", "--help"], ["predict", "--help"], ["probe-batch", "--help"],
      ["summarize-train", "--help"], ["doctor", "--quick", "--json"], ["train", "--lr", "fast"]],
     ids=" ".join,

@@ -46,10 +46,10 @@ TRAINING = {"train", "summarize-train"}
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
     "probe-batch": "Find the largest batch size: measured here, or by the TPU compiler.",
-    "train": "Train EIT diffusion, or a task of your own.",
+    "train": "Train EIT diffusion, an image classifier, or a task of your own.",
     "test": "Evaluate a run: metrics, baselines and pictures.",
     "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
-    "predict": "Write the summaries of a test file, or the images of an EIT folder.",
+    "predict": "Write a submission of images or summaries, or the images of an EIT folder.",
     "data": "Generate synthetic data sets.",
 }
 
@@ -88,8 +88,18 @@ def load_command(name: str) -> Any:
     return command
 
 
+def _parse_listing(command: Any, ctx: Any, arguments: list[str]) -> Any:
+    """Reads a command's arguments; its help lists the settings of the task that they name."""
+    from tpukit.commands.options.task_settings import list_settings
+
+    list_settings(command, arguments)
+    return type(command).parse_args(command, ctx, arguments)
+
+
 def _fit_help(command: Any) -> None:
-    """No default where there is none (older typers write `None`), no boxes in a narrow terminal."""
+    """No default where there is none (older typers write `None`), no boxes in a narrow terminal,
+    the settings of the task that is named."""
+    command.parse_args = partial(_parse_listing, command)
     for parameter in command.params:
         if parameter.default is None:
             parameter.show_default = False
@@ -220,6 +230,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _report_usage(error: Any, arguments: list[str]) -> int:
+    from tpukit.commands.options.mistyped import explain_usage
+
+    explain_usage(error, arguments, list(COMMANDS))
     if isinstance(error, ClickUsageError) and "--json" not in arguments:
         error.show()
         return 2

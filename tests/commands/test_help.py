@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from tpukit.cli import COMMANDS, load_command, run
+from tpukit.tasks.images.images_config import ImagesConfig
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["data", "eit"]])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), ["data", "eit"], ["train", "--task", "images"]]
+)
 def test_help_fits_forty_columns(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     assert run([*command, "--help"]) == 0
@@ -22,3 +28,56 @@ def test_no_default_is_shown_where_there_is_none(name):
     without = [p for p in load_command(name).params if p.default is None]
     assert without
     assert not any(p.show_default for p in without)
+
+
+@pytest.mark.parametrize("command", ["train", "probe-batch"])
+def test_help_lists_the_settings_of_the_task_that_is_named(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run([command, "--help", "--task", "images"]) == 0
+    shown = capsys.readouterr().out
+    assert "--size" not in shown and "--block-size" not in shown
+    listed = set(re.findall(r"--set (\w+)", shown))
+    fields = {field.name for field in dataclasses.fields(ImagesConfig)} - {"data_path"}
+    # probe-batch has an option --model of its own.
+    assert fields - {"model"} <= listed and ("model" in listed) == (command == "train")
+    assert re.search(r"--set tta +none\|flip +Test-time", shown) and "(default: 0.08)" in shown
+
+
+def test_help_lists_an_own_tasks_constructor_without_importing_it(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "raise SystemExit\nclass Mine:\n"
+        "    def __init__(self, width: int = 8, *, path, kind='a'): ...\n"
+    )
+    monkeypatch.setenv("COLUMNS", "60")
+    assert run(["train", f"--task={file}:Mine", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--set width int (default: 8)" in shown and "--set path VALUE (must be given)" in shown
+    assert run(["train", "--task", str(tmp_path / "none.py:Mine"), "--help"]) == 0
+    capsys.readouterr()
+    assert run(["train", "--task", f"{file}:Mine", "--width", "3"]) == 2
+    assert "--set width=3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("trian", "Did you mean train?"),
+        ("data image", "Did you mean 'images'?"),
+        ("train --learning-rate 1", "Did you mean --lr?"),
+        ("train --batch-size 4", "Did you mean --global-batch-size?"),
+        ("train --set lerning_rate=1", "Did you mean lr?"),
+        ("train --set num_train_epochs=1", "Did you mean epochs?"),
+        ("train --model resnet18", "--task images --set model=resnet18. For summaries: tpukit"
+         " summarize-train --model resnet18."),
+        ("train --task images --model resnet18", "a setting of images: --set model=resnet18"),
+        ("train --lr abc", "'--lr': 'abc' is not a number."),
+        ("data eit --n=1e", "'--n': '1e' is not a whole number."),
+        ("train --task images --set image_size=0", "Error: image_size 0 is not a whole number"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_line_names_what_was_meant(line, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(line.split()) == 2
+    shown = capsys.readouterr().err
+    assert told in shown and "unable to parse" not in shown and "--image-size" not in shown

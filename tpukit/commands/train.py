@@ -29,7 +29,11 @@ def train(
     network: NetworkOptions,
     plan: PlanOption = None,
     task: Annotated[
-        str, typer.Option("--task", help="`eit`, `images`, or your own: my_file.py:MyTask.")
+        str,
+        typer.Option(
+            "--task",
+            help="`eit`, `images`, or your own: my_file.py:MyTask; with --help, its settings.",
+        ),
     ] = "eit",
     json: JsonOption = False,
     debug: DebugOption = False,

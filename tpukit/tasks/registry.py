@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
+from tpukit.knowledge.setting_names import nearest_setting
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.imported import USER_MODULE, import_user_file, import_user_module
 from tpukit.train.mistakes.raised import place_of, task_failure
@@ -143,10 +144,10 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
     unknown = [name for name in settings if accepted is not None and name not in accepted]
     if unknown:
         known = [*(accepted or ()), *(field.name for field in dataclasses.fields(TrainConfig))]
-        near = difflib.get_close_matches(unknown[0], known, n=1)
+        near = nearest_setting(unknown[0], known)
         raise ConfigError(
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
-            f"Did you mean {near[0]}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",
+            f"Did you mean {near}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",
         )
     _require_true_or_false(cls, settings)
     if accepted is None or "data_path" in accepted:

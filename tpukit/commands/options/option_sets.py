@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
@@ -62,14 +62,19 @@ def field_docs(config: type) -> dict[str, str]:
     for base in reversed([base for base in config.__mro__ if dataclasses.is_dataclass(base)]):
         [definition] = ast.parse(inspect.getsource(base)).body
         assert isinstance(definition, ast.ClassDef)
-        for field, after in zip(definition.body, definition.body[1:], strict=False):
-            match field, after:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    docs[name] = " ".join(text.split())
+        docs |= {name: text for name, _, text in documented_fields(definition)}
     return docs
+
+
+def documented_fields(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign, str]]:
+    """Name, definition and docstring (one line) of each field that has one."""
+    for field, after in zip(definition.body, definition.body[1:], strict=False):
+        match field, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, field, " ".join(text.split())
 
 
 def _help(doc: str, default: Any) -> str:

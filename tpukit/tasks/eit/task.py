@@ -95,7 +95,7 @@ class EITConfig:
         if self.refinement and not SIZES[self.base_size].refinement_channels:
             raise ConfigError(f"size {self.size} has no refinement: leave it out, or false.")
         steps = {"sampling_steps": Range(1, DiffusionConfig.steps)}
-        if problems := range_problems(vars(self), steps):
+        if problems := range_problems(vars(self), steps, str):
             raise ConfigError(problems[0])
 
     @property

@@ -82,7 +82,7 @@ class ImagesConfig:
     def __post_init__(self) -> None:
         # A class may be named by a number, which `--set` reads as one.
         object.__setattr__(self, "damaged_row", str(self.damaged_row))
-        problems = range_problems(vars(self), RANGES)
+        problems = range_problems(vars(self), RANGES, str)
         for name, allowed in {"damaged": ("stop", "skip"), "tta": ("none", "flip")}.items():
             if getattr(self, name) not in allowed:
                 problems.append(f"{name} {getattr(self, name)!r} is not {' or '.join(allowed)}.")
