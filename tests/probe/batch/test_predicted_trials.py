@@ -14,7 +14,7 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
 from tpukit.probe.batch import predicted_trials as predictions
 from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
-from tpukit.probe.batch.trial import TaskSource, TrialRequest
+from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest
 from tpukit.probe.compiler.targets import find_target
 from tpukit.train.config import TrainConfig
 
@@ -95,3 +95,27 @@ def test_the_target_is_the_tpu_that_is_here(monkeypatch, chips, options, name):
     emulated = dataclasses.replace(hardware, emulated=True)
     monkeypatch.setattr(predictions, "detect_hardware", lambda _: emulated)
     assert predictions.target_here(HardwareOptions(**options)) is None
+
+
+@pytest.mark.parametrize(
+    ("sampled", "taken"), [(None, 12), (3, 12), (13, 13)], ids=["none", "missed", "seen"]
+)
+def test_memory_that_a_device_does_not_tell_is_the_compilers(sampled, taken):
+    class Answers:
+        def __init__(self, **found):
+            self.trial, self.versions, self.target = Trial(4, fits=True, **found), {}, None
+
+        def evaluate(self, requests):
+            return [self.trial]
+
+        def close(self):
+            pass
+
+    measured = Answers(used_bytes=sampled and sampled * 2**30)
+    compiled = Answers(used_bytes=12 * 2**30, limit_bytes=16 * 2**30)
+    with predictions.PredictedBeside(measured, compiled, print) as evaluator:
+        [trial] = evaluator.evaluate([TrialRequest(4)])
+    assert trial.used_bytes == taken * 2**30
+    assert trial.limit_bytes == 16 * 2**30
+    assert trial.predicted["measured_bytes"] == (sampled and sampled * 2**30)
+    assert not trial.leaves_margin(0.3)

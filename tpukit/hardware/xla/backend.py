@@ -60,6 +60,7 @@ from tpukit.hardware.xla.optimizer import (
     host_zeros,
     step_in_graph,
 )
+from tpukit.hardware.xla.tpu_memory import SampledMemory
 from tpukit.knowledge.accelerators import tpu_by_device_kind
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -89,6 +90,7 @@ class XlaBackend(XlaOps):
         self.device = mesh.device
         self.precision: Precision = precision
         self.memory_limit = memory_limit
+        self._sampled = SampledMemory()
         self._compiled = 0
         """Programs when the memory limit was last enforced."""
         self.collectives = collectives
@@ -321,18 +323,18 @@ class XlaBackend(XlaOps):
             limit = self.memory_limit
             limit_bytes = limit.limit_bytes if limit else None
             return meter_process_memory(limit_bytes, tensors_alone=limit is not None)
+        self._sampled.start_anew()
         return meter_device_memory(self._memory)
 
     def _memory(self) -> Memory | None:
+        if is_emulated(os.environ):
+            return None
         try:
-            reports = [xm.get_memory_info(device) for device in self.mesh.local_devices()]
-        except RuntimeError:  # not implemented on the CPU
-            return None
-        fullest = max(reports, key=lambda info: int(info["bytes_used"]), default=None)
-        if fullest is None:
-            return None
-        used, limit = int(fullest["bytes_used"]), int(fullest["bytes_limit"])
-        return Memory(used, int(fullest.get("peak_bytes_used", used)), limit or None)
+            info = xm.get_memory_info(self.device)
+        except RuntimeError:  # torch_xla 2.9 has none under SPMD
+            return self._sampled.read()
+        used, limit = int(info["bytes_used"]), int(info["bytes_limit"])
+        return Memory(used, int(info.get("peak_bytes_used", used)), limit or None)
 
     def compilations(self) -> int:
         # Not the counter UncachedCompile: it leaves out the programs that gather split tensors.
@@ -343,6 +345,7 @@ class XlaBackend(XlaOps):
         return sorted(fallback_counts())
 
     def close(self) -> None:
+        self._sampled.close()
         self.collectives.close()
 
 

@@ -38,10 +38,6 @@ class DeviceMesh:
         device = torch_xla.device()
         return cls(xs.Mesh(np.arange(count), (count,), (AXIS,)), device, shard=shard)
 
-    def local_devices(self) -> list[str]:
-        """The devices of this host, as the runtime names them."""
-        return [f"{xr.device_type()}:{i}" for i in range(xr.addressable_runtime_device_count())]
-
     # -- sending -----------------------------------------------------------------------------
     def send(self, value: Tensor, spec: Spec | None = None) -> Tensor:
         """A copy of a host tensor on the device, with memory of its own."""

@@ -76,10 +76,7 @@ class PredictedBeside:
         future = self._thread.submit(self._predict, requests)
         trials = self.measured.evaluate(requests)
         predictions = future.result()
-        return [
-            dataclasses.replace(trial, predicted=prediction)
-            for trial, prediction in zip(trials, predictions, strict=True)
-        ]
+        return [_beside(*pair) for pair in zip(trials, predictions, strict=True)]
 
     def _predict(self, requests: Sequence[TrialRequest]) -> list[dict[str, Any] | None]:
         if self.compiled is None:
@@ -102,6 +99,21 @@ class PredictedBeside:
             self.compiled.close()
         self._thread.shutdown()
         self.measured.close()
+
+
+def _beside(trial: Trial, prediction: dict[str, Any] | None) -> Trial:
+    """The trial with its prediction; its memory is the compiler's where that is more.
+
+    A TPU under SPMD keeps no peak: samples may miss it, or there are none.
+    """
+    if prediction is None:
+        return trial
+    predicted = {**prediction, "measured_bytes": trial.used_bytes}
+    used, limit = trial.used_bytes, trial.limit_bytes
+    if trial.fits and prediction["fits"] and prediction["used_bytes"]:
+        used = max(used or 0, prediction["used_bytes"])
+        limit = limit or prediction["limit_bytes"]
+    return dataclasses.replace(trial, predicted=predicted, used_bytes=used, limit_bytes=limit)
 
 
 def _prediction(target: Target | None, trial: Trial) -> dict[str, Any]:
@@ -154,7 +166,9 @@ def _kept(found: Recommendation, trial: Trial) -> Prediction | None:
     beside = trial.predicted
     if not beside or not beside["fits"]:
         return None
-    measured = {"memory_bytes": trial.used_bytes, "step_seconds": trial.step_seconds or 0.0}
+    measured = {"step_seconds": trial.step_seconds or 0.0}
+    if beside["measured_bytes"]:
+        measured["memory_bytes"] = beside["measured_bytes"]
     return Prediction(
         beside["target"], beside["used_bytes"], beside["limit_bytes"], beside["step_seconds"],
         "full", libtpu, measured,

@@ -108,7 +108,8 @@ class Trial:
     """Whether its process had run no other trial."""
     predicted: Mapping[str, Any] | None = None
     """Of a measured trial on a TPU, what its compiler predicts: `target`, `fits`, `used_bytes`,
-    `limit_bytes`, `step_seconds` (at least)."""
+    `limit_bytes`, `step_seconds` (at least); and `measured_bytes`, which samples may have missed:
+    `used_bytes` is the larger one of the two."""
 
     @property
     def step_seconds(self) -> float | None:

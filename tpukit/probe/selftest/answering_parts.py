@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpukit.hardware.detect import is_emulated
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.process import die_with_parent
 from tpukit.io.units import format_bytes
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
 
 Answer = dict[str, Any]
+MEMORY_UNKNOWN = (
+    "The device does not report its memory: probe-batch goes by what the TPU compiler says."
+)
 
 
 class DeviceParts:
@@ -58,7 +62,10 @@ class DeviceParts:
             values |= {"memory_used_bytes": memory.used, "memory_limit_bytes": memory.limit}
             limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
             text += f"; memory {format_bytes(memory.used)}{limit} used on the fullest"
-        return {"message": text, "values": values}
+        answer = {"message": text, "values": values}
+        if memory is None and not is_emulated(os.environ):
+            answer["warning"] = MEMORY_UNKNOWN
+        return answer
 
     def products(self) -> Answer:
         """A matrix product in fp32 and in the precision of training."""

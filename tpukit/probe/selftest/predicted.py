@@ -15,6 +15,7 @@ from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.probe.batch.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest
 from tpukit.probe.compiler.targets import Target
+from tpukit.probe.selftest.answering_parts import MEMORY_UNKNOWN
 from tpukit.train.config import TrainConfig
 
 CLOSE = 0.25
@@ -56,15 +57,18 @@ def measure_beside_prediction(
 
 def _beside(trial: Trial) -> dict[str, Any]:
     said = trial.predicted
-    values = {"batch": trial.batch, "fits": trial.fits, "used_bytes": trial.used_bytes,
+    used = said["measured_bytes"] if said else trial.used_bytes
+    values = {"batch": trial.batch, "fits": trial.fits, "used_bytes": used,
               "step_seconds": trial.step_seconds, "predicted": said}  # fmt: skip
     if not said:
         return {"error": "the compiler gave no prediction", "fix": "tpukit doctor --quick"}
-    text = f"batch {trial.batch} a device: measured {_pair(trial.used_bytes, trial.step_seconds)}"
+    text = f"batch {trial.batch} a device: measured {_pair(used, trial.step_seconds)}"
     text += f"; predicted {_pair(said['used_bytes'], said['step_seconds'], 'at least ')}"
     answer: dict[str, Any] = {"message": text, "values": values}
-    used, expected = trial.used_bytes, said["used_bytes"]
-    if trial.fits != said["fits"] or (used and abs(used - expected) > CLOSE * expected):
+    expected = said["used_bytes"]
+    if trial.fits and used is None:
+        answer["warning"] = MEMORY_UNKNOWN
+    elif trial.fits != said["fits"] or (used and abs(used - expected) > CLOSE * expected):
         answer["warning"] = "Memory is not what was predicted: leave more of it free (--margin)."
     return answer
 
