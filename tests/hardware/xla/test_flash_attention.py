@@ -71,9 +71,10 @@ print(json.dumps([errors, packed]))
 """
 
 
-def answer(arguments, devices="1"):
+def answer(arguments, devices="1", env=None):
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices}),
+        [sys.executable, *arguments],
+        env=environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **(env or {})}),
         capture_output=True, text=True, check=False, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -86,6 +87,27 @@ def test_kernels_compute_attention_and_its_gradients():
     assert len(errors) == 3 * (2 * 4 + 2 * 5) + 2 * (4 + 5)
     assert len(packed) == 3 * (4 + 2) + 1
     assert max(errors) < 1e-5 and max(packed) < 1e-5
+
+
+LOWERED = """
+import json, sys, torch
+if sys.argv[1] == "imported":
+    import jax
+from tpukit.hardware.xla.flash_attention import Kernel, lower
+shapes = (((1, 1, 32, 128), torch.float32),) * 3
+payload = lower(Kernel("forward", causal=True), shapes)
+import jax
+print(json.dumps([len(payload), jax.default_backend()]))
+"""
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(("platforms", "jax"), [("tpu", "new"), ("tpu,cpu", "imported")])
+def test_lowering_leaves_the_tpu_alone(platforms, jax):
+    """An image may name the TPU for JAX, where torch_xla holds it."""
+    length, backend = answer(["-c", LOWERED, jax], env={"JAX_PLATFORMS": platforms})
+    assert length > 0
+    assert backend == "cpu"
 
 
 @pytest.mark.plan

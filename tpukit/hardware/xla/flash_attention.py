@@ -185,10 +185,11 @@ def interpreted(kernel: Kernel, inputs: Shapes) -> Any:
 
 
 def _traced(kernel: Kernel, inputs: Shapes) -> Any:
-    # JAX only translates here: it must not take hold of the TPU.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
 
+    # JAX only translates here: it must not take hold of the TPU, as an image's JAX_PLATFORMS may
+    # ask for.
+    jax.config.update("jax_platforms", "cpu")
     shapes = [jax.ShapeDtypeStruct(shape, _jax_type(dtype)) for shape, dtype in inputs]
     return jax.jit(kernel, keep_unused=True).trace(*shapes)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
+from typing import Any
 
 from tpukit.hardware.memory import Memory
 
@@ -15,11 +17,15 @@ SECONDS_TO_ANSWER = 10.0
 def fullest_device() -> Memory | None:
     """Usage and limit of this process' fullest device; None where libtpu does not report them."""
     try:
-        from libtpu.sdk import tpumonitoring
-
-        used, limits = ([float(value) for value in tpumonitoring.get_metric(name).data()]
-                        for name in METRICS)  # fmt: skip
-    except (ImportError, RuntimeError, TypeError, ValueError):  # another libtpu or Python
+        metrics: Any = importlib.import_module("libtpu.sdk").tpumonitoring
+        used, limits = ([float(v) for v in metrics.get_metric(name).data()] for name in METRICS)
+    except (
+        AttributeError,
+        ImportError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # another libtpu or Python
         return None
     most, limit = max(zip(used, limits, strict=False), default=(0.0, 0.0))
     # An open device holds something: 0 is what a metric is before its first value.
