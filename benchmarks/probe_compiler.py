@@ -2,9 +2,9 @@
 
     python benchmarks/probe_compiler.py QUESTION [--quiet]     (the keys of QUESTIONS below)
 
-Each question is `tpukit probe-batch --target ...` as a user would call it, with an empty cache.
-What the compiler says does not depend on how busy the machine is; how long it takes does: seconds
-are kept only where --quiet states that nothing else was running.
+Each question is `tpukit probe-batch --target ...` as a user would call it. What the compiler says
+does not depend on how busy the machine is; how long it takes does: seconds are kept only where
+--quiet states that nothing else is running, and then the cache is empty.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ QUESTIONS: dict[str, dict[str, list[str]]] = {
 }  # fmt: skip
 
 
-def ask(arguments: list[str], cache: str) -> dict[str, Any]:
+def ask(arguments: list[str], folder: str, *, quiet: bool) -> dict[str, Any]:
     """One probe's answer with the seconds it took from start to end."""
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tpukit", "probe-batch", *arguments, "--json"],
-        cwd=cache, env={**os.environ, "TPUKIT_CACHE_DIR": cache},
+        cwd=folder, env={**os.environ, **({"TPUKIT_CACHE_DIR": folder} if quiet else {})},
         stdout=subprocess.PIPE, text=True, timeout=3600, check=False,
     )  # fmt: skip
     answer = json.loads(done.stdout)
@@ -108,9 +108,9 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="nothing else runs: keep the seconds")
     options = parser.parse_args()
     answers: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as folder:
         for name, words in QUESTIONS[options.question].items():
-            answers[name] = ask(words, cache)
+            answers[name] = ask(words, folder, quiet=options.quiet)
             tell(name, answers[name])
     kept = answers if options.quiet else without_seconds(answers)
     result: dict[str, Any] = {

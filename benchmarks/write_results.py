@@ -166,8 +166,13 @@ def compiler_trials() -> str:
         names,
         "Trials compiled at full effort with no TPU ("
         + ", ".join(f"{package} {version}" for package, version in versions.items())
-        + f"). The first search took {gpt2['answer']['compiles']} compilations"
-        + (f" and {gpt2['seconds']:.0f} s on two cores." if "seconds" in gpt2 else "."),
+        + ")."
+        + (
+            f" The first search took {gpt2['answer']['compiles']} compilations and "
+            f"{gpt2['seconds']:.0f} s on two cores."
+            if "seconds" in gpt2
+            else ""
+        ),
         table(["tpukit probe-batch", "chips", "batch per chip", "", "GiB"], rows),
     )
 

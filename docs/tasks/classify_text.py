@@ -1,14 +1,17 @@
-"""Classify texts of any length with a transformers model (BERT, DistilBERT, DeBERTa, ...).
+"""A text competition with a transformers classifier (BERT, DeBERTa, ...): train.csv to submission.
 
-tpukit train --task docs/tasks/classify_text.py:Texts --data-path reviews
+tpukit train --task docs/tasks/classify_text.py:Texts --data-path competition
 tpukit test --run results/texts
-tpukit predict --run results/texts --data-path reviews --out classes.csv
-`reviews` holds train.csv and valid.csv with the columns text and label (0, 1, ...). The setting
-`model` is a name on the Hugging Face Hub, or a folder of `save_pretrained`.
+tpukit predict --run results/texts --data-path competition --sample-submission sample.csv
+`competition` holds train.csv and test.csv with the columns id, text and (train) label; other names
+are settings, as in `--set text=comment`. A tenth of train.csv is validated on, the same rows each
+time, or valid.csv where there is one. `--set model=` is a name on the Hugging Face Hub or a folder.
 """
 
 import csv
+import json
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +22,18 @@ from tpukit.train.inference import infer
 from tpukit.train.task import Datasets, ShuffledPlan, Task, TrainingDefaults, stack_samples
 
 
-class TextFile:
-    def __init__(self, path, tokenizer, longest):
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        self.texts = [row["text"] for row in rows]
-        self.labels = [int(row["label"]) for row in rows]
-        self.tokens = tokenizer(self.texts, truncation=True, max_length=longest)["input_ids"]
-        self.lengths = np.array([len(tokens) for tokens in self.tokens])
+def read(path):
+    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+class TokenizedTexts:
+    def __init__(self, tokens, labels):
+        self.tokens, self.labels = tokens, labels
+        self.lengths = np.array([len(row) for row in tokens])
 
     def __len__(self):
-        return len(self.texts)
+        return len(self.tokens)
 
     def __getitem__(self, index):
         return {"tokens": self.tokens[index], "label": self.labels[index]}
@@ -59,24 +63,44 @@ class Texts(Task):
     name = "texts"
     defaults = TrainingDefaults(global_batch_size=32, epochs=3, lr=5e-5, weight_decay=0.01)
 
-    def __init__(self, data_path="./data", model="bert-base-uncased", classes=2, lengths="64,512"):
-        self.data_path, self.model, self.classes = Path(data_path), model, classes
+    def __init__(
+        self, data_path="./data", model="bert-base-uncased", lengths="64,512",
+        id="id", text="text", label="label",
+    ):  # fmt: skip
+        self.folder, self.model = Path(data_path), model
+        self.id, self.text, self.label = id, text, label
         # The lengths that a batch may have: on a TPU each is compiled once.
         self.lengths = [int(length) for length in str(lengths).split(",")]
 
-    def build_model(self, ops):
-        return AutoModelForSequenceClassification.from_pretrained(
-            self.model, num_labels=self.classes
-        )
+    # -- data --------------------------------------------------------------------------------------
+    @cached_property
+    def classes(self):
+        return sorted({row[self.label] for row in read(self.folder / "train.csv")})
 
-    def texts(self, part, data_path=None):
-        tokenizer = AutoTokenizer.from_pretrained(self.model)
-        path = Path(data_path or self.data_path) / f"{part}.csv"
-        return TextFile(path, tokenizer, self.lengths[-1])
+    def restore(self, artifacts):
+        self.classes = json.loads(artifacts["classes.json"])
+        return self
 
     def datasets(self):
-        return Datasets(self.texts("train"), self.texts("valid"))
+        rows, valid = read(self.folder / "train.csv"), self.folder / "valid.csv"
+        if valid.exists():
+            train, valid = rows, read(valid)
+        else:
+            order = np.random.default_rng(0).permutation(len(rows))
+            cut = max(1, len(rows) // 10)
+            valid, train = [rows[i] for i in order[:cut]], [rows[i] for i in order[cut:]]
+        kept = {"classes.json": json.dumps(self.classes).encode()}
+        return Datasets(self.texts(train), self.texts(valid), artifacts=kept)
 
+    def texts(self, rows):
+        """Tokens and labels; rows without a label, those of test.csv, get the first."""
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        words = [row[self.text] for row in rows]
+        tokens = tokenizer(words, truncation=True, max_length=self.lengths[-1])["input_ids"]
+        known = [row.get(self.label, self.classes[0]) for row in rows]
+        return TokenizedTexts(tokens, [self.classes.index(label) for label in known])
+
+    # -- batches of a few fixed shapes -------------------------------------------------------------
     def with_length(self, micro, data):
         longest = max(data.lengths[key.sample] for key in micro.keys)
         return replace(micro, shape=next(n for n in self.lengths if n >= longest))
@@ -97,6 +121,12 @@ class Texts(Task):
             padded.append({"tokens": tokens, "attention": attention, "label": sample["label"]})
         return stack_samples(padded, micro.rows)
 
+    # -- model, loss, submission -------------------------------------------------------------------
+    def build_model(self, ops):
+        return AutoModelForSequenceClassification.from_pretrained(
+            self.model, num_labels=len(self.classes)
+        )
+
     def scores(self, model, batch):
         return model(input_ids=batch["tokens"], attention_mask=batch["attention"]).logits.float()
 
@@ -107,12 +137,21 @@ class Texts(Task):
         return {"loss": loss, "accuracy": right.float()}
 
     def predict(self, model, backend, request, log):
-        data = self.texts("valid", request.data_path)
-        scores = infer(self, data, lambda batch: self.scores(model, batch), backend)
-        out = request.out or Path("classes.csv")
+        """Each id's class; where the sample has a column for each class, the probabilities."""
+        tests = read(request.test_csv or (request.data_path or self.folder) / "test.csv")
+        found = infer(self, self.texts(tests), lambda b: self.scores(model, b).softmax(1), backend)
+        of_id = dict(zip((row[self.id] for row in tests), found, strict=True))
+        sample = read(request.sample_submission) if request.sample_submission else []
+        columns = list(sample[0]) if sample else [self.id, self.label]
+        places = [self.classes.index(c) for c in columns if c in self.classes]
+        out = request.out or Path("submission.csv")
         if backend.is_main:
-            with out.open("w", newline="") as file:
-                csv.writer(file).writerow(["text", "class"])
-                csv.writer(file).writerows(zip(data.texts, scores.argmax(1), strict=True))
-        log(f"{len(data)} classes in {out}")
-        return {"rows": len(data), "path": str(out)}
+            with out.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                for name in [row[columns[0]] for row in sample] or of_id:
+                    row = of_id[name]
+                    best = self.classes[row.argmax()]
+                    writer.writerow([name, *(row[places] if places else [best])])
+        log(f"{len(of_id)} rows in {out}")
+        return {"rows": len(of_id), "path": str(out)}

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from runs import SUPPORT, VIRTUAL_TPU, latest, parameters, relative_difference, result, tpukit
 
+import tpukit as package
+
 DOCS = Path(__file__).parents[2] / "docs" / "tasks"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "day", "very", "a"]
 CPU = (["--hw", "cpu"], {})
@@ -35,13 +37,14 @@ def material(tmp_path_factory):
     """Texts of two lengths, a book, prompts and drawings."""
     folder = tmp_path_factory.mktemp("material")
     rng = np.random.default_rng(0)
-    for part in ("train", "valid"):
+    for part in ("train", "valid", "test"):
         with (folder / f"{part}.csv").open("w", newline="") as file:
-            csv.writer(file).writerow(["text", "label"])
+            csv.writer(file).writerow(["id", "text", "label"][: 2 if part == "test" else 3])
             for index in range(20):
-                label = index % 2
-                words = ["a", ["bad", "good"][label], *["very"] * rng.integers(0, 12), "day"]
-                csv.writer(file).writerow([" ".join(words), label])
+                label = ["bad", "good"][index % 2]
+                words = ["a", label, *["very"] * rng.integers(0, 12), "day"]
+                row = [f"{part}{index}", " ".join(words), label]
+                csv.writer(file).writerow(row[: 2 if part == "test" else 3])
         np.save(folder / f"{part}.npy", rng.integers(0, 255, (24, 8, 8), dtype=np.uint8))
     (folder / "book.txt").write_text("A good day is a very good day. " * 40)
     (folder / "prompts.txt").write_text("A good\nA very good\nA\n")
@@ -87,7 +90,9 @@ def check_written(task, folder, run, way, out):
     fields = use("predict", task, folder, run, way, *path, "--out", out)
     assert fields["rows"] == {"texts": 20, "llama": 3, "drawings": 3}[task]
     if task == "texts":
-        assert {row["class"] for row in csv.DictReader(out.open())} <= {"0", "1"}
+        rows = [*csv.DictReader(out.open())]
+        assert [row["id"] for row in rows] == [f"test{index}" for index in range(20)]
+        assert {row["label"] for row in rows} <= {"bad", "good"}
     elif task == "llama":
         written = out.read_bytes()
         assert written.startswith(b"A good") and len(written) == 3 * 8 + len(
@@ -115,6 +120,49 @@ def check(task, folder, tmp_path, way, more=()):
 
 def test_a_unet_on_the_cpu(material, tmp_path):
     check("drawings", material, tmp_path, CPU)
+
+
+def test_a_text_competition_ends_in_the_samples_columns(material, tmp_path):
+    """Columns of other names, labels in words, no valid.csv; a probability for each class."""
+    data, _ = material, settings("texts", material)
+    competition = tmp_path / "competition"
+    competition.mkdir()
+    for part, head in (("train", "row,comment,target"), ("test", "row,comment")):
+        lines = (data / f"{part}.csv").read_text().splitlines()
+        (competition / f"{part}.csv").write_text("\n".join([head, *lines[1:], ""]))
+    ids = [f"test{index}" for index in reversed(range(20))]
+    sample = tmp_path / "sample.csv"
+    sample.write_text("\n".join(["row,good,bad", *(f"{name},0,0" for name in ids), ""]))
+    done = package.fit(
+        f"{DOCS / 'classify_text.py'}:Texts", data_path=competition, hw="cpu", max_steps=3,
+        global_batch_size=8, lr=1e-2, results_dir=tmp_path / "run", model=str(data / "bert"),
+        lengths="8,16", id="row", text="comment", label="target",
+    )  # fmt: skip
+    assert package.evaluate(done.run, hw="cpu")["samples"] == 2
+    out = tmp_path / "submission.csv"
+    package.predict(done.run, sample_submission=sample, out=out, hw="cpu")
+    rows = [*csv.DictReader(out.open())]
+    assert [row["row"] for row in rows] == ids and list(rows[0]) == ["row", "good", "bad"]
+    expected = plain_probabilities(done.run, data / "bert", competition / "test.csv")
+    for row in rows:
+        shares = [float(row["bad"]), float(row["good"])]
+        assert shares == pytest.approx(expected[row["row"]], abs=1e-5)
+
+
+def plain_probabilities(run, tokenizer, table):
+    """Each id's probabilities by transformers alone, one text at a time, without padding."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokens, model = AutoTokenizer.from_pretrained(tokenizer), package.load(run).model
+    with torch.no_grad():
+        return {
+            row["row"]: model(**tokens(row["comment"], return_tensors="pt"))
+            .logits[0]
+            .softmax(0)
+            .tolist()
+            for row in csv.DictReader(table.open())
+        }
 
 
 @pytest.mark.xla
