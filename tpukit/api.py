@@ -9,6 +9,7 @@ import dataclasses
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -68,7 +69,7 @@ def fit(
         `results_dir=`, `hw=`, ...); any other is a setting of a task given by class or name.
     log: called with each line for people.
 
-    Returns the fields of `tpukit train --json`.
+    Returns the fields of `tpukit train --json`; `Path` of it is the run folder.
 
     Raises:
         InterruptedRunError: a signal or the notebook's stop button; the checkpoint is written, and
@@ -197,17 +198,20 @@ def find_batch(
             "find_batch takes a task, or model= with inputs=.", "Give one of the two."
         )
     request = given.request(task)
+    call = partial(_call, task)
     if isinstance(task, str):
-        return size_batch(request, task_source(request), target, search, log, _call)
+        return size_batch(request, task_source(request), target, search, log, call)
     from tpukit.probe.batch.carried import carried
 
     with carried(request.task) as source:
-        return size_batch(request, source, target, search, log, _call)
+        return size_batch(request, source, target, search, log, call)
 
 
-def _call(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
+def _call(task: TaskLike, request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The call that trains with a recommendation."""
     settings = settings_to_repeat(request, global_batch, accumulate)
+    if task is request.task:  # an object has its own data path
+        settings.pop("data_path", None)
     return f"tpukit.fit({', '.join(['task', *(f'{n}={v!r}' for n, v in settings.items())])})"
 
 
@@ -269,7 +273,6 @@ def _open(
 ) -> TrainedTask:
     from tpukit.tasks.registry import own_class
     from tpukit.tasks.trained import TrainedTask, open_trained
-    from tpukit.train.requests import TrainingResult
     from tpukit.train.task import Task
 
     if isinstance(run, TrainedTask):
@@ -277,8 +280,7 @@ def _open(
     if isinstance(run, Task | type):
         task, cls = run, own_class(run if isinstance(run, type) else type(run))
         run = default_folder(cls)
-    path = run.run if isinstance(run, TrainingResult) else run
-    return open_trained(Path(path), log, task, settings)
+    return open_trained(Path(run), log, task, settings)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Optimizing(Tiny):
     make = staticmethod(MAKERS["SGD"])
 
     def build_optimizer(self, groups, settings):
-        return self.make([group.options() for group in groups])
+        return self.make(groups)
 
 
 def optimizing(make):

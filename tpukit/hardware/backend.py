@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, cast
 
 import torch
 import torch.nn.functional as F
@@ -56,19 +56,35 @@ class BackendState(TypedDict, total=False):
     """fp16's gradient scaler; empty where there is none."""
 
 
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that share optimizer settings."""
+class ParameterGroup(dict[str, Any]):
+    """Parameters that share optimizer settings: a group as torch's optimizers take it.
 
-    parameters: Sequence[nn.Parameter]
-    weight_decay: float = 0.0
-    lr_scale: float = 1.0
-    """The group's learning rate is the step's times this."""
+    lr_scale: the group's learning rate is the step's times this.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        weight_decay: float = 0.0,
+        lr_scale: float = 1.0,
+    ) -> None:
+        super().__init__(params=list(parameters), weight_decay=weight_decay, lr_scale=lr_scale)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return cast("list[nn.Parameter]", self["params"])
+
+    @property
+    def weight_decay(self) -> float:
+        return cast("float", self["weight_decay"])
+
+    @property
+    def lr_scale(self) -> float:
+        return cast("float", self["lr_scale"])
 
     def options(self) -> dict[str, Any]:
-        """The group as the constructors of torch's optimizers take it."""
-        own = {"weight_decay": self.weight_decay, "lr_scale": self.lr_scale}
-        return {"params": list(self.parameters), **own}
+        """The group as a plain dict of its own, to which others may be added."""
+        return dict(self)
 
 
 @dataclass(frozen=True)

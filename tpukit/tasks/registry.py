@@ -165,6 +165,16 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
         ) from error
 
 
+def default_data_path(cls: type[Task]) -> str:
+    """The data path that a class has by itself where none is given, else ./data."""
+    own = [getattr(cls, "config_class", None), *cls.__mro__]
+    for init in (vars(base)["__init__"] for base in own if base and "__init__" in vars(base)):
+        if parameter := inspect.signature(init).parameters.get("data_path"):
+            given = parameter.default
+            return str(given) if isinstance(given, str | Path) else TrainConfig.data_path
+    return TrainConfig.data_path
+
+
 def _require_true_or_false(cls: type[Task], settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for another value of a setting that is true or false."""
     config = getattr(cls, "config_class", None)

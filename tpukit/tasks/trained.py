@@ -12,7 +12,14 @@ from torch import nn
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.registry import BUILT_IN, SESSION, find_task, make_task, own_class
+from tpukit.tasks.registry import (
+    BUILT_IN,
+    SESSION,
+    default_data_path,
+    find_task,
+    make_task,
+    own_class,
+)
 from tpukit.train.mistakes.returned import expect
 from tpukit.train.storage.run_folder import RunFolder, TrainedRun, open_run, read_config
 from tpukit.train.task import Task
@@ -81,7 +88,7 @@ def open_trained(
             "Name its own task with --task, or another run with --run DIR.",
         )
     if not isinstance(task, Task):
-        data_path = str(run.train_config.get("data_path", "./data"))
+        data_path = str(run.train_config.get("data_path", default_data_path(cls)))
         task = make_task(cls, {**run.task_config, **(settings or {})}, data_path)
         task = task.as_recorded(run.checkpoint.state.identity)
     restored = task.restore(run.checkpoint.artifacts())
@@ -95,7 +102,7 @@ def open_checkpoint_file(
     """A checkpoint file of other code as a task (EIT where none is named) reads it."""
     if not isinstance(task, Task):
         cls = task if isinstance(task, type) else find_task(task or "eit")
-        task = make_task(cls, settings, "./data")
+        task = make_task(cls, settings, default_data_path(cls))
     return TrainedTask(task, checkpoint=path)
 
 

@@ -47,6 +47,10 @@ class TrainingResult:
     stopped_early: bool = False
     """Whether `early_stopping` ended the run."""
 
+    def __fspath__(self) -> str:
+        """The run folder: `Path(result)` is it."""
+        return self.run
+
 
 @dataclass(frozen=True)
 class EvaluationRequest:

@@ -235,8 +235,8 @@ class Task(ABC):
     ) -> torch.optim.Optimizer | None:
         """An optimizer over these groups; None: the one that the setting `optimizer` names.
 
-        `torch.optim.SGD([group.options() for group in groups], settings.lr, momentum=0.9)`. The
-        rate that it is built with is each group's peak: the schedule scales it.
+        `torch.optim.SGD(groups, settings.lr, momentum=0.9)`. The rate that it is built with is each
+        group's peak: the schedule scales it.
         """
         return None
 

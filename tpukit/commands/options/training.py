@@ -103,7 +103,7 @@ class GivenSettings:
     def request(self, task: str | type[Task] | Task) -> TrainingRequest:
         """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken
         as it is."""
-        from tpukit.tasks.registry import find_task, make_task, own_class
+        from tpukit.tasks.registry import default_data_path, find_task, make_task, own_class
         from tpukit.train.requests import TrainingRequest
         from tpukit.train.storage.exported_weights import settings_of
         from tpukit.train.storage.run_folder import RunFolder
@@ -120,11 +120,13 @@ class GivenSettings:
         if isinstance(task, Task):
             self._refuse_settings_of_an_object(cls.name)
             built, settings = task, settings_of(task)
+            data_path = settings.get("data_path", default_data_path(cls))
         else:
             settings = {**preset.task, **file, **self.task}
-            data_path = merge(*layers).get("data_path", TrainConfig.data_path)
+            data_path = merge(*layers).get("data_path", default_data_path(cls))
             built = make_task(cls, settings, data_path)
-        config = resolve(*layers, task_defaults(built), name=option_name)
+        layers = [{"data_path": data_path}, *layers, task_defaults(built)]
+        config = resolve(*layers, name=option_name)
         folder = config.results_dir or default_folder(cls)
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(built, config, RunFolder(Path(folder)), settings, spec, self.command)
@@ -184,9 +186,12 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 
 def task_defaults(task: Task) -> dict[str, Any]:
     """What a task sets for its training where nobody else does."""
+    from tpukit.tasks.registry import default_data_path
+
     ends = task.defaults.epochs, task.defaults.max_steps
     values = {n: v for n, v in dataclasses.asdict(task.defaults).items()
               if n not in ("rows_per_device", "adam")}  # fmt: skip
     if ends == (None, None):
         values["epochs"] = DEFAULT_EPOCHS
+    values["data_path"] = default_data_path(type(task))
     return {**values, "beta1": task.defaults.adam.betas[0], "beta2": task.defaults.adam.betas[1]}
