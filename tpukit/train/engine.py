@@ -200,7 +200,10 @@ class Engine:
         sampler = PlannedMicroBatches(
             self.plan.batches, start, stop, self.backend.rank, self.backend.world_size
         )
-        loader = make_loader(self.plan.task, self.plan.datasets.train, sampler, self.plan.loading)
+        loader = make_loader(
+            self.plan.task, self.plan.datasets.train, sampler, self.plan.loading,
+            self.learner.inputs.see,
+        )  # fmt: skip
         batches = self.backend.batches(loader)
         for batch in batches:
             step = sampler.read.popleft()
@@ -330,6 +333,8 @@ class Engine:
     def _log_row(self, row: Mapping[str, Any]) -> None:
         assert self.log is not None
         self.log.metric_line(row)
+        for warning in self.learner.inputs.warnings():
+            self.log.text(warning)
         try:
             self.plan.task.on_log(row)
         except Exception as error:

@@ -36,6 +36,7 @@ from tpukit.train.task import (
 )
 
 FEW_WORKERS = 4
+SeeBatch = Callable[[Batch, MicroBatch], None]
 
 
 class MicroBatchData(Dataset[Batch | TpukitError]):
@@ -108,10 +109,13 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 class MicroBatchLoader(DataLoader[Batch | TpukitError]):
     """Raises a DataLoader worker's error here as it was raised there."""
 
+    see: SeeBatch | None = None
+    """Called with each batch, in the process that reads them."""
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Not a generator: the workers are started now, by this thread.
         with lack_of_room_named():
-            return _read(super().__iter__())
+            return _read(super().__iter__(), self.sampler, self.see)  # type: ignore[arg-type]
 
     def _get_iterator(self) -> Any:
         return super()._get_iterator() if self.num_workers == 0 else _FromWorkers(self)  # type: ignore[no-untyped-call]
@@ -125,11 +129,16 @@ class _FromWorkers(_MultiProcessingDataLoaderIter):
             super().__del__()  # type: ignore[no-untyped-call]
 
 
-def _read(loader: Iterator[Batch | TpukitError]) -> Iterator[Batch]:
+def _read(
+    loader: Iterator[Batch | TpukitError], given: GivenMicroBatches, see: SeeBatch | None
+) -> Iterator[Batch]:
     with lack_of_room_named():
         for loaded in loader:
             if isinstance(loaded, TpukitError):
                 raise loaded
+            micro = given.waiting.popleft()
+            if see is not None:
+                see(loaded, micro)
             yield loaded
 
 
@@ -154,19 +163,25 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
                 yield micro.share(self.rank, self.world_size)
 
 
-class PackedMicroBatches(Sampler[MicroBatch]):
-    """Micro-batches whose samples were read from a stream, as DataLoader workers are sent them.
+class GivenMicroBatches(Sampler[MicroBatch]):
+    """Micro-batches as DataLoader workers are sent them, whose samples may be of a stream.
 
     A tensor would be sent as a file descriptor, of which there are few; and what cannot be sent
     would be found by a thread, whose error nobody waits for.
     """
 
-    def __init__(self, micro_batches: Iterable[MicroBatch]) -> None:
+    def __init__(self, micro_batches: Iterable[MicroBatch], *, packs: bool) -> None:
         self.micro_batches = micro_batches
+        self.packs = packs
+        self.waiting: deque[MicroBatch] = deque()
+        """Those whose batches have not come yet, the oldest first, without their samples."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        self.waiting.clear()
         for micro in self.micro_batches:
-            yield micro if micro.samples is None else replace(micro, samples=packed(micro.samples))
+            self.waiting.append(replace(micro, samples=None))
+            packs = self.packs and micro.samples is not None
+            yield replace(micro, samples=packed(micro.samples)) if packs else micro
 
 
 def packed(samples: Any) -> bytes:
@@ -213,12 +228,16 @@ def _batches_ahead(workers: int) -> int | None:
 
 
 def make_loader(
-    task: Task, data: Any, micro_batches: Any, settings: LoaderSettings
+    task: Task,
+    data: Any,
+    micro_batches: Iterable[MicroBatch],
+    settings: LoaderSettings,
+    see: SeeBatch | None = None,
 ) -> MicroBatchLoader:
-    """A DataLoader over micro-batches (any iterable of them), in their order."""
-    return MicroBatchLoader(
+    """A DataLoader over micro-batches, in their order; `see` is called with each batch."""
+    loader = MicroBatchLoader(
         MicroBatchData(task, data, settings.seed),
-        sampler=PackedMicroBatches(micro_batches) if settings.workers else micro_batches,
+        sampler=GivenMicroBatches(micro_batches, packs=settings.workers > 0),
         batch_size=None,
         num_workers=settings.workers,
         prefetch_factor=_batches_ahead(settings.workers),
@@ -227,3 +246,5 @@ def make_loader(
         # One of its own: a loader would otherwise draw from the generator that dropout uses.
         generator=torch.Generator().manual_seed(settings.seed),
     )
+    loader.see = see
+    return loader

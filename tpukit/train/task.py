@@ -357,7 +357,7 @@ class Task(ABC):
         """
         from tpukit.train.monitor.validation import run_metrics
 
-        fields = run_metrics(self, model, backend, request)
+        fields = run_metrics(self, model, backend, request, log)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in fields["metrics"].items())
         log(f"{fields['samples']} samples: {metrics}")
         return fields

@@ -13,6 +13,7 @@ from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.mistakes.raised import place_of
 from tpukit.train.mistakes.returned import check_loss, described, task_mistake
+from tpukit.train.monitor.loss_inputs import LossInputs
 from tpukit.train.task import Task
 
 MOST_SUMS = 16
@@ -26,6 +27,7 @@ class Evaluation:
         self.task = task
         self.backend = backend
         self.model = model
+        self.inputs = LossInputs(task, backend, model)
         self._evaluation_names: list[str] = []
         self._evaluation = torch.zeros(MOST_SUMS, device=backend.device)
 
@@ -66,9 +68,10 @@ class Evaluation:
 
     def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
         """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
-        with self.backend.autocast():
+        with self.backend.autocast(), self.inputs.traced(batch):
             returned = self.backend.call(self.model, self.task.loss, batch)
         outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
+        self.inputs.look_at(outputs)
         names = metric_names(outputs, known, self.task.loss)
         return names, weighted_sums(outputs, names, batch["mask"])
 

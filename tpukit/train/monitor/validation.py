@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,11 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
 
 
 def run_metrics(
-    task: Task, model: nn.Module, backend: Backend, request: EvaluationRequest
+    task: Task,
+    model: nn.Module,
+    backend: Backend,
+    request: EvaluationRequest,
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """The JSON fields of `tpukit test` for a task without an `evaluate`: its validation metrics.
 
@@ -72,6 +76,8 @@ def run_metrics(
         loading = LoaderSettings(0, request.seed)
         values = metrics_of(evaluation, data, micro_batches, loading, watch)
         metrics |= {"_".join(filter(None, (name, k))): value for k, value in values.items()}
+    for warning in evaluation.inputs.warnings():
+        log(warning)
     metrics = backend.all_gather_objects(metrics)[0]
     return {"task": task.name, "samples": samples, "metrics": metrics}
 
@@ -111,12 +117,15 @@ def metrics_of(
     shares = own_shares(micro_batches, backend)
     accumulates = type(task).accumulate is not Task.accumulate
     parts: list[Rows] = []
-    for batch in backend.batches(make_loader(task, data, shares, loading)):
+    loader = make_loader(task, data, shares, loading, evaluation.inputs.see)
+    for batch in backend.batches(loader):
         evaluation.evaluation_step(batch)
         watch.done("evaluate", shapes_of([batch]))
         if accumulates:
             parts.append(evaluation.rows_of(batch))
             watch.done("accumulate", shapes_of([batch]))
+    # Rank 0 warns, and another one's rows may fill up.
+    evaluation.inputs.has_filled_rows = backend.any_rank(evaluation.inputs.has_filled_rows)
     values = evaluation.read_evaluation()
     watch.done("read_evaluation")
     if accumulates:

@@ -1,0 +1,202 @@
+"""What host batches show of a loss: means over filled rows, uneven labels, indices out of range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from runs import SUPPORT, VIRTUAL_TPU, failure, result, tpukit
+from tagging_task import Tagger, Texts
+from torch import nn
+
+from tpukit.errors import DataError
+from tpukit.hardware.fake import FakeBackend
+from tpukit.train.config import TrainConfig
+from tpukit.train.mistakes.index_range import IndexTrace
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.task import PlanSettings, ShuffledPlan
+
+TAGGER = f"{SUPPORT / 'tagging_task.py'}:Tagger"
+
+
+XLA = ("train", "--task", TAGGER, "--hw", "tpu", "--accumulate", "1")
+TWO = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
+
+
+def train(task, tmp_path, backend=None, **config):
+    """The validation losses and the warnings of a run."""
+    lines: list[str] = []
+    settings = {"max_steps": 2, "global_batch_size": 8, "log_every": 1, "ckpt_every": 1,
+                "num_workers": 0, **config}  # fmt: skip
+    request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / "run"))
+    train_run(request, backend or FakeBackend(), lines.append)
+    losses = [row["valid_loss"] for row in read_metrics(request.folder) if "valid_loss" in row]
+    return losses, [line for line in lines if "mean (0-d" in line]
+
+
+def compiling():
+    """A backend on which shapes are fixed."""
+    backend = FakeBackend()
+    backend.compiles = True
+    return backend
+
+
+# -- means -----------------------------------------------------------------------------------------
+def test_a_mean_over_filled_rows_is_warned_of_once_with_its_fix(tmp_path):
+    _, warnings = train(Tagger(), tmp_path, compiling())
+    [warning] = warnings
+    assert "Tagger.loss" in warning and "rows that only fill a batch up count in it" in warning
+    assert (
+        'batch["labels"].masked_fill(' in warning and '"weight": (labels != -100).sum()' in warning
+    )
+    kept = (tmp_path / "run" / "log.txt").read_text()
+    assert kept.count("rows that only fill") == 1
+
+
+def test_a_mean_over_other_numbers_of_labels_is_warned_of(tmp_path):
+    _, [warning] = train(Tagger(), tmp_path)
+    assert "labels in 'labels' count alike" in warning and '"weight"' in warning
+
+
+@pytest.mark.parametrize("backend", [FakeBackend, compiling])
+def test_the_fix_that_the_warning_shows_is_exact(tmp_path, backend):
+    """The mean over all labels of the data, as a loop over samples adds them up."""
+    losses, warnings = train(Tagger("weight"), tmp_path, backend(), lr=1e-30)
+    assert warnings == []
+    task, total, count = Tagger(), 0.0, 0
+    torch.manual_seed(0)
+    from tpukit.train.storage.run_folder import open_run
+
+    model = task.build_model(None)
+    model.load_state_dict(open_run(tmp_path / "run", print).weights())
+    for sample in (Texts(11)[index] for index in range(11)):
+        labels = torch.from_numpy(sample["labels"])
+        with torch.no_grad():
+            scores = model(torch.from_numpy(sample["tokens"]))
+        total += F.cross_entropy(scores, labels, reduction="sum").item()
+        count += int((labels != -100).sum())
+    assert losses[-1] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_a_loss_a_row_is_not_warned_of(tmp_path):
+    class PerRow(Tagger):
+        def loss(self, model, batch):
+            scores = model(batch["tokens"]).transpose(1, 2)
+            return {"loss": F.cross_entropy(scores, batch["labels"], reduction="none").mean(1)}
+
+    assert train(PerRow(), tmp_path, compiling())[1] == []
+
+
+# -- indices out of range --------------------------------------------------------------------------
+def first_wrong(loss, batch, other):
+    """What a trace of `loss` on one batch finds in another."""
+    with IndexTrace(batch) as trace:
+        loss(batch)
+    found = [use.first_wrong(other) for use in trace.uses]
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+LOSSES = {
+    "as it is": lambda b: F.cross_entropy(torch.zeros(4, 3), b["label"]),
+    "nll": lambda b: F.nll_loss(torch.zeros(4, 3), b["label"]),
+    "flat": lambda b: F.cross_entropy(torch.zeros(4, 3), b["label"].view(-1).long().contiguous()),
+    "shifted": lambda b: F.nll_loss(torch.zeros(4, 3), F.pad(b["label"], (0, 1), value=-100)[1:]),
+    "embedded": lambda b: nn.Embedding(3, 2)(b["label"][:, None]),
+    "one hot": lambda b: F.one_hot(b["label"], 3),
+    "gathered": lambda b: torch.zeros(4, 3).gather(1, b["label"][:, None]),
+    "selected": lambda b: torch.zeros(3, 2)[b["label"]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_label_out_of_range_is_found(name):
+    good, bad = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 3])
+    assert first_wrong(LOSSES[name], {"label": good}, {"label": good}) is None
+    assert first_wrong(LOSSES[name], {"label": good}, {"label": bad}) == ("label", 3, 3)
+
+
+def test_what_the_loss_itself_leaves_out_is_no_mistake():
+    """255 is replaced, column 1 indexes something larger, -1 is ignored, the rest is computed."""
+
+    def loss(batch):
+        F.cross_entropy(torch.zeros(4, 3), batch["label"].masked_fill(batch["label"] == 255, -100))
+        F.embedding(batch["pair"][:, 0], torch.zeros(3, 2))
+        F.embedding(batch["pair"][:, 1], torch.zeros(9, 2))
+        F.cross_entropy(torch.zeros(4, 3), batch["other"], ignore_index=-1)
+        F.embedding(batch["far"] % 3, torch.zeros(3, 2))
+
+    pair = torch.tensor([[0, 8], [1, 7], [2, 3], [0, 5]])
+    batch = {"label": torch.tensor([0, 1, 2, 255]), "pair": pair,
+             "other": torch.tensor([-1, 0, 1, 2]), "far": torch.tensor([0, 1, 700, 3])}  # fmt: skip
+    assert first_wrong(loss, batch, batch) is None
+    assert first_wrong(loss, batch, {**batch, "pair": pair.flip(1)}) == ("pair", 0, 8)
+    assert first_wrong(loss, batch, {**batch, "other": torch.tensor([0, 0, -100, 0])})[1:] == (
+        2,
+        -100,
+    )
+
+
+def test_a_value_changed_in_place_is_no_longer_followed():
+    def loss(batch):
+        batch["label"][batch["label"] == 9] = 0
+        F.cross_entropy(torch.zeros(4, 3), batch["label"])
+
+    batch = {"label": torch.tensor([0, 1, 2, 9])}
+    assert first_wrong(loss, dict(batch), {"label": torch.tensor([9, 1, 2, 0])}) is None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_later_sample_is_named_before_its_step(tmp_path, workers):
+    backend = FakeBackend()
+    backend.fixed_shapes = True
+    [third] = ShuffledPlan(32, PlanSettings(8, 8, 1, TrainConfig().global_seed)).step(2)
+    wrong = third.keys[4].sample
+    said = rf"'labels' of training sample {wrong} holds 5: `cross_entropy` in Tagger\.loss .*0 to 4"
+    with pytest.raises(DataError, match=said):
+        train(Tagger(wrong=wrong), tmp_path, backend, max_steps=4, num_workers=workers)
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(
+    ("entry", "value", "told"),
+    [("labels", 5, "`cross_entropy` in Tagger.loss"), ("tokens", 11, "takes 0 to 10")],
+)
+def test_xla_names_entry_sample_and_range(tmp_path, entry, value, told):
+    """Of the first step too: XLA computes on."""
+    wrong = {"wrong": 3, "entry": entry, "value": value}
+    options = [f"--set={name}={setting}" for name, setting in wrong.items()]
+    base = [
+        "train",
+        "--task",
+        TAGGER,
+        "--hw",
+        "tpu",
+        "--accumulate",
+        "1",
+        "--results-dir",
+        tmp_path,
+    ]
+    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
+    said = failure(tpukit(*base, *options, env=env))
+    assert f"{entry!r} of training sample 3 holds {value}" in said and told in said
+
+
+@pytest.mark.xla
+def test_xla_warns_and_goes_on(tmp_path):
+    base = [
+        "train",
+        "--task",
+        TAGGER,
+        "--hw",
+        "tpu",
+        "--accumulate",
+        "1",
+        "--results-dir",
+        tmp_path,
+    ]
+    done = tpukit(*base, "--json", env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
+    assert result(done)["compilations_after_warmup"] == 0
+    assert (tmp_path / "log.txt").read_text().count("rows that only fill a batch up count") == 1
