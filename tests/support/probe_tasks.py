@@ -113,6 +113,15 @@ class Hangs(Hungry):
         time.sleep(3600)
 
 
+class Cublas(Hungry):
+    """Fails as cuBLAS does where it gets no memory for itself."""
+
+    name = "cublas"
+
+    def misbehave(self, batch) -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate")
+
+
 class Crashes(Hungry):
     """Reads where there is no memory."""
 

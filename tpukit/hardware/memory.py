@@ -43,9 +43,13 @@ OUT_OF_MEMORY_TEXTS = (
     r"Error allocating device buffer",
     # CUDA
     r"CUDA out of memory",
-    r"CUDA error: out of memory",
-    r"CUBLAS_STATUS_ALLOC_FAILED",
-    r"CUDA driver error: out of memory",
+    r"CUDA (?:driver )?error: out of memory",
+    r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
+    r"CU[A-Z]+(?:_STATUS)?_ALLOC_FAILED",
+    r"Triton Error \[CUDA\]: out of memory",
+    # NCCL
+    r"Cuda failure (?:\d+ )?'out of memory'",
+    r"Failed to (?:CUDA|Cuda) (?:host )?\w*alloc",
     # accelerate, after the smallest batch failed too
     r"No executable batch size found",
     # tpukit's own end of a process
@@ -57,6 +61,16 @@ OUT_OF_MEMORY_TEXTS = (
     r"Cannot allocate memory",
     r"Unable to allocate .* for an array",
 )
+TEXTS_AFTER_A_FIT = (
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    "CUSOLVER_STATUS_INTERNAL_ERROR",
+    "was unable to find an engine to execute this computation",
+    "no valid convolution algorithms available",
+    "unhandled cuda error",
+)
+"""How CUDA's libraries also fail on a full GPU; of a smaller batch that fitted they mean that."""
 TEXTS_UNDER_LIMIT = (
     "can't start new thread",
     "failed to map segment",
@@ -339,11 +353,15 @@ def is_out_of_memory_text(text: str) -> bool:
     return _PATTERN.search(text) is not None
 
 
-def is_out_of_memory(error: BaseException, *, limited: bool = False) -> bool:
-    """Whether this error, or what it was raised from, says that memory ran out.
+def is_out_of_memory(
+    error: BaseException, *, limited: bool = False, after_a_fit: bool = False
+) -> bool:
+    """Whether this error, or what it was raised from or after, says that memory ran out.
 
     limited: a memory limit was set on the process, under which libraries fail in odd places.
+    after_a_fit: the same ran at a smaller size, so that a GPU's libraries fail by the size.
     """
+    further = (TEXTS_UNDER_LIMIT if limited else ()) + (TEXTS_AFTER_A_FIT if after_a_fit else ())
     seen: BaseException | None = error
     while seen is not None:
         is_named = isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError"
@@ -351,9 +369,9 @@ def is_out_of_memory(error: BaseException, *, limited: bool = False) -> bool:
             return True
         if LATE_FAILURE in str(seen) and is_out_of_memory_text(_logged()):
             return True
-        if limited and any(text in str(seen) for text in TEXTS_UNDER_LIMIT):
+        if any(text in str(seen) for text in further):
             return True
-        seen = seen.__cause__
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return False
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from cuda_on_cpu import GPU_TEXTS, GPU_TEXTS_AFTER_A_FIT
 from hardware_run import Net, batches, train
 from torch.amp.grad_scaler import GradScaler
 
@@ -168,6 +169,7 @@ def test_memory_is_the_process_own():
         "CompileTimeHbmOom: program memory (1.00T) exceeds available HBM (15.75G)",
         "Error preparing computation: Out of memory allocating 6000163152 bytes.",
         "CUDA out of memory. Tried to allocate 2.00 GiB",
+        *GPU_TEXTS,
         "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you",
     ],
 )
@@ -180,6 +182,28 @@ def test_out_of_memory_in_every_tongue(text):
 def test_no_room_for_a_thread_is_lack_of_memory_only_under_a_limit(text):
     assert is_out_of_memory(RuntimeError(text), limited=True)
     assert not is_out_of_memory(RuntimeError(text))
+
+
+@pytest.mark.parametrize("text", GPU_TEXTS_AFTER_A_FIT)
+def test_a_library_without_memory_says_so_only_beside_a_smaller_batch_that_fitted(text):
+    assert is_out_of_memory(RuntimeError(text), after_a_fit=True)
+    assert not is_out_of_memory(RuntimeError(text))
+    assert not is_out_of_memory_text(text)
+
+
+def test_an_error_that_was_raised_while_memory_ran_out_is_one():
+    def fail(hidden):
+        try:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        except RuntimeError:
+            if hidden:
+                raise ValueError("no kernel was found") from None
+            raise ValueError("no kernel was found")  # noqa: B904 - that is tested
+
+    for hidden in (False, True):
+        with pytest.raises(ValueError) as failure:
+            fail(hidden)
+        assert is_out_of_memory(failure.value) == (not hidden)
 
 
 def test_other_failures_are_not_out_of_memory():

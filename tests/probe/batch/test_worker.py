@@ -60,6 +60,28 @@ def test_ranks_that_end_without_a_result_are_an_error(result_of):
     assert "exit code 3" in result_of([], code=3)["error"]["message"]
 
 
+def test_a_gpu_s_library_that_fails_by_the_size_is_short_of_memory(monkeypatch):
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate")
+
+    def fail(runner, request):
+        raise error
+
+    monkeypatch.setattr(TrialRunner, "_measure", fail)
+    runner = TrialRunner(TrialSetup(TaskSource("none:none", {}), TrainConfig()))
+    assert runner.result(TrialRequest(8, fitted=4))["trial"]["fits"] is False
+    for alone in (TrialRequest(8), TrialRequest(4, fitted=8)):
+        assert "CUBLAS" in runner.result(alone)["error"]["message"]
+
+
+def test_a_search_says_what_has_fitted():
+    spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:Cublas", "data_path": "",
+            "settings": {"bad_rows": 6, "width": 64}}  # fmt: skip
+    source = TaskSource("tpukit.tasks.registry:load_task", spec)
+    with MeasuredEvaluator(source, TrainConfig(hw="cpu"), None) as evaluator:
+        trials = evaluator.evaluate([TrialRequest(n) for n in (4, 8)])
+    assert [trial.fits for trial in trials] == [True, False]
+
+
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
     """The processes that build a task, and those that build a model, in a search of this task."""

@@ -384,7 +384,14 @@ def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevic
         return tpu, _parallelism(tpu.replicate, tpu.place, tpu.device, options, world)
     accelerator = _start_accelerate(kind, _timeout(options))
     device = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
-    return device, _parallelism(accelerator.prepare_model, None, accelerator.device, options, world)
+
+    def replicate(model: nn.Module) -> nn.Module:
+        placed: nn.Module = accelerator.prepare_model(model)
+        # Else it keeps every model that it was given, also after the last use.
+        accelerator._models.clear()
+        return placed
+
+    return device, _parallelism(replicate, None, device.device, options, world)
 
 
 def _exchange_accelerate(states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import platform
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -150,7 +151,9 @@ class CudaDevice:
     linear = staticmethod(F.linear)
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        # accelerate names no index for a single process, and some of torch.cuda needs one.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = device = torch.device("cuda", index)
         self.capability = torch.cuda.get_device_capability(device)
         self.native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         # torch.compile writes its kernels with Triton, which starts at compute capability 7.0.
@@ -211,15 +214,19 @@ class CudaDevice:
         return DeviceUsage(self._memory(), self._utilization_percent())
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        # What an earlier trial left in the allocator's cache is not this one's peak.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         return meter_device_memory(self._memory)
 
     def _memory(self) -> Memory:
-        total = torch.cuda.get_device_properties(self.device).total_memory
+        """The peak and the limit are of what the allocator reserves: CUDA's context, NCCL's
+        buffers and other processes have the rest."""
+        free, _ = torch.cuda.mem_get_info(self.device)
         return Memory(
             torch.cuda.memory_allocated(self.device),
-            torch.cuda.max_memory_allocated(self.device),
-            self.limit_bytes or total,
+            torch.cuda.max_memory_reserved(self.device),
+            self.limit_bytes or free + torch.cuda.memory_reserved(self.device),
         )
 
     def _utilization_percent(self) -> int | None:
@@ -252,10 +259,12 @@ def compiled_graphs() -> int:
 def _keep_convolutions_in_fp32() -> None:
     """torch rounds their inputs to TF32 by default; fp32 was asked for."""
     settings: Any = torch.backends.cudnn
-    if hasattr(settings, "conv"):
-        settings.conv.fp32_precision = "ieee"
-    else:  # before torch 2.9
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API")
         settings.allow_tf32 = False
+    if hasattr(settings, "conv"):  # torch 2.9
+        # All of them: where they differ, whoever reads `allow_tf32` gets an error.
+        settings.conv.fp32_precision = settings.rnn.fp32_precision = "ieee"
 
 
 def check_cuda() -> None:

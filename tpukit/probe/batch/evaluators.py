@@ -98,7 +98,8 @@ class ChildEvaluator:
         for place, request in enumerate(requests):
             if place not in self._children:
                 self._children[place] = self._start_child()
-            self._children[place].send(dataclasses.asdict(request))
+            asked = dataclasses.replace(request, fitted=self.fitted)
+            self._children[place].send(dataclasses.asdict(asked))
         waiting = dict(enumerate(requests))
         trials: dict[int, Trial] = {}
         while waiting:

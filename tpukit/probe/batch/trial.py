@@ -60,6 +60,8 @@ class TrialRequest:
     """Compile the evaluation program too, at full effort."""
     alone: bool = False
     """Measure it in a process that has run no other trial."""
+    fitted: int = 0
+    """Largest batch that fitted before: failures that may be by lack of memory then are."""
 
 
 @dataclass(frozen=True)

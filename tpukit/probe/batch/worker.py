@@ -149,7 +149,8 @@ class TrialRunner:
             # A compiler that needs more than this machine has says nothing about the TPU's memory.
             here = self.setup.target is not None and isinstance(error, OutOfMemoryError)
             limited = self.setup.config.memory_limit is not None
-            if here or not is_out_of_memory(error, limited=limited):
+            after_a_fit = 0 < request.fitted < request.batch
+            if here or not is_out_of_memory(error, limited=limited, after_a_fit=after_a_fit):
                 return {"error": _error_fields(error, request)}
             trial, self.reusable = self._out_of_memory(error, request), False
         seconds = time.monotonic() - started

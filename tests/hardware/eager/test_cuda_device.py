@@ -1,0 +1,64 @@
+"""What a GPU's device does, on a GPU that is the CPU; `test_gpu.py` runs the same on a real one."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from cuda_on_cpu import GIB, TOTAL, compiled_without_inductor, cuda, gpu  # noqa: F401
+from torch import nn
+
+from tpukit.errors import HardwareError
+from tpukit.hardware.eager.devices import _keep_convolutions_in_fp32
+from tpukit.hardware.memory import Memory
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+
+
+def test_a_memory_limit_needs_the_device_s_index(gpu, cuda):  # noqa: F811
+    cuda.limit_memory(3 * GIB)
+    assert gpu.fraction == 3 / 15
+    with pytest.raises(HardwareError, match="this GPU has"):
+        cuda.limit_memory(TOTAL + 1)
+
+
+def test_memory_is_what_the_allocator_reserves_of_what_others_leave(gpu, cuda):  # noqa: F811
+    gpu.allocate(GIB)
+    with cuda.memory_meter() as read:
+        gpu.allocate(10 * GIB)
+        gpu.free(10 * GIB)
+        memory = read()
+    assert memory == Memory(used=0, peak=11 * GIB * 11 // 10 - GIB, limit=TOTAL - gpu.others)
+    with cuda.memory_meter() as read:
+        assert read().peak == 0, "the former trial's cache is no part of this one"
+
+
+def test_under_a_limit_that_is_the_limit(gpu, cuda):  # noqa: F811
+    cuda.limit_memory(3 * GIB)
+    assert cuda.usage().memory.limit == 3 * GIB
+
+
+@pytest.mark.filterwarnings("ignore:Please use the new API")
+def test_fp32_leaves_the_getters_of_tf32_usable(monkeypatch):
+    settings = torch.backends.cudnn
+    before = settings.conv.fp32_precision, settings.rnn.fp32_precision
+    try:
+        _keep_convolutions_in_fp32()
+        assert settings.allow_tf32 is False
+        assert settings.conv.fp32_precision == settings.rnn.fp32_precision == "ieee"
+        with settings.flags(enabled=True):
+            pass
+    finally:
+        settings.allow_tf32 = True
+        settings.conv.fp32_precision, settings.rnn.fp32_precision = before
+
+
+def test_no_model_outlives_its_last_use():
+    """Else trials that share a process would leave each one's weights."""
+    backend = open_backend(HardwareOptions(hw="cpu"))
+    model = backend.prepare(nn.Linear(2, 2))
+    kept = weakref.ref(model)
+    del model
+    assert kept() is None
+    backend.close()
