@@ -24,12 +24,12 @@ from runs import TINY, environment, failure, result, tpukit
 
 from tpukit.errors import TpukitError, UsageError
 from tpukit.hardware.host import RealHost
+from tpukit.hardware.launch.holders import process_name
 from tpukit.hardware.launch.launcher import torchrun_command
 from tpukit.io.cache import VARIABLE, cache_folder
 from tpukit.io.secrets import without_secrets
 from tpukit.io.temporary import own_temporary_folder
 from tpukit.probe.hosts.agent import Agent
-from tpukit.probe.machine.holders import process_name
 from tpukit.tasks.eit.data.normalisation import find_normalisation
 from tpukit.tasks.eit.data.sample_file import read_sample
 from tpukit.tasks.eit.model.published import read_published

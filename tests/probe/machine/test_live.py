@@ -127,7 +127,7 @@ def test_a_file_held_by_a_process_is_found(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout.readline() == "open\n"
-            from tpukit.probe.machine.holders import find_holders
+            from tpukit.hardware.launch.holders import find_holders
 
             (holder,) = find_holders(RealHost(), [str(held)])
             assert holder.pid == child.pid

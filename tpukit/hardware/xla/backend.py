@@ -36,9 +36,11 @@ from tpukit.hardware.collectives import (
     SingleRank,
     launched_world_size,
 )
-from tpukit.hardware.detect import emulates_kernels, is_emulated
+from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_files
 from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.devices import state_from_text, state_text
+from tpukit.hardware.host import RealHost
+from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
     TensorMemoryLimit,
     limit_tensor_memory,
@@ -369,7 +371,11 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     precision = choose_precision(options.precision, "tpu", native_bf16=True)
     register_lowerings()
     choose_products(precision)
-    mesh = DeviceMesh.open(shard=options.shard)
+    if not is_emulated(os.environ):
+        host = RealHost()
+        wait_until_free(host, tpu_device_files(host))
+    with busy_named():
+        mesh = DeviceMesh.open(shard=options.shard)
     if options.devices is not None and options.devices * xr.process_count() != mesh.devices:
         raise HardwareError(
             f"--devices {options.devices}: the runtime has {mesh.devices} devices.",

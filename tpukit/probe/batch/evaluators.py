@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
-from tpukit.errors import JobError
+from tpukit.errors import JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
+from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB
@@ -77,6 +78,8 @@ class ChildEvaluator:
     versions: Mapping[str, str]
     environment: Mapping[str, str]
     crash_hint = CRASH_HINT
+    _end = staticmethod(Child.close)
+    """Ends a child that has answered."""
 
     def __init__(self, setup: TrialSetup, devices: int, seconds: float) -> None:
         self.setup = setup
@@ -169,7 +172,7 @@ class ChildEvaluator:
     def close(self, keep: int = 0) -> None:
         """Ends the children, except for the first `keep`."""
         for place in [place for place in self._children if place >= keep]:
-            self._children.pop(place).close()
+            self._end(self._children.pop(place))
 
     def __enter__(self) -> Self:
         return self
@@ -194,13 +197,16 @@ class MeasuredEvaluator(ChildEvaluator):
         self.environment = {}
         self.versions = {}
         self._next: Child | None = None
+        if kind == "tpu":
+            # A process that is killed may keep the device for a while.
+            self._end = Child.finish
 
     def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         if any(request.alone for request in requests):
             super().close()
         alone = self.setup.forks or not self._children
         try:
-            trials = super().evaluate_together(requests)
+            trials = self._until_free(requests)
             return [dataclasses.replace(trial, alone=alone) for trial in trials]
         except BaseException:
             self._reusable = False
@@ -208,6 +214,18 @@ class MeasuredEvaluator(ChildEvaluator):
         finally:
             if not self._reusable:
                 super().close()
+
+    def _until_free(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        """The trials; a TPU that an earlier process has not given back is tried again."""
+        for pause in PAUSES:
+            try:
+                return super().evaluate_together(requests)
+            except TpukitError as error:
+                if not BUSY.search(error.message):
+                    raise
+            super().close()
+            time.sleep(pause)
+        return super().evaluate_together(requests)
 
     def _start_child(self) -> Child:
         child, self._next = self._next, None
@@ -220,7 +238,7 @@ class MeasuredEvaluator(ChildEvaluator):
     def close(self, keep: int = 0) -> None:
         super().close(keep)
         if self._next is not None:
-            self._next.close()
+            self._next.close()  # it has opened nothing
             self._next = None
 
 

@@ -15,8 +15,8 @@ from tpukit.hardware.detect import (
     tpu_device_files,
 )
 from tpukit.hardware.host import Disk, Host, cuda_build
+from tpukit.hardware.launch.holders import LOCK_FILE, Holder, find_holders
 from tpukit.hardware.options import Kind
-from tpukit.probe.machine.holders import LOCK_FILE, Holder, find_holders
 from tpukit.probe.machine.provider import Provider, provider_of
 
 REPORTED = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tpukit.hardware.launch.child import Child, ChildDiedError
+from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.units import format_duration
@@ -49,8 +50,18 @@ class Bench(AbstractContextManager["Bench"]):
     def ask(self, where: str, part: str, **arguments: Any) -> dict[str, Any]:
         """The answer of a child: `device` holds the device, `cpu` the CPU, `host` neither.
 
-        Raises ChildDiedError where it dies or has no answer in time.
+        A device that is busy is tried again in a new process. Raises ChildDiedError where a child
+        dies or has no answer in time.
         """
+        for pause in PAUSES:
+            answer = self._ask_once(where, part, arguments)
+            if not BUSY.search(answer.get("error", "")) or pause >= self.seconds_left:
+                return answer
+            self.close(where)
+            time.sleep(pause)
+        return self._ask_once(where, part, arguments)
+
+    def _ask_once(self, where: str, part: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if where == "host":
             self.close("device")
         if where not in self._children:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tpukit.hardware.launch.holders import LOCK_FILE, Holder
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import Asked, Verdict, failed, passed, skipped, warned
-from tpukit.probe.machine.holders import LOCK_FILE, Holder
 
 
 def device(facts: Facts, asked: Asked) -> Verdict:

@@ -1,15 +1,31 @@
-"""Processes that hold a TPU: its runtime lets one process at a time open the chips."""
+"""Processes that hold a TPU: its runtime lets one process at a time open the chips.
+
+A driver frees them some time after the end of a process: the next one waits, or tries again.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.errors import HardwareError
 from tpukit.hardware.host import Host
 
 LOCK_FILE = "/tmp/libtpu_lockfile"
+SECONDS_TO_FREE = 60.0
+"""How long the chips are waited for."""
+SECONDS_BETWEEN_LOOKS = 0.5
+PAUSES = (5.0, 15.0)
+"""Seconds before a new process tries again to open chips that were busy."""
+BUSY = re.compile(
+    r"TPU is busy|Device or resource busy|already in used? by|Couldn't open (?:device|iommu group)"
+)
+"""How opening a TPU fails that another process holds."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,38 @@ def find_holders(host: Host, paths: Sequence[str]) -> tuple[Holder, ...]:
 def _held_path(host: Host, pid: int, paths: Sequence[str]) -> str | None:
     links = (host.link(f"/proc/{pid}/fd/{fd}") for fd in host.names(f"/proc/{pid}/fd"))
     return next((link for link in links if link in paths), None)
+
+
+def wait_until_free(host: Host, paths: Sequence[str], seconds: float = SECONDS_TO_FREE) -> None:
+    """Waits until no other process has one of these open, `seconds` at most.
+
+    Processes that this one was started by are not waited for.
+    """
+    deadline, said = time.monotonic() + seconds, False
+    while holders := [h for h in find_holders(host, paths) if h.pid not in _ancestors(host)]:
+        if time.monotonic() >= deadline:
+            return
+        if not said:
+            holder, said = holders[0], True
+            text = f"Waiting up to {seconds:.0f} s for process {holder.pid} ({holder.name})"
+            print(f"{text} to give the TPU back ...", file=sys.stderr, flush=True)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+@contextmanager
+def busy_named() -> Iterator[None]:
+    """Turns the runtime's error about a TPU that is held into a HardwareError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not BUSY.search(str(error)):
+            raise
+        raise HardwareError(
+            "--hw tpu: the TPU is busy; one process at a time can open it.",
+            "`tpukit doctor` names the process that holds it. Where none does, this system lets"
+            " only the first process open it: --kernels off leaves it to the run.",
+            id="tpu-busy",
+        ) from error
 
 
 def process_name(host: Host, pid: int) -> str:
