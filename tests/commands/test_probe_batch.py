@@ -64,6 +64,7 @@ def test_the_largest_batch_under_a_limit_trains_and_a_larger_one_does_not(tmp_pa
     largest = found["largest_batch_per_device"]
     assert found["target"] is None
     assert all(trial["samples_per_second"] > 0 for trial in found["trials"] if trial["fits"])
+    assert "--memory-limit 1GB" in found["command"]
     assert train_at(largest, tmp_path / "fits", *LIMITED)[0] == 0
     code, _, err = train_at(-(-largest * 11 // 10) + 1, tmp_path / "over", *LIMITED)
     assert code == 1
@@ -117,14 +118,16 @@ def test_every_batch_may_fit_up_to_the_maximum():
 
 
 def test_a_kill_by_the_system_is_a_batch_that_does_not_fit():
-    found = result(probe("Killed", "--hw", "cpu", "--set", "bad_rows=6", "--max", "8"))
+    limited = ("--hw", "cpu", "--memory-limit", "8GB")
+    found = result(probe("Killed", *limited, "--set", "bad_rows=6", "--max", "8"))
     assert found["largest_batch_per_device"] == 5
-    assert any("SIGKILL" in (trial["error"] or "") for trial in found["trials"])
+    said = "killed by the system for lack of memory (SIGKILL)"
+    assert any(trial["error"] == said for trial in found["trials"])
 
 
 @pytest.mark.slow
 def test_two_ranks_run_a_trial_together_and_may_be_killed():
-    several = ("--hw", "cpu", "--devices", "2", "--max", "6")
+    several = ("--hw", "cpu", "--devices", "2", "--max", "6", "--memory-limit", "8GB")
     found = result(probe("Killed", *several, "--set", "bad_rows=6"))
     assert found["devices"] == 2
     assert found["largest_batch_per_device"] == 5
@@ -133,12 +136,22 @@ def test_two_ranks_run_a_trial_together_and_may_be_killed():
 
 
 @pytest.mark.slow
-def test_a_hang_after_a_fit_is_a_batch_that_does_not_fit():
-    found = result(
-        probe("Hangs", "--hw", "cpu", "--set", "bad_rows=5", "--max", "5", "--time-limit", "40s")
-    )
-    assert found["largest_batch_per_device"] == 4
-    assert "time limit" in found["trials"][-1]["error"]
+def test_a_trial_that_does_not_end_in_time_is_slow_and_ends_the_search():
+    """Whether it fits is unknown: it is not the smallest batch that does not fit."""
+    found = result(probe("Hangs", "--hw", "cpu", "--set", "bad_rows=5", "--time-limit", "40s"))
+    slow = found["trials"][-1]
+    assert (slow["verdict"], slow["fits"]) == ("slow", None)
+    assert slow["error"] == "no result within 40s (--time-limit)"
+    assert (found["stopped_by"], found["slow_batch_per_device"]) == ("time", slow["batch"])
+    assert found["smallest_failed_batch_per_device"] is None
+    assert found["largest_batch_per_device"] == found["recommended_batch_per_device"] == 4
+    assert found["estimated_largest_batch_per_device"] > 4
+
+
+def test_no_batch_is_tried_that_holds_a_sample_twice():
+    """A small network would fit in thousands; there are 256 samples."""
+    found = result(probe("Opens", "--hw", "cpu", "--memory-limit", "8GB", "--set", "width=64"))
+    assert (found["stopped_by"], found["largest_batch_per_device"]) == ("data", 256)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ class Hungry(Task):
         return [stack_samples([Rows()[0]] * rows, rows)]
 
 
+class Opens(Hungry):
+    """Gives no examples: a trial opens its data."""
+
+    name = "opens"
+    example_batches = Task.example_batches
+
+
 class Spread(nn.Module):
     """Repeats eight values to `width` of them, each scaled by itself."""
 

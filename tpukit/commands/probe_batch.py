@@ -33,6 +33,7 @@ from tpukit.errors import ConfigError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import prepare_environment, settle_kernels
 from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
+from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ SEARCH_RANGES: Mapping[str, Range] = {
     "margin": DECAY,
     "global_batch_size": BATCH,
     "time_limit": Range(1, 30 * 86400, whole=False),
+    "trial_time": Range(1, 30 * 86400, whole=False),
+    "max_time": Range(1, 30 * 86400, whole=False),
 }
 COMMAND_OPTIONS: Mapping[str, Any] = {"eit": NetworkOptions, "summarize": ModelOptions}
 """Settings of our tasks that have an option of their training command."""
@@ -127,7 +130,7 @@ def _words(name: str, value: Any) -> list[str]:
         return ["--set", f"{name}={json.dumps(value) if isinstance(value, bool) else value}"]
     if isinstance(value, bool):
         return [flag(name) if value else flag(f"no-{name}")]
-    return [flag(name), str(value)]
+    return [flag(name), size_text(value) if name == "memory_limit" else str(value)]
 
 
 def settings_to_repeat(
@@ -237,7 +240,7 @@ def check_search(settings: SearchSettings, target: str | None, options: Mapping[
 
 def _check_settings(settings: SearchSettings) -> None:
     problems = range_problems(vars(settings), SEARCH_RANGES)
-    if settings.max < settings.multiple_of:
+    if settings.top < settings.multiple_of:
         problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
     if problems:
         raise ConfigError(" ".join(problems), "`tpukit probe-batch --help` lists the options.")

@@ -174,6 +174,7 @@ class Task(ABC):
     """By name: quick, safe, balanced, fast."""
     given_settings: Mapping[str, Any] = MappingProxyType({})
     """The constructor's arguments; kept where it is called."""
+    _samples: int | None = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -276,6 +277,7 @@ class Task(ABC):
         from tpukit.train.loader import MicroBatchData
 
         data = self.datasets().train
+        self._samples = None if is_stream(data) else len(data)
         plan = self.plan(data, PlanSettings(rows, rows, 1, seed=0))
         steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
         shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
@@ -286,6 +288,13 @@ class Task(ABC):
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""
         return self.example_batches(settings.micro_rows)
+
+    def count_samples(self) -> int | None:
+        """Training samples, where that costs little: a larger batch has no use.
+
+        By default known once `example_batches` has opened the data.
+        """
+        return self._samples
 
     def for_probing(self) -> Self:
         """The task where only shapes matter: it reads no weights and asks no network."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +42,21 @@ def test_a_run_that_needs_more_than_the_machine_has_ends_with_one_error(tmp_path
     told = runs.failure(done, 1)
     assert "out of memory" in told and "1.40 GiB are available" in told and "in step 1" in told
     assert "--memory-limit" in told and len(told.splitlines()) == 2
+
+
+def test_a_search_on_a_small_machine_ends_with_what_fits():
+    """128 samples are tried where 1.9 GB are free; without a watch they would take 2.6 GB."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tpukit", "probe-batch", "--task", HUNGRY, "--hw", "cpu", "--start",
+         "128", "--trial-time", "1h", "--json"],
+        env=on_small_machine(2_500_000_000), capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    found = runs.result(done)
+    assert found["trials"][0]["verdict"] == "over"
+    assert "SIGKILL" not in json.dumps(found["trials"])
+    assert 8 <= found["largest_batch_per_device"] < 110
+    assert found["limit_bytes"] < 2_500_000_000
 
 
 ALLOCATES = """

@@ -20,6 +20,7 @@ class Simulated:
     """An evaluator with memory `fixed + per_row * batch`, `more` at the compiler's full effort."""
 
     versions: ClassVar[dict[str, str]] = {}
+    on_cpu = by_speed = False
 
     def __init__(self, per_row=0.5, fixed=1.0, target=None, speed=None, devices=1, more=0.0):
         self.per_row, self.fixed, self.more = per_row, fixed, more
@@ -249,3 +250,107 @@ def test_a_failure_that_decides_is_tried_again_in_a_process_of_its_own():
     assert (found.largest, found.smallest_failed, found.exact) == (30, 31, True)
     assert TrialRequest(31, alone=True) in evaluator.requests
     assert len({trial.batch for trial in found.trials}) == len(found.trials) < 12
+
+
+# -- time, speed and data --------------------------------------------------------------------------
+class OnCpu(Simulated):
+    """A machine that takes `seconds` for a sample in each step, and 5 for a trial itself."""
+
+    on_cpu = True
+
+    def __init__(self, seconds=1.0, samples=None, by_speed=False, faster_to=1, **settings):
+        super().__init__(speed=lambda rows: min(rows, faster_to) / seconds, **settings)
+        self.seconds, self.samples, self.by_speed = seconds, samples, by_speed
+
+    def trial(self, request: TrialRequest) -> Trial:
+        trial = super().trial(request)
+        step = trial.step_seconds or 0.0
+        seconds = 5.0 + 2.5 * step
+        return dataclasses.replace(
+            trial, seconds=seconds, samples=self.samples, devices=self.devices
+        )
+
+
+def test_no_trial_is_started_that_takes_longer_than_the_bound():
+    """A step of 30, the largest, takes 300 s here; 8 samples take 80 s, and their trial 205 s."""
+    evaluator = OnCpu(seconds=10.0, per_row=0.5)
+    found = Recommender(evaluator, SearchSettings(start=1), lambda line: None).recommend()
+    assert max(trial.seconds for trial in found.trials) <= 120
+    assert max(request.batch for request in evaluator.requests) == found.largest == 4
+    assert (found.ended, found.smallest_failed, found.exact) == ("time", None, False)
+    assert found.too_slow > 4 and found.estimated_largest == 30
+    longer = OnCpu(seconds=10.0, per_row=0.5)
+    settings = SearchSettings(start=1, trial_time=3600, max_time=36000)
+    found = Recommender(longer, settings, lambda line: None).recommend()
+    assert (found.largest, found.smallest_failed, found.ended) == (30, 31, "memory")
+
+
+def test_a_trial_that_did_not_end_in_time_is_slow_and_ends_the_search():
+    class Slow(Simulated):
+        def trial(self, request):
+            trial = super().trial(request)
+            if request.batch <= 8:
+                return trial
+            return Trial(request.batch, False, error="no result within 30m", slow=True)
+
+    found = recommend(Slow())
+    assert (found.ended, found.smallest_failed, found.exact) == ("time", None, False)
+    assert found.largest <= 8 < found.too_slow and found.recommended == found.largest
+    assert found.trials[-1].verdict == "slow" and found.trials[-1].batch == found.too_slow
+    assert found.estimated_largest == 30
+
+
+def test_the_next_trials_time_is_said():
+    lines: list[str] = []
+    Recommender(OnCpu(seconds=1.0), SearchSettings(max=20), lines.append).recommend()
+    # A step of 20 samples takes 20 s, a trial 2.5 of them and 5 s.
+    assert lines[0] == "Batch 4 (the start) ..."
+    assert any("Batch 20 " in line and ", about 55s ..." in line for line in lines)
+
+
+def test_where_speed_decides_a_search_ends_with_it():
+    """A CPU computes no faster from 4 samples on, or from 16; 30 are all that fit."""
+    found = recommend(OnCpu(seconds=0.01, faster_to=16, by_speed=True))
+    assert [trial.batch for trial in found.trials] == [4, 8, 16, 30, 28]
+    assert (found.ended, found.smallest_failed) == ("memory", None)
+    found = recommend(OnCpu(seconds=0.01, faster_to=4, by_speed=True))
+    assert [trial.batch for trial in found.trials] == [4, 8, 16]
+    assert (found.ended, found.largest, found.recommended) == ("speed", 16, 16)
+
+
+def test_one_slow_measurement_does_not_end_a_search_by_speed():
+    class Disturbed(OnCpu):
+        def trial(self, request):
+            trial = super().trial(request)
+            rate = 1.0 if request.batch == 8 else trial.samples_per_second
+            return dataclasses.replace(trial, samples_per_second=rate)
+
+    found = recommend(Disturbed(seconds=0.01, faster_to=1000, per_row=0.1, by_speed=True))
+    assert found.largest == 128
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_batch_is_tried_that_holds_samples_twice(devices):
+    found = recommend(OnCpu(seconds=0.001, samples=21, devices=devices))
+    assert (found.largest, found.ended) == (21 // devices, "data")
+    assert found.largest * devices <= 21
+
+
+class Unknown(Simulated):
+    """A device that does not say how much memory it uses."""
+
+    def trial(self, request: TrialRequest) -> Trial:
+        trial = super().trial(request)
+        return dataclasses.replace(trial, used_bytes=None, limit_bytes=None, fixed_bytes=None)
+
+
+def test_where_memory_is_unknown_the_margin_is_one_of_the_batch():
+    found = recommend(Unknown())
+    assert (found.largest, found.smallest_failed) == (30, 31)
+    assert 24 <= found.recommended <= 28 and found.recommended_trial.fits
+
+
+def test_a_compiler_tries_no_more_than_1024_without_a_maximum():
+    small = {"target": "v5e-1", "per_row": 0.0001}
+    assert recommend(Simulated(**small)).largest == 1024
+    assert recommend(Simulated(**small), max=4096).largest == 4096

@@ -13,7 +13,6 @@ from tpukit.probe.batch.search import (
     Bracket,
     SearchSettings,
     search,
-    search_near,
 )
 from tpukit.probe.batch.trial import Effort, Trial
 
@@ -71,7 +70,7 @@ def test_any_curve_ends_with_both_sides_tried(used, start, multiple, reports, fi
     curve = Curve(used, 16 * GIB, reports=reports, fixed=fixed)
     assert_confirmed(curve, search(curve, sought), sought)
     curve.tried.clear()
-    assert_confirmed(curve, search_near(curve, sought, 0.0), sought)
+    assert_confirmed(curve, search(curve, sought, 0.0), sought)
 
 
 @settings(max_examples=300, deadline=None)
@@ -104,7 +103,7 @@ def gpt2_on_a_v5e_chip() -> Curve:
 
 def test_gpt2_on_a_v5e_chip_takes_two_trials():
     curve = gpt2_on_a_v5e_chip()
-    found = search_near(curve, SearchSettings(4, 64), TOLERANCE)
+    found = search(curve, SearchSettings(4, 64), TOLERANCE)
     assert (found.low, found.high) == (20, None)
     assert curve.tried == [4, 20]
 
@@ -135,7 +134,7 @@ def test_a_compiler_that_recomputes_near_the_limit_takes_few_trials(
 
     curve = Curve([int(16 * GIB * share(b)) for b in range(1, 2049)], 16 * GIB,
                   fixed=int(16 * GIB * fixed), effort="fast")  # fmt: skip
-    found = search_near(curve, SearchSettings(4, 2048), TOLERANCE)
+    found = search(curve, SearchSettings(4, 2048), TOLERANCE)
     assert len(curve.tried) <= 6
     assert curve.fits(found.low)
     if found.trials[found.low].memory_share < FILLED:

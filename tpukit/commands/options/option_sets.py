@@ -23,6 +23,7 @@ PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_time": (parse_duration, "DURATION"),
     "collective_timeout": (parse_duration, "DURATION"),
     "time_limit": (parse_duration, "DURATION"),
+    "trial_time": (parse_duration, "DURATION"),
     "memory_limit": (parse_bytes, "SIZE"),
 }
 """Fields whose option has a unit, and how its value is shown in `--help`."""

@@ -14,7 +14,7 @@ from tpukit.train.config import TrainConfig
 
 TASK, OWN_MODEL, SEARCH, HARDWARE = "Task", "A model of your own", "Search", "Hardware"
 SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit",
-                 "exact")  # fmt: skip
+                 "trial_time", "max_time", "exact")  # fmt: skip
 HARDWARE_FIELDS = ("hw", "devices", "precision", "shard", "kernels", "memory_limit")
 
 SearchOptions = Annotated[Given, options_of(SearchSettings, {SEARCH: SEARCH_FIELDS})]

@@ -32,6 +32,9 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
         "largest_global_batch": found.largest * found.devices,
         "smallest_failed_batch_per_device": found.smallest_failed,
         "exact": found.exact,
+        "stopped_by": found.ended,
+        "slow_batch_per_device": found.too_slow,
+        "estimated_largest_batch_per_device": found.estimated_largest,
         "recommended_batch_per_device": found.recommended,
         "recommended_global_batch": found.recommended_global_batch,
         "accumulate": found.accumulate,
@@ -62,6 +65,7 @@ def _trial_fields(trial: Trial) -> dict[str, Any]:
     more = ("effort", "compiles", "cached", "seconds", "error")
     return {
         **{name: getattr(trial, name) for name in same},
+        "fits": None if trial.slow else trial.fits,
         "bytes": trial.bytes_accessed,
         "step_seconds": trial.step_seconds,
         "predicted": trial.predicted,
@@ -130,20 +134,47 @@ def chart(found: Recommendation) -> Iterator[str]:
 def _summary(found: Recommendation) -> Iterator[str]:
     total = found.largest * found.devices
     largest = f"{found.largest} a device ({total} in all)"
-    if found.smallest_failed is None:
-        yield f"Largest tried: {largest}; all that were tried fit{_filled(found)}."
-    elif found.exact:
+    if found.exact:
         yield f"Largest: {largest}: it fits, and {found.smallest_failed} does not; both were tried."
     else:
-        yield (
-            f"Largest tried that fits: {largest}{_filled(found)}; {found.smallest_failed} does not "
-            "fit. --exact finds the last sample."
-        )
+        yield f"Largest tried that fits: {largest}{_filled(found)}{_ending(found)}"
+    yield from _not_tried(found)
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
         f"Recommended: {found.recommended} a device{steps} "
         f"(global batch size {found.recommended_global_batch})"
     )
+
+
+ENDINGS = {
+    "speed": "; a larger batch is hardly faster on a CPU.",
+    "data": ": all training samples.",
+    "max": "; --max tries more.",
+}
+
+
+def _ending(found: Recommendation) -> str:
+    """Why nothing larger was tried, or fits."""
+    slow = found.trial_of(found.too_slow or 0)
+    if slow is not None:
+        return f"; {found.too_slow} is too slow: {slow.error}."
+    if found.ended == "time":
+        return f"; a trial of {found.too_slow} takes too long (--trial-time, --max-time)."
+    if found.smallest_failed is not None:
+        return f"; {found.smallest_failed} does not fit. --exact finds the last sample."
+    return ENDINGS.get(found.ended, ".")
+
+
+def _not_tried(found: Recommendation) -> Iterator[str]:
+    """Where the line through what was tried leads to."""
+    known, batch = found.trial_of(found.largest), found.estimated_largest
+    if batch is None or known is None:
+        return
+    takes = ""
+    if known.step_seconds:
+        step = format_duration(known.step_seconds * batch / found.largest)
+        takes = f": a step of it takes about {step} here"
+    yield f"Largest by the line through what was tried: about {batch}, not tried{takes}."
 
 
 def _filled(found: Recommendation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import signal
 import sys
@@ -11,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
 from tpukit.errors import JobError, TpukitError
-from tpukit.hardware.detect import EMULATED_KERNELS
+from tpukit.hardware.detect import EMULATED_KERNELS, is_emulated
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.io.process import allowed_cores
-from tpukit.io.units import GIB
+from tpukit.io.units import GIB, format_duration
 from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.batch.worker import MODULE, read_result
 from tpukit.probe.compiler.compile import check_versions
@@ -41,8 +42,10 @@ COMPILER_ENVIRONMENT = {
 }
 CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
 """For two compilations at a time: one keeps about one core busy, and takes 2 to 5 GiB."""
-MEASURED_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
-"""Default time limits of a trial."""
+EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
+"""Default time limits of a trial: the first one on a device compiles all of a run's programs."""
+NO_MEMORY_HERE = "std::bad_alloc"
+KILLED = "killed by the system for lack of memory (SIGKILL)"
 CRASH = "Fatal Python error:"
 STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 TRACE_CRASH_HINT = (
@@ -61,6 +64,15 @@ class Evaluator(Protocol):
     def target(self) -> Target | None: ...
     @property
     def versions(self) -> Mapping[str, str]: ...
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the trials run on a CPU, where a step may take minutes."""
+        ...
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether a larger batch is worth its speed alone, and not the memory that it fills."""
+        ...
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         """One trial each, at the same time where there is room for that.
@@ -75,6 +87,7 @@ class ChildEvaluator:
     """Runs each trial in a child process, and classifies the death of a child."""
 
     target: Target | None = None
+    on_cpu = by_speed = False
     versions: Mapping[str, str]
     environment: Mapping[str, str]
     crash_hint = CRASH_HINT
@@ -133,7 +146,7 @@ class ChildEvaluator:
         return trial
 
     def _after_death(self, request: TrialRequest, death: Death, seconds: float) -> Trial:
-        """A batch that does not fit, if the child died of that."""
+        """A batch that does not fit, if the child died of that, or is too slow."""
         limit = self.setup.config.memory_limit
         hung_at_first = death.return_code is None and self.fitted == 0
         if hung_at_first or not self._shows_size(death):
@@ -143,12 +156,20 @@ class ChildEvaluator:
             fits=False,
             limit_bytes=limit,
             seconds=seconds,
-            error=death.describe(),
+            error=self._cause(death),
+            slow=death.return_code is None,
             accumulate=request.accumulate,
         )
 
+    def _cause(self, death: Death) -> str:
+        if death.return_code is None:
+            return f"no result within {format_duration(self.seconds)} (--time-limit)"
+        # What was ended here, at its time limit, has no code.
+        killed = death.return_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        return KILLED if killed else death.describe()
+
     def _shows_size(self, death: Death) -> bool:
-        """Whether a child died because its batch does not fit."""
+        """Whether a child died because its batch does not fit, or takes too long."""
         return death.is_out_of_memory(limited=self.setup.config.memory_limit is not None)
 
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
@@ -193,7 +214,12 @@ class MeasuredEvaluator(ChildEvaluator):
         world_size = rank_count(config, kind)
         forks = kind == "cpu" and world_size == 1 and sys.platform.startswith("linux")
         setup = TrialSetup(task, config, world_size=world_size, forks=forks)
-        super().__init__(setup, world_size, seconds or MEASURED_SECONDS)
+        compiles = kind != "cpu" or config.compile
+        default = COMPILED_SECONDS if compiles else EAGER_SECONDS
+        super().__init__(setup, world_size, seconds or default)
+        self.on_cpu = kind == "cpu" or is_emulated(os.environ)
+        # A limit stands for a device whose memory is the question.
+        self.by_speed = self.on_cpu and config.memory_limit is None
         self.environment = {}
         self.versions = {}
         self._next: Child | None = None
@@ -261,7 +287,8 @@ class CompilerEvaluator(ChildEvaluator):
         return death.return_code is None
 
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
-        if death.return_code not in (-signal.SIGKILL, -signal.SIGTERM):
+        killed = death.return_code in (-signal.SIGKILL, -signal.SIGTERM)
+        if not killed and NO_MEMORY_HERE not in death.output:
             return super()._failure(request, death)
         return JobError(
             f"batch {request.batch}: the TPU compiler's process was {death.describe()}.",

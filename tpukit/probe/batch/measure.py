@@ -14,6 +14,7 @@ import torch
 
 from tpukit.hardware.backend import Backend, Batch, ReadMemory
 from tpukit.hardware.prefetch import BATCHES_AHEAD
+from tpukit.probe.batch.pace import LONG_ENOUGH_SECONDS, TIMED_STEPS
 from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.returned import check_examples
@@ -26,9 +27,6 @@ from tpukit.train.task import PlanSettings, Task
 
 WARM_ROWS = 2
 """Of the first step, of which only the optimizer's state stays; BatchNorm refuses one row."""
-TIMED_STEPS = 3
-LONG_ENOUGH_SECONDS = 1.0
-"""Of timed steps: the rate is plain, further steps would tell nothing new."""
 RUN_BYTES = 32 * 2**20
 """What a run's DataLoader, progress bar and threads take beside the batches; half of it is the
 stacks of the worker pool that packed the data, which glibc keeps for further threads."""

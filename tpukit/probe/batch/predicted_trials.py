@@ -53,6 +53,7 @@ class PredictedBeside:
     """
 
     target = None
+    on_cpu = by_speed = False
 
     def __init__(
         self,

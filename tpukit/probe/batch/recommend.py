@@ -7,8 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tpukit.errors import OutOfMemoryError
+from tpukit.io.units import format_duration
 from tpukit.probe.batch.evaluators import Evaluator
-from tpukit.probe.batch.search import TOLERANCE, Bracket, SearchSettings, search, search_near
+from tpukit.probe.batch.pace import (
+    CPU_SEARCH_SECONDS,
+    CPU_TRIAL_SECONDS,
+    batch_within,
+    predicted_seconds,
+)
+from tpukit.probe.batch.search import (
+    MOST,
+    MOST_COMPILED,
+    TOLERANCE,
+    Bracket,
+    Ending,
+    SearchSettings,
+    TryBatch,
+    line_end,
+    search,
+)
 from tpukit.probe.batch.trial import Trial, TrialRequest
 from tpukit.probe.compiler.roofline import estimate_step
 from tpukit.probe.compiler.targets import Target
@@ -44,6 +61,12 @@ class Recommendation:
     trials: tuple[Trial, ...]
     seconds: float
     note: str | None = None
+    ended: Ending = "memory"
+    """Why the search for the largest ended."""
+    too_slow: int | None = None
+    """A batch that would take too long to try, or did."""
+    estimated_largest: int | None = None
+    """Where the line through what was tried reaches the limit of memory: not tried."""
 
     @property
     def recommended_trial(self) -> Trial | None:
@@ -81,9 +104,17 @@ class Recommender:
         self, evaluator: Evaluator, settings: SearchSettings, log: Callable[[str], None]
     ) -> None:
         self.evaluator = evaluator
-        self.settings = settings
+        most = MOST_COMPILED if evaluator.target else MOST
+        self.settings = replace(settings, max=settings.max or max(most, settings.start))
         self.log = log
         self.trials: list[Trial] = []
+        on_cpu, endless = evaluator.on_cpu, float("inf")
+        limit = settings.time_limit or endless
+        default = min(CPU_TRIAL_SECONDS, limit) if on_cpu else limit
+        self.trial_seconds = settings.trial_time or default
+        """The longest trial that is started, by those before it."""
+        self.search_seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
+        self._started = time.monotonic()
 
     def recommend(self) -> Recommendation:
         """Searches, and chooses.
@@ -92,7 +123,7 @@ class Recommender:
             OutOfMemoryError: not even the smallest batch fits.
             JobError: a trial failed for another reason.
         """
-        started = time.monotonic()
+        self._started = time.monotonic()
         found = self._search()
         if found.low == 0:
             raise self._nothing_fits()
@@ -112,8 +143,11 @@ class Recommender:
             recommended=recommended,
             accumulate=accumulate,
             trials=tuple(self.trials),
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - self._started,
             note=note,
+            ended=found.ended or "memory",
+            too_slow=found.too_slow,
+            estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
         )
 
     # -- the largest ---------------------------------------------------------------------------
@@ -122,25 +156,27 @@ class Recommender:
         if self.evaluator.target is None:
             return self._search_measured()
         if settings.start >= top and self._confirm(top, "the only batch, at full effort").fits:
-            return Bracket(low=top)
+            return Bracket(low=top, ended="max")
         if settings.exact:
             return self._search_exactly()
         within = (1 - settings.margin) * (1 - FAST_SETTING_BIAS)
-        draft = search_near(self._try, settings, TOLERANCE, goal=within)
+        draft = search(self._try, settings, TOLERANCE, within, affordable=self._affordable)
         if draft.low == 0:
             return draft
         batches = self._worth_confirming(draft)
         what = "the largest, and one within the margin" if len(batches) > 1 else "the largest"
         trials = self._confirm_together(batches, what)
         if not any(trial.fits for trial in trials):
+            if slow := [trial.batch for trial in trials if trial.slow]:
+                return replace(draft, ended="time", too_slow=min(slow))
             start = int((1 - TOLERANCE) * min(batches)) or 1
-            search_near(self._confirm, replace(settings, start=start), TOLERANCE)
-        return self._bracket()
+            search(self._confirm, replace(settings, start=start), TOLERANCE)
+        return replace(self._bracket(), ended=draft.ended, too_slow=draft.too_slow)
 
     def _search_measured(self) -> Bracket:
         """The last batch that fits and the next one, which fails in a process of its own too: what
         earlier trials left behind may have been the cause."""
-        found = search(self._try, self.settings)
+        found = self._measure(self._try, self.settings)
         failed = found.trials[found.high] if found.high is not None else None
         if failed is None or failed.alone:
             return found
@@ -149,17 +185,31 @@ class Recommender:
             return found
         # It was: from now on each trial has a process.
         self.trials = [trial for trial in self.trials if trial.fits or trial.alone]
-        return search(self._try_alone, replace(self.settings, start=failed.batch))
+        return self._measure(self._try_alone, replace(self.settings, start=failed.batch))
+
+    def _measure(self, try_batch: TryBatch, settings: SearchSettings) -> Bracket:
+        by_speed = self.evaluator.by_speed
+        return search(try_batch, settings, by_speed=by_speed, affordable=self._affordable)
+
+    def _affordable(self, bracket: Bracket) -> float:
+        """The largest batch whose trial is short enough, and does not exceed the whole search."""
+        if not bracket.low:
+            return float("inf")
+        return batch_within(bracket.trials[bracket.low], self._seconds_for_a_trial())
+
+    def _seconds_for_a_trial(self) -> float:
+        left = self._started + self.search_seconds - time.monotonic()
+        return min(self.trial_seconds, left)
 
     def _search_exactly(self) -> Bracket:
         """The last batch that fits at full effort, and the next one, which does not."""
         settings = self.settings
-        draft = search_near(self._try, settings, 0.0).low
-        if draft == 0:
-            return Bracket(high=settings.multiple_of)
-        both = [b for b in (draft, draft + settings.multiple_of) if b <= settings.max]
+        draft = search(self._try, settings, 0.0, affordable=self._affordable)
+        if draft.low == 0 or draft.ended == "time":
+            return draft
+        both = [b for b in (draft.low, draft.low + settings.multiple_of) if b <= settings.top]
         self._confirm_together(both, "the largest and the next one")
-        return search(self._confirm, replace(settings, start=draft))
+        return search(self._confirm, replace(settings, start=draft.low))
 
     def _worth_confirming(self, draft: Bracket) -> list[int]:
         """Batches for full effort by the fast setting's trials: the largest, with the fast
@@ -184,7 +234,7 @@ class Recommender:
         """The largest batch that fits at full effort, and the smallest that failed above it."""
         alone = [trial for trial in self.trials if trial.accumulate == 1]
         low = max((t.batch for t in alone if t.fits and t.effort == "full"), default=0)
-        failed = [t.batch for t in alone if not t.fits and t.batch > low]
+        failed = [t.batch for t in alone if not t.fits and not t.slow and t.batch > low]
         return Bracket(low=low, high=min(failed, default=None))
 
     def _confirm_together(self, batches: Sequence[int], what: str) -> list[Trial]:
@@ -208,12 +258,21 @@ class Recommender:
             steps = missing[0].accumulate
             accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
             batches = " and ".join(str(request.batch) for request in missing)
-            self.log(f"Batch {batches}{accumulation} ({why}) ...")
+            self.log(f"Batch {batches}{accumulation} ({why}){self._expected(missing[0])} ...")
             trials = self.evaluator.evaluate(missing)
             self.trials += trials
             for trial in trials:
                 self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
         return [known for request in requests if (known := self._known(request))]
+
+    def _expected(self, request: TrialRequest) -> str:
+        """How long a measured trial will take, by the largest before it."""
+        timed = [t for t in self.trials if t.fits and t.samples_per_second]
+        if not timed:
+            return ""
+        known = max(timed, key=lambda t: t.batch * t.accumulate)
+        seconds = predicted_seconds(known, request.batch, request.accumulate)
+        return f", about {format_duration(max(1.0, seconds))}"
 
     def _known(self, request: TrialRequest) -> Trial | None:
         """The last trial that was at least as thorough as this request."""
@@ -241,7 +300,9 @@ class Recommender:
                 return largest, f"No batch that was tried leaves {margin} of the memory free."
             best = self._fastest(candidates)
             trial = self._thorough(best, "the fastest within the margin")
-            if trial.leaves_margin(self.settings.margin):
+            if trial.slow:
+                return best, f"{best} was too slow to compile at full effort (--time-limit)."
+            if self._leaves_margin(trial, largest):
                 return best, None
 
     def _thorough(self, batch: int, why: str) -> Trial:
@@ -258,9 +319,15 @@ class Recommender:
         within: dict[int, bool] = {}
         for trial in self.trials:
             if trial.accumulate == 1 and trial.batch <= largest:
-                leaves = trial.fits and trial.leaves_margin(self.settings.margin)
+                leaves = trial.fits and self._leaves_margin(trial, largest)
                 within[trial.batch] = within.get(trial.batch, True) and leaves
         return [batch for batch, leaves in within.items() if leaves]
+
+    def _leaves_margin(self, trial: Trial, largest: int) -> bool:
+        """Of a batch, where memory is unknown: no device must be filled to the last byte."""
+        if trial.used_bytes is None or not trial.limit_bytes:
+            return trial.batch <= (1 - self.settings.margin) * largest
+        return trial.leaves_margin(self.settings.margin)
 
     def _guess_far_within(self, largest: int) -> int | None:
         """Far under the largest, for memory that hardly grows where it is nearly full."""
@@ -271,7 +338,10 @@ class Recommender:
         """A batch just within the margin by a line between what was tried; a round number."""
         tried = {t.batch: t for t in self.trials if t.fits and t.used_bytes and t.batch <= largest}
         above = tried.get(largest)
-        if above is None or not above.limit_bytes:
+        if above is None:
+            guess = self._rounded((1 - self.settings.margin) * largest)
+            return guess if guess < largest else None
+        if not above.limit_bytes:
             return None
         room, most = above.limit_bytes * (1 - self.settings.margin), above.used_bytes or 0
         points = [(t.batch, t.used_bytes or 0) for t in tried.values() if t.batch < largest]
@@ -313,10 +383,24 @@ class Recommender:
                   if per_device % n == 0 and per_device // n <= max(recommended, 1)]  # fmt: skip
         for accumulate in splits[:MOST_ACCUMULATIONS]:
             request = TrialRequest(per_device // accumulate, accumulate)
+            if seconds := self._too_long(request):
+                took = format_duration(seconds)
+                return request.batch, accumulate, (
+                    f"The global batch of {size} was not tried: a trial of it takes about {took}."
+                )  # fmt: skip
             [trial] = self.run([request], f"for a global batch of {size}")
             if trial.fits and trial.leaves_margin(self.settings.margin):
                 return request.batch, accumulate, None
         return recommended, 1, f"No accumulation that was tried reaches {size} within the margin."
+
+    def _too_long(self, request: TrialRequest) -> float | None:
+        """Seconds of a trial that is too long to start, by one of the same micro-batch or near."""
+        timed = [t for t in self.trials if t.fits and t.samples_per_second]
+        if self._known(request) or not timed:
+            return None
+        known = min(timed, key=lambda t: abs(t.batch - request.batch))
+        seconds = predicted_seconds(known, request.batch, request.accumulate)
+        return seconds if seconds > self._seconds_for_a_trial() else None
 
     def _nothing_fits(self) -> OutOfMemoryError:
         multiple = self.settings.multiple_of

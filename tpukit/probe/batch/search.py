@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tpukit.probe.batch.trial import Trial
 
@@ -35,12 +36,22 @@ FILLED = 0.9
 all, and leaves no margin."""
 APART = 0.9
 """Of a batch: a line to a smaller one that is nearer than this shows noise."""
+WORTH_IN_SPEED = 0.1
+"""Gain in samples a second for which a search by speed goes on."""
+MOST, MOST_COMPILED = 4096, 1024
+"""Largest batch a device that is tried by default: measured, and by the compiler, which takes
+minutes for a small model in a batch of thousands."""
 TOLERANCE = 0.1
 """Of the largest batch: how close a search by the compiler comes to it unless it is exact."""
 
+Ending = Literal["memory", "speed", "time", "data", "max"]
+"""Why a search ended: both sides of the largest were tried, or the memory is nearly full; larger
+batches are hardly faster; they take too long; all training samples fit; the largest allowed fits.
+"""
 Reason = str
 TryBatch = Callable[[int, Reason], Trial]
 """Tries a batch; the reason is for people who watch."""
+Affordable = Callable[["Bracket"], float]
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,9 @@ class SearchSettings:
 
     start: int = 4
     """First batch a device to try."""
-    max: int = 4096
-    """Largest batch a device to try."""
+    max: int | None = None
+    """Largest batch a device to try (default: 4096; 1024 with --target), of the training samples at
+    most."""
     multiple_of: int = 1
     """Try multiples of this only."""
     margin: float = 0.05
@@ -61,14 +73,18 @@ class SearchSettings:
     global_batch_size: int | None = None
     """Find the gradient accumulation steps that reach this global batch size (default: none)."""
     time_limit: float | None = None
-    """Longest time for a trial (default: 10m; 30m with --target)."""
+    """Time after which a trial is ended (default: 10m on a CPU; 30m where programs compile)."""
+    trial_time: float | None = None
+    """Start no trial that would take longer (default: 2m on a CPU, else the time limit)."""
+    max_time: float | None = None
+    """Start no trial after this time (default: 15m on a CPU)."""
     exact: bool = False
     """With --target, find the largest batch to the last sample (default: within 10 %)."""
 
     @property
     def top(self) -> int:
         """The largest multiple that may be tried."""
-        return self.max // self.multiple_of * self.multiple_of
+        return (self.max or MOST) // self.multiple_of * self.multiple_of
 
 
 @dataclass
@@ -78,13 +94,27 @@ class Bracket:
     trials: dict[int, Trial] = field(default_factory=dict)
     low: int = 0
     high: int | None = None
+    top: int = MOST
+    """The largest batch that may be tried."""
+    has_all_data: bool = False
+    """Whether `top` is all training samples."""
     stalled: bool = False
     """The last trial left more than half of the bracket."""
+    ended: Ending | None = None
+    too_slow: int | None = None
+    """A batch that was not tried for the time of its trial, or whose trial did not end in time."""
 
     def record(self, trial: Trial, step: int) -> None:
         """Takes in a trial of a batch inside the bracket; batches are `step` apart."""
         width = None if self.high is None else self.high - self.low
         self.trials[trial.batch] = trial
+        if trial.slow:
+            self.too_slow, self.ended = trial.batch, "time"
+            return
+        if trial.samples:
+            # A larger batch would hold samples twice.
+            all_samples = max(trial.samples // (trial.devices or 1) // step, 1) * step
+            self.has_all_data, self.top = all_samples <= self.top, min(self.top, all_samples)
         if trial.fits:
             self.low = trial.batch
         else:
@@ -92,57 +122,91 @@ class Bracket:
         # A half, rounded to a step, does not count as a stall.
         self.stalled = width is not None and 2 * ((self.high or 0) - self.low) > width + 2 * step
 
-    def is_finished(self, step: int, top: int) -> bool:
-        """Whether the two ends are neighbours, or the largest batch allowed fits."""
-        if self.high is None:
-            return self.low >= top
-        return self.high - self.low <= step
+    def end(self, step: int, tolerance: float, *, by_speed: bool) -> Ending | None:
+        """Why the search is at its end; None where it goes on."""
+        low, high = self.low, self.high
+        if self.ended:
+            return self.ended
+        if low >= self.top:
+            return "data" if self.has_all_data else "max"
+        if low and tolerance and self.trials[low].memory_share >= FILLED:
+            return "memory"
+        if high is not None:
+            # Where speed decides, the last sample that fits is worth no trial.
+            is_close = high - low <= max(step, tolerance * low) or (by_speed and low > 0)
+            return "memory" if is_close else None
+        if not by_speed:
+            return None
+        line = _linear_limit(self)
+        is_full = line is not None and line < LEAST_GROWTH * low
+        return "memory" if is_full else None if self._grows() else "speed"
+
+    def _grows(self) -> bool:
+        """Whether one of the last two batches that fit is faster than those before, by enough: one
+        alone may have been measured while something else ran."""
+        fitting = sorted(batch for batch, trial in self.trials.items() if trial.fits)
+        speeds = [self.trials[batch].samples_per_second or 0.0 for batch in fitting]
+        before, now = speeds[:-2], speeds[-2:]
+        return not before or max(now) >= (1 + WORTH_IN_SPEED) * max(before)
 
 
-def search(try_batch: TryBatch, settings: SearchSettings) -> Bracket:
+def search(
+    try_batch: TryBatch,
+    settings: SearchSettings,
+    tolerance: float | None = None,
+    goal: float = 1.0,
+    *,
+    by_speed: bool = False,
+    affordable: Affordable = lambda bracket: math.inf,
+) -> Bracket:
     """Tries batches until one fits and the next one (a multiple further on) does not.
 
-    The result's `low` is the largest batch (0: none fits); its `high` the next one, None where
-    `max` was reached.
+    The result's `low` is the largest batch that fits (0: none does); its `high` the smallest that
+    does not, None where the search ended for another reason: `ended`.
+
+    tolerance: of trials by the compiler: ends where the largest is known to within this part of it,
+        or (but for 0) fills the memory; None: measured trials.
+    goal: part of the memory that a compiler's search aims at.
+    by_speed: ends where a larger batch is hardly faster.
+    affordable: the largest batch whose trial may start.
     """
-    step, top = settings.multiple_of, settings.top
-    bracket = Bracket()
+    step = settings.multiple_of
+    bracket = Bracket(top=settings.top)
     batch, reason = _first(settings), "the start"
     while True:
         bracket.record(try_batch(batch, reason), step)
-        if bracket.is_finished(step, top):
+        bracket.ended = bracket.end(step, tolerance or 0.0, by_speed=by_speed)
+        if bracket.ended:
             return bracket
-        if bracket.high is None:
-            batch, reason = _above(bracket, settings)
-            batch = min(batch, top)
+        if tolerance is not None:
+            guess, reason = _near(bracket, tolerance, goal)
+        elif by_speed and bracket.low:
+            guess, reason = _twice(bracket)
+        elif bracket.high is None:
+            guess, reason = _above(bracket, settings)
         else:
-            batch, reason = _inside(bracket, step)
+            guess, reason = _inside(bracket, step)
+        most = min(bracket.top, (bracket.high or math.inf) - step)
+        batch = int(min(max(_rounded(guess, step), bracket.low + step), most))
+        within = affordable(bracket)
+        if batch > within:
+            bracket.too_slow, batch = batch, _rounded(within, step)
+            reason = "as much as there is time for"
+            if batch < max(LEAST_GROWTH * bracket.low, bracket.low + step):
+                bracket.ended = "time"
+                return bracket
 
 
-def search_near(
-    try_batch: TryBatch, settings: SearchSettings, tolerance: float, goal: float = 1.0
-) -> Bracket:
-    """Tries batches until the largest that fits is known to within a part `tolerance` of it.
+def line_end(bracket: Bracket) -> int | None:
+    """The largest batch by the line through what was tried; None where memory is unknown."""
+    line = _linear_limit(bracket)
+    return int(line) if line is not None and line > bracket.low else None
 
-    For trials by the compiler: memory grows along a line at first, and more slowly near the limit.
-    Ends early where the memory is nearly full; `high` is None then, and where `max` was reached.
 
-    goal: part of the memory that jumps aim at.
-    """
-    step, top = settings.multiple_of, settings.top
-    bracket = Bracket()
-    batch, reason = _first(settings), "the start"
-    while True:
-        bracket.record(try_batch(batch, reason), step)
-        low, high = bracket.low, bracket.high
-        filled = tolerance and low and bracket.trials[low].memory_share >= FILLED
-        if filled or low >= top:
-            return bracket
-        if high is not None and high - low <= max(step, tolerance * low):
-            return bracket
-        guess, reason = _near(bracket, tolerance, goal)
-        most = top if high is None else high - step
-        batch = min(max(_rounded(guess, step), low + step), most)
+def _twice(bracket: Bracket) -> tuple[float, Reason]:
+    """The next batch where speed decides: no farther than memory says."""
+    line = _linear_limit(bracket)
+    return min(2 * bracket.low, line or math.inf), "twice as much, as long as that is faster"
 
 
 def _first(settings: SearchSettings) -> int:
@@ -153,7 +217,7 @@ def _first(settings: SearchSettings) -> int:
 
 
 def _near(bracket: Bracket, tolerance: float, goal: float) -> tuple[float, Reason]:
-    """The next batch of `search_near`."""
+    """The next batch of a search by the compiler."""
     low, high = bracket.low, bracket.high
     line = _linear_limit(bracket, goal)
     if high is None:

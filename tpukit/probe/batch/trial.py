@@ -10,8 +10,7 @@ from tpukit.io.units import GIB, format_bytes
 from tpukit.train.config import TrainConfig
 
 Effort = Literal["fast", "full"]
-Verdict = Literal["grow", "fine", "near", "over"]
-
+Verdict = Literal["grow", "fine", "near", "over", "slow"]
 
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
 """Builds a task that is named, with its settings and its data path."""
@@ -84,6 +83,8 @@ class Trial:
     """Duration of the trial."""
     error: str | None = None
     """Why it does not fit, in one line."""
+    slow: bool = False
+    """It gave no result within its time limit: whether it fits is unknown, and `fits` is False."""
     accumulate: int = 1
     memory: Mapping[str, int] | None = None
     """Bytes of one device by kind; see `memory_by_kind`."""
@@ -106,6 +107,8 @@ class Trial:
     parameters: int | None = None
     """Number of weights of the model."""
     devices: int | None = None
+    samples: int | None = None
+    """Training samples, where they are known."""
     alone: bool = True
     """Whether its process had run no other trial."""
     predicted: Mapping[str, Any] | None = None
@@ -123,6 +126,8 @@ class Trial:
     @property
     def verdict(self) -> Verdict:
         """Under a quarter of the memory limit "grow", up to a half "fine", then "near"."""
+        if self.slow:
+            return "slow"
         if not self.fits:
             return "over"
         if self.used_bytes is None or not self.limit_bytes:
@@ -153,7 +158,7 @@ class Trial:
 
     def describe(self) -> str:
         """The result in one line."""
-        parts = ["fits" if self.fits else "does not fit"]
+        parts = ["too slow" if self.slow else "fits" if self.fits else "does not fit"]
         if self.used_bytes:
             parts.append(self.memory_usage)
         if self.samples_per_second:

@@ -162,7 +162,7 @@ class TrialRunner:
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
             with watched_memory():
-                return self._compiled.run(request)
+                return _with_samples(self._compiled.run(request), self._compiled.task)
         if self.setup.world_size > 1:
             return _run_in_ranks(self.setup, request)
         from tpukit.hardware.select import memory_guard
@@ -191,7 +191,7 @@ class TrialRunner:
             peak = read_memory()
         kept = max(left.used, peak.peak) if left and peak else 0
         self.reusable = bool(left and left.limit and kept <= KEPT_SHARE * left.limit)
-        return trial
+        return _with_samples(trial, task)
 
     @cached_property
     def _measured(self) -> tuple[Task, Backend]:
@@ -229,6 +229,14 @@ class TrialRunner:
             error=summary_line(str(error) or type(error).__name__),
             accumulate=request.accumulate,
         )
+
+
+def _with_samples(trial: Trial, task: Task) -> Trial:
+    """With the number of training samples, where there are some."""
+    try:
+        return dataclasses.replace(trial, samples=task.count_samples())
+    except TpukitError:
+        return trial
 
 
 def _error_fields(error: Exception, request: TrialRequest) -> dict[str, Any]:
@@ -284,7 +292,7 @@ def _run_in_ranks(setup: TrialSetup, request: TrialRequest) -> Trial:
         if "trial" in result and not result["trial"]["fits"]:
             return read_result(result)
     if "SIGKILL" in log.getvalue():
-        raise MemoryError("a rank was ended by SIGKILL")
+        raise MemoryError("a rank was killed by the system for lack of memory (SIGKILL)")
     for result in results:
         read_result(result)
     if code or not results:

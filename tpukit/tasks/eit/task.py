@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.io.ranges import Range, range_problems
-from tpukit.tasks.eit.data.dataset import data_normalisation, existing_data_path, open_split
+from tpukit.tasks.eit.data.dataset import (
+    data_normalisation,
+    existing_data_path,
+    open_split,
+    split_files,
+)
 from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.data.ridge_regression import fit_images
 from tpukit.tasks.eit.model.diffusion import Diffusion, DiffusionConfig, Sampler
@@ -215,6 +220,9 @@ class EITTask(Task):
             "image": rng.uniform(-1, 1, (1, side, side)).astype(np.float32),
         }
         return [stack_samples([self.draw(sample, rng) for _ in range(rows)], rows)]
+
+    def count_samples(self) -> int:
+        return len(split_files(existing_data_path(Path(self.config.data_path)), "train"))
 
     # -- a trained run ----------------------------------------------------------------------------
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:

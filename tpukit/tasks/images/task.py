@@ -168,6 +168,9 @@ class ImagesTask(Task):
         sample = {"image": torch.zeros(3, side, side, dtype=torch.uint8), "label": 0, **not_mixed()}
         return [stack_samples([sample] * rows, rows)]
 
+    def count_samples(self) -> int:
+        return len(find_training_images(self.config, self.class_names)[0])
+
     # -- model -----------------------------------------------------------------------------------
     def build_model(self, ops: ModelOps) -> nn.Module:
         classes = self.config.classes if self.class_names is None else len(self.class_names)
