@@ -19,6 +19,7 @@ from tpukit.errors import TaskFailedError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.report.history import History
+from tpukit.train.report.markup import number_text
 from tpukit.train.report.metric_table import MetricCell, metric_lines, metric_table
 from tpukit.train.report.run_report import RunReport, report_test
 from tpukit.train.report.series import MOST_POINTS, MetricSeries, Series
@@ -96,7 +97,7 @@ def test_a_page_shows_the_run_and_needs_nothing_else(tmp_path):
     found = charts(page)
     assert [series["label"] for series in found["Loss"]["series"]] == ["training", "validation"]
     assert [point[0] for point in found["Loss"]["series"][0]["points"]] == [2, 4, 6]
-    assert {"Worst", "Rate", "Learning rate", "Gradient norm", "Compilations"} <= found.keys()
+    assert {"Worst", "Rate", "Learning rate", "Gradient norm"} <= found.keys()
     assert "tpukit train --x 1" in page and "Done: 6 steps" in page
     assert re.search(r"<th>global_batch_size</th><td>16</td>", page)
     assert re.search(r"<th>torch</th><td>2\.", page)
@@ -266,6 +267,32 @@ def test_text_and_page_name_the_columns_alike(tmp_path):
     page = page_of(folder)
     assert '<th class="number">ours, mean of 4</th><th class="number">Tikhonov</th>' in page
     assert "<th>RMSE ↓</th>" in page and '<td class="number"><b>1.000</b></td>' in page
+
+
+def test_the_tiles_agree_with_the_log_and_the_rate_is_the_mean(tmp_path):
+    """Steps 1 to 100 at 10 samples a second, 101 to 105 at 100; three more without a log line."""
+    row = {"kind": "train", "loss": 1.0, "lr": 0.1, "compilations": 0, "skipped_steps": 0,
+           "memory_used": 2**30, "memory_peak": 2**30}  # fmt: skip
+    rows = [{**row, "step": 100, "samples_per_second": 10.0},
+            {**row, "step": 105, "samples_per_second": 100.0}]  # fmt: skip
+    folder = written(tmp_path / "run", rows)
+    folder.log.write_text(
+        "2026-01-01T10:00:01 Run: r, step 0 of 200; checkpoints need up to 1 KiB\n"
+        "2026-01-01T10:00:11 step 105: loss 1\n"
+        "2026-01-01T10:00:12 Time is up after step 108. Go on with: tpukit train\n"
+    )
+    assert warned(folder) == []
+    page = page_of(folder)
+    tiles = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)", page))
+    assert (tiles["Steps"], tiles["Rate"]) == ("108", number_text(105 / (100 / 10 + 5 / 100)))
+    assert "at step 105; 1.000 at first" in page and "No validation yet" in page
+    # Nothing was compiled or skipped: no chart of zeros. Memory is not drawn as if it grew.
+    found = charts(page)
+    assert (
+        found.keys() == {"Loss", "Rate", "Memory", "Learning rate"} and "Compilations" not in tiles
+    )
+    assert found["Memory"]["zero"] and not found["Loss"]["zero"]
+    assert [line["dashed"] for line in found["Memory"]["series"]] == [False, True]
 
 
 def test_odd_results_of_a_test_do_not_lose_the_page(tmp_path):

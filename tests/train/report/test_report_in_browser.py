@@ -110,3 +110,20 @@ def change(page, name, value, event):
         f"(e => {{ e.value = '{value}'; e.dispatchEvent(new Event('{event}')); }})"
         f"(document.getElementById('{name}'))"
     )
+
+
+def test_axes_are_named_and_have_several_ticks_and_memory_begins_at_zero(tmp_path, page):
+    """105 steps, logged at 100 and 105: a narrow chart had one tick."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    write_config(folder, {"train": {}, "task": {"name": "t"}})
+    row = {"kind": "train", "loss": 0.5, "memory_used": 1.13 * 2**30, "memory_peak": 1.14 * 2**30}
+    folder.metrics.write_text("".join(json.dumps({**row, "step": n}) + "\n" for n in (100, 105)))
+    assert RunReport(folder, pytest.fail).renew()
+    page.open(folder.report, 400)
+    for figure in ("first", "last"):
+        labels = page.value(LABELS.replace("first", figure))
+        steps = [int(text) for text in labels if text.isdigit() and int(text) > 1]
+        assert "optimizer step" in labels and len(steps) >= 3, labels
+    assert labels[0] == "0"  # of the last chart, memory
+    assert page.value("document.querySelectorAll('#charts .dashed').length") == 1

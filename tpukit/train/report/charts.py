@@ -23,10 +23,16 @@ ENGINE = {
 }
 """What the engine logs beside a task's metrics: title -> unit, names and labels."""
 _SMOOTHED = {"samples_per_second", "gradient_norm"}
+_FROM_ZERO = {"Rate", "Memory", "Compilations", "Learning rate", "Skipped steps"}
+_SHOWN_ABOVE_ZERO = {"Compilations", "Skipped steps"}
+"""Charts that say nothing where all values are zero."""
+_DASHED = {"memory_peak", "largest_gradient_norm"}
+"""Above another line, which would be hidden where both are equal."""
 
 
 def charts_of(metrics: MetricSeries) -> list[dict[str, Any]]:
-    """The charts as JSON: `title`, `unit`, `log` (scale at first), `series`."""
+    """The charts as JSON: `title`, `unit`, `log` (scale at first), `zero` (the axis begins there),
+    `series`."""
     found = [*_task_charts(metrics), *_engine_charts(metrics.train)][:MOST_CHARTS]
     share = ALL_POINTS // max(1, sum(len(chart["series"]) for chart in found))
     for chart in found:
@@ -66,11 +72,12 @@ def _valid_label(valid: str, name: str) -> str:
 def _engine_charts(train: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
     for title, (unit, names) in ENGINE.items():
         found = {name: train[name] for name in names if name in train}
-        if found and not (title == "Skipped steps" and _is_zero(found["skipped_steps"])):
-            scale = 1 / GIB if unit == "GiB" else 1.0
-            lines = [_line(names[n], _scaled(s, scale), smooth=n in _SMOOTHED)
-                     for n, s in found.items()]  # fmt: skip
-            yield _chart(title, unit, lines)
+        if not found or (title in _SHOWN_ABOVE_ZERO and all(map(_is_zero, found.values()))):
+            continue
+        scale = 1 / GIB if unit == "GiB" else 1.0
+        lines = [_line(names[n], _scaled(s, scale), smooth=n in _SMOOTHED, dashed=n in _DASHED)
+                 for n, s in found.items()]  # fmt: skip
+        yield _chart(title, unit, lines, zero=title in _FROM_ZERO)
 
 
 def _is_zero(series: Series) -> bool:
@@ -83,12 +90,16 @@ def _scaled(series: Series, scale: float) -> Series:
     return scaled
 
 
-def _line(label: str, series: Series, *, smooth: bool = False) -> dict[str, Any]:
-    return {"label": without_secrets(label), "smooth": smooth, "points": series}
+def _line(
+    label: str, series: Series, *, smooth: bool = False, dashed: bool = False
+) -> dict[str, Any]:
+    shown = without_secrets(label)
+    return {"label": shown, "smooth": smooth, "dashed": dashed, "points": series}
 
 
 def _chart(
-    title: str, unit: str, series: list[dict[str, Any]], *, log: bool = False
+    title: str, unit: str, series: list[dict[str, Any]], *, log: bool = False, zero: bool = False
 ) -> dict[str, Any]:
     shown = without_secrets(title.replace("_", " "))
-    return {"title": shown[:1].upper() + shown[1:], "unit": unit, "log": log, "series": series}
+    named = shown[:1].upper() + shown[1:]
+    return {"title": named, "unit": unit, "log": log, "zero": zero, "series": series}

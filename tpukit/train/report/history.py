@@ -18,6 +18,7 @@ LONGEST_LINE = 1000
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)", re.DOTALL)
 _START = re.compile(r"Run: .*, step (\d+) of \d+; ")
 _STEP = re.compile(r"step (\d+): ")
+_REACHED = re.compile(r"Done: (\d+) steps|.* after step (\d+)[ .]")
 _ABOUT = ("Model", "Running on", "Predicted for ")
 _END = ("Done: ", "Stopped ", "Time is up ", "Failed: ")
 
@@ -40,6 +41,8 @@ class History:
         self.about: dict[str, str] = {}
         """What the lines that begin with _ABOUT say: by what stands before the colon."""
         self.sessions = 0
+        self.step = 0
+        """The last step that a line names."""
         self.began: datetime | None = None
         self.ended = ""
         """The line that a session ended with."""
@@ -62,8 +65,10 @@ class History:
     def _take(self, time: datetime, message: str) -> None:
         if match := _STEP.match(message):
             self._pass(time)
-            self.clock.add(int(match[1]), self._seconds)
+            self.step = int(match[1])
+            self.clock.add(self.step, self._seconds)
         elif match := _START.match(message):
+            self.step = int(match[1])
             self.began = self.began or time
             self.sessions += 1
             self.ended, self._last = "", time
@@ -72,6 +77,8 @@ class History:
         elif message.startswith(_END):
             self.ended = message
             self._pass(time)
+            if match := _REACHED.match(message):
+                self.step = int(match[1] or match[2])
         if message.startswith("Warning") or "unexpected compilation" in message:
             self._warn(time, message)
         name, _, rest = message.partition(": ")

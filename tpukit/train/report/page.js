@@ -2,11 +2,12 @@
 // Draws the curves of a run. All charts share one horizontal range and one cursor.
 
 const { charts, clock } = JSON.parse(document.getElementById("data").textContent);
-const MARGIN = { left: 58, right: 14, top: 8, bottom: 24 };
+const MARGIN = { left: 58, right: 14, top: 8, bottom: 38 };
 const INSET = 6; // pixels between an end of the range and the edge: points there stay whole
 const NARROWEST = 1e-3; // of the whole range
 const MANY = 100; // points from which training curves are smoothed at first
 const DOTS = 40; // points up to which each is marked
+const FEW = 3; // points up to which the marks are large
 const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200];
 const view = { byTime: false, range: null, cursor: null, smoothing: 0 };
 const tools = Object.fromEntries(
@@ -74,7 +75,8 @@ function scale([low, high], [from, to], log) {
 }
 
 /** A range with some room around it; never empty. */
-function padded(low, high, log) {
+function padded(low, high, log, zero) {
+  if (zero && !log && low >= 0) return [0, high * 1.05 || 1];
   if (log) return high > low ? [low / (high / low) ** 0.05, high * (high / low) ** 0.05] : [low / 2, high * 2];
   const room = (high - low) * 0.05 || Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
@@ -86,7 +88,9 @@ function place() {
     for (const series of chart.series)
       series.xs = series.points.map(([step]) => (view.byTime ? seconds(step) : step));
   const ends = charts.flatMap((c) => c.series.flatMap((s) => [s.xs[0], s.xs[s.xs.length - 1]]));
-  const [low, high] = [least(ends), most(ends)];
+  // From the start of the run, but not far from what a run that started elsewhere has.
+  const high = most(ends);
+  const low = least(ends) * 2 > high ? least(ends) : 0;
   view.all = high > low ? [low, high] : [low - 1, high + 1];
 }
 
@@ -149,7 +153,7 @@ function draw(chart) {
   const lows = shown.flatMap((points) => points.map((p) => p[2]));
   const highs = shown.flatMap((points) => points.map((p) => p[3]));
   const log = chart.log && lows.length > 0;
-  const yRange = lows.length ? padded(least(lows), most(highs), log) : [0, 1];
+  const yRange = lows.length ? padded(least(lows), most(highs), log, chart.zero) : [0, 1];
   chart.x = scale(range(), [INSET, size[0] - INSET]);
   const y = scale(yRange, [size[1], 0], log);
   const outer = element(svg, "g", { transform: `translate(${MARGIN.left} ${MARGIN.top})` });
@@ -168,13 +172,15 @@ function axes(parent, x, y, [width, height], yTicks) {
     element(parent, "line", { class: "grid", x1: 0, x2: width, y1: y(value), y2: y(value) });
     element(parent, "text", { x: -8, y: y(value) + 4, "text-anchor": "end" }, number(value));
   }
-  const count = Math.max(2, Math.floor(width / 90));
+  const count = Math.max(4, Math.floor(width / 70));
   for (const value of ticks(range(), count, view.byTime)) {
     if (!view.byTime && !Number.isInteger(value)) continue;
     element(parent, "line", { class: "grid", x1: x(value), x2: x(value), y1: height, y2: height + 4 });
     const anchor = x(value) > width - 20 ? "end" : "middle";
     element(parent, "text", { x: x(value), y: height + 17, "text-anchor": anchor }, position(value));
   }
+  const name = view.byTime ? "training time" : "optimizer step";
+  element(parent, "text", { class: "axis", x: width / 2, y: height + 33, "text-anchor": "middle" }, name);
 }
 
 function curve(parent, series, points, index, x, y) {
@@ -185,12 +191,15 @@ function curve(parent, series, points, index, x, y) {
     element(group, "path", { class: "band", d: `${path([...upper, ...lower], x, y)}Z` });
   }
   const smooth = series.smooth && view.smoothing > 0;
-  element(group, "path", { class: smooth ? "curve raw" : "curve", d: path(points, x, y) });
+  const kind = series.dashed ? "curve dashed" : "curve";
+  element(group, "path", { class: smooth ? "curve raw" : kind, d: path(points, x, y) });
   if (smooth) {
     const values = smoothed(series).map((value, i) => [series.xs[i], value]);
     element(group, "path", { class: "curve", d: path(values, x, y) });
-  } else if (points.length <= DOTS)
-    for (const [a, b] of points) element(group, "circle", { cx: x(a), cy: y(b), r: 2.5 });
+  } else if (points.length <= DOTS && !series.dashed) {
+    const r = points.length <= FEW ? 4 : 2.5;
+    for (const [a, b] of points) element(group, "circle", { cx: x(a), cy: y(b), r });
+  }
 }
 
 /** The cursor's line, and the values there; the last ones where there is no cursor. */

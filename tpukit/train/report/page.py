@@ -39,7 +39,10 @@ def render_page(
         command=f"<pre>{escaped(history.command)}</pre>" if history.command else "",
         warnings=_warnings(history),
         tests=f'<div class="tests">{joined(result_sections(folder))}</div>',
-        curves=Template(_resource("curves.html")).substitute(picture=curve)
+        curves=Template(_resource("curves.html")).substitute(
+            picture=curve,
+            validation="" if metrics.valid else '<p class="note">No validation yet.</p>',
+        )
         if data["charts"]
         else "<p>No metrics yet.</p>",
         pictures=_gallery(folder, pictures),
@@ -66,40 +69,42 @@ def _sum_of_source(text: str) -> str:
 
 
 # -- the head of the page --------------------------------------------------------------------------
-def _last_step(metrics: MetricSeries) -> int:
+def _last_step(metrics: MetricSeries, history: History) -> int:
+    """Of the log, which names the step that a run ended with; of the metrics where it is newer."""
     both = [*metrics.train.values(), *metrics.valid.values()]
-    return max((series.points[-1][0] for series in both), default=0)
+    return max([history.step, *(series.points[-1][0] for series in both)])
 
 
 def _status(metrics: MetricSeries, history: History, config: Mapping[str, Any]) -> str:
     total = config.get("decided", {}).get("total_steps")
     if history.ended:
         return history.ended
-    return f"At step {_last_step(metrics):,}" + (f" of {total:,}." if total else ".")
+    return f"At step {_last_step(metrics, history):,}" + (f" of {total:,}." if total else ".")
 
 
 def _tiles(
     folder: RunFolder, metrics: MetricSeries, history: History, config: Mapping[str, Any]
 ) -> Iterator[str]:
     total = config.get("decided", {}).get("total_steps")
-    last = {name: series.points[-1][1] for name, series in metrics.train.items()}
-    yield _tile("Steps", f"{_last_step(metrics):,}", f"of {total:,}" if total else "")
-    if "loss" in last:
-        first = metrics.train["loss"].points[0][1]
-        yield _tile("Training loss", number_text(last["loss"]), f"{number_text(first)} at first")
+    yield _tile("Steps", f"{_last_step(metrics, history):,}", f"of {total:,}" if total else "")
+    if loss := metrics.train.get("loss"):
+        (_, first, *_), (step, last, *_) = loss.points[0], loss.points[-1]
+        note = f"at step {step:,}; {number_text(first)} at first"
+        yield _tile("Training loss", number_text(last), note)
     best = read_last_best(folder)
     for name in (name for name in best if name != "step"):
-        step = f"at step {best.get('step', 0):,.0f}"
-        yield _tile(f"Best validation {name.replace('_', ' ')}", number_text(best[name]), step)
-    if rate := last.get("samples_per_second"):
-        yield _tile("Rate", f"{number_text(rate)} samples/s")
+        note = f"at step {best.get('step', 0):,.0f}"
+        yield _tile(f"Best validation {name.replace('_', ' ')}", number_text(best[name]), note)
+    if rate := metrics.mean_rate:
+        yield _tile("Rate", number_text(rate), "samples/s, mean")
     if peak := metrics.train.get("memory_peak"):
         yield _tile("Peak memory", format_bytes(max(point[3] for point in peak.points)))
-    if compilations := last.get("compilations"):
-        yield _tile("Compilations", f"{compilations:,.0f}")
+    compilations = metrics.train.get("compilations")
+    if compilations and (count := compilations.points[-1][1]):
+        yield _tile("Compilations", f"{count:,.0f}")
     if history.sessions:
-        count = f"in {history.sessions} sessions" if history.sessions > 1 else ""
-        yield _tile("Training time", format_duration(history.seconds), count)
+        sessions = f"in {history.sessions} sessions" if history.sessions > 1 else ""
+        yield _tile("Training time", format_duration(history.seconds), sessions)
 
 
 def _tile(name: str, value: str, note: str = "") -> str:

@@ -87,6 +87,20 @@ class MetricSeries:
         self.train: dict[str, Series] = {}
         self.valid: dict[str, Series] = {}
         self._lines = NewLines(path)
+        self._rated_step = self._steps = 0
+        self._step_seconds = 0.0
+
+    @property
+    def mean_rate(self) -> float:
+        """Samples a second over all intervals between log lines, compilation left out; 0: none."""
+        return self._steps / self._step_seconds if self._step_seconds else 0.0
+
+    def _rate(self, step: int, rate: float) -> None:
+        """Takes in the interval that ends with this step."""
+        steps = max(0, step - self._rated_step)
+        self._rated_step = step
+        self._steps += steps
+        self._step_seconds += steps / rate
 
     def read(self) -> None:
         """Takes in the lines written since the last call; damaged ones are left out."""
@@ -102,3 +116,5 @@ class MetricSeries:
                     if name not in group:
                         group[name] = Series()
                     group[name].add(step, value)
+                    if name == "samples_per_second" and value > 0:
+                        self._rate(step, value)
