@@ -161,6 +161,7 @@ def test_a_non_finite_loss_is_named_and_no_checkpoint_follows(tmp_path):
     run = tmp_path / "run"
     arguments = [*BASE, "--max-steps", "40", "--results-dir", run, "--set", "bad=17"]
     told = failure(tpukit(*arguments, "--ckpt-every", "1"), code=1)
+    assert "'y' of training sample 17 holds inf" in told
     bad = int(told.split("in step ")[1].split(";")[0])
     assert 1 <= bad <= 4, "each pass of four steps meets the sample once"
     steps = [int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")]

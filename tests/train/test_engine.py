@@ -122,6 +122,47 @@ def test_a_non_finite_loss_names_the_first_bad_step(request_for):
         train_run(request_for(Bad(), ckpt_every=100, log_every=100), FakeBackend(), silent)
 
 
+class Damaged(Tiny):
+    """Sample 20 holds `value`; where it is None `collate` makes it."""
+
+    def __init__(self, value: float | None) -> None:
+        super().__init__(noise=0.0)
+        self.value = value
+
+    def datasets(self):
+        data = [Rows(64)[index] for index in range(64)]
+        data[20]["x"][0] = 777 if self.value is None else self.value
+        return replace(super().datasets(), train=data)
+
+    def collate(self, samples, micro):
+        batch = super().collate(samples, micro)
+        batch["x"][batch["x"] == 777] = float("nan")
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(float("nan"), "'x' of training sample 20 holds nan"),
+     (float("-inf"), "'x' of training sample 20 holds -inf"),
+     (None, r"'x' of a batch of Damaged.collate \(.*\) holds nan")],
+)  # fmt: skip
+def test_a_sample_that_is_not_finite_is_named(request_for, value, told):
+    config = {"ckpt_every": 100, "log_every": 100, "accumulate": 2}
+    with pytest.raises(NonFiniteLossError, match=told) as caught:
+        train_run(request_for(Damaged(value), **config), FakeBackend(), silent)
+    assert "nan_to_num" in caught.value.hint and "--lr" not in caught.value.hint
+
+
+def test_a_loss_that_diverges_on_finite_samples_gets_other_advice(request_for):
+    class Diverging(Tiny):
+        def loss(self, model, batch):
+            return {"loss": super().loss(model, batch)["loss"] * float("inf")}
+
+    with pytest.raises(NonFiniteLossError) as caught:
+        train_run(request_for(Diverging()), FakeBackend(), silent)
+    assert "Lower --lr" in caught.value.hint
+
+
 @pytest.mark.parametrize("task", [Tiny, Weighted])
 def test_a_loss_a_row_and_a_mean_weigh_alike(task):
     made = task()

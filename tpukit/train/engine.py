@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tpukit.errors import JobError, NonFiniteLossError, UsageError
+from tpukit.errors import JobError, UsageError
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.interrupts import StopRequest
@@ -21,6 +21,7 @@ from tpukit.train.config import TrainConfig
 from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
 from tpukit.train.monitor.best import BestMetric, stops_early
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
+from tpukit.train.monitor.non_finite import non_finite_loss
 from tpukit.train.monitor.profiled_steps import ProfiledSteps
 from tpukit.train.monitor.validation import validation_scores
 from tpukit.train.requests import TrainingResult
@@ -387,12 +388,7 @@ class Engine:
 
     def _require_finite(self, first_bad_step: int | None) -> None:
         if first_bad_step is not None:
-            raise NonFiniteLossError(
-                f"The loss stopped being finite in step {first_bad_step}; no checkpoint was written"
-                " after it.",
-                "Lower --lr or clip_norm, or use bf16 or fp32 instead of fp16; the same command"
-                " resumes from the last checkpoint.",
-            )
+            raise non_finite_loss(self.plan, first_bad_step)
 
     def _restart_clock(self) -> None:
         """Times training alone: compilation of the first step and pauses are left out."""

@@ -50,7 +50,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def __getitem__(self, micro: MicroBatch) -> Batch | TpukitError:
         try:
-            batch = self._batch(micro)
+            batch = self.batch(micro)
             if get_worker_info() is not None:
                 put_in_shared_memory(batch.values())
             return batch
@@ -61,7 +61,8 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
             # As a value: torch would send its traceback's text alone.
             return failure
 
-    def _batch(self, micro: MicroBatch) -> Batch:
+    def batch(self, micro: MicroBatch) -> Batch:
+        """The host batch of a micro-batch, filled up and with its mask."""
         # A rank whose share holds no sample still computes, on one that is masked.
         keys = micro.keys or (micro.filler,)
         found = unpacked(micro.samples) or (self.data[key.sample] for key in keys)
@@ -86,9 +87,13 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
     def filled(self, micro: MicroBatch) -> Batch:
         """A batch of this shape from its first sample alone, as `collate` fills up rows."""
         samples = micro.samples and unpacked(micro.samples)[:1]
-        batch = self._batch(replace(micro, keys=micro.keys[:1], samples=samples))
+        batch = self.batch(replace(micro, keys=micro.keys[:1], samples=samples))
         batch["mask"].fill_(1.0)
         return batch
+
+    def sample(self, key: SampleKey) -> Sample:
+        """A sample of a map-style data set, with its draws."""
+        return self._drawn(key, self.data[key.sample])
 
     def _drawn(self, key: SampleKey, sample: Sample) -> Sample:
         drawn = self.task.draw(sample, sample_rng(self.seed, key.epoch, key.sample))
