@@ -229,7 +229,7 @@ def test_the_page_links_every_notebook():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_pages_cells_on_summaries_run(tmp_path):
-    data, probe, train, *others = page_cells("2. The data", "An image competition")[1:]
+    data, probe, train, *others = page_cells("4. Dialogue summaries", "Without a network")[1:]
     leave = "!mkdir yesterday && mv work/out-summarization yesterday"
     cells = [data, SAMPLE, probe, train, leave, *others]
     notebook = notebook_of("%load_ext tpukit", 'RUN = "work/out-summarization"', *cells)
@@ -257,7 +257,7 @@ def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
     (competition / "train.csv").write_text("\n".join(["id,label", *labels, ""]))
     sample = [f"id,{','.join(classes)}", *(f"{i}{',0.1' * len(classes)}" for i in ids), ""]
     (competition / "sample_submission.csv").write_text("\n".join(sample))
-    cells = page_cells("An image competition", "Without a network")
+    cells = page_cells("2. An image competition", "3. A text competition")
     notebook = execute(notebook_of("%load_ext tpukit", *cells), tmp_path)
     require_success(notebook)
     rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
