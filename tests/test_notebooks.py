@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from kernels import error_of, execute, notebook_of, printed, shown
 from runs import ROOT, SUPPORT, VIRTUAL_TPU, result, tpukit
+from tiny_bert import write_bert, write_texts
 
 FOLDER = ROOT / "notebooks"
 NAMES = ["kaggle_tpu", "kaggle_t4x2", "colab_tpu"]
@@ -202,6 +203,9 @@ SHORTER = {
     "--max-time 8h30m": "",
     "model=convnext_tiny": "model=test_convnext --set image_size=32",
     "pretrained=timm": "pretrained=none",
+    "/kaggle/input/my-text-competition": "competition",
+    "/kaggle/input/tpukit": str(ROOT / "docs/tasks"),
+    "model=distilbert-base-uncased": "model=bert --set lengths=8,16 --hw cpu --epochs 2 --lr 1e-2",
 }
 """What the page's cells say, and what this machine does instead in seconds."""
 SAMPLE = """
@@ -264,3 +268,22 @@ def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
     assert list(rows[0]) == ["id", *classes] and [row["id"] for row in rows] == ids
     assert [len(shown(c, "image/png")) for c in notebook.cells] == [0, 0, 1, 2, 0, 0]
     assert printed(notebook.cells[-1]).count("id,") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_pages_text_competition_ends_in_a_submission(tmp_path):
+    """The sample has a column for each class, and another order."""
+    competition, ids = tmp_path / "competition", [f"test{n}" for n in range(39, -1, -1)]
+    competition.mkdir()
+    write_bert(tmp_path)
+    write_texts(competition, ("train", "test"), rows=40)
+    sample = ["id,good,bad", *(f"{name},0.5,0.5" for name in ids), ""]
+    (competition / "sample_submission.csv").write_text("\n".join(sample))
+    cells = page_cells("3. A text competition", "4. Dialogue summaries")
+    notebook = execute(notebook_of("%load_ext tpukit", *cells), tmp_path)
+    require_success(notebook)
+    assert "valid_accuracy" in printed(notebook.cells[2])
+    rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
+    assert list(rows[0]) == ["id", "good", "bad"] and [row["id"] for row in rows] == ids
+    assert all(abs(float(row["good"]) + float(row["bad"]) - 1) < 1e-5 for row in rows)

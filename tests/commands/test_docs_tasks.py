@@ -8,28 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runs import SUPPORT, VIRTUAL_TPU, latest, parameters, relative_difference, result, tpukit
+from tiny_bert import write_bert, write_texts
 
 import tpukit as package
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "day", "very", "a"]
 CPU = (["--hw", "cpu"], {})
 TWO_RANKS = (["--hw", "cpu", "--devices", "2"], {})
 XLA = (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
 WAYS = {"cpu": CPU, "two-ranks": TWO_RANKS, "xla": XLA}
-
-
-def write_bert(folder):
-    """A tiny BERT and its tokenizer, as `save_pretrained` leaves them."""
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
-
-    config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder / "bert")
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +24,8 @@ def material(tmp_path_factory):
     """Texts of two lengths, a book, prompts and drawings."""
     folder = tmp_path_factory.mktemp("material")
     rng = np.random.default_rng(0)
-    for part in ("train", "valid", "test"):
-        with (folder / f"{part}.csv").open("w", newline="") as file:
-            csv.writer(file).writerow(["id", "text", "label"][: 2 if part == "test" else 3])
-            for index in range(20):
-                label = ["bad", "good"][index % 2]
-                words = ["a", label, *["very"] * rng.integers(0, 12), "day"]
-                row = [f"{part}{index}", " ".join(words), label]
-                csv.writer(file).writerow(row[: 2 if part == "test" else 3])
+    write_texts(folder)
+    for part in ("train", "valid"):
         np.save(folder / f"{part}.npy", rng.integers(0, 255, (24, 8, 8), dtype=np.uint8))
     (folder / "book.txt").write_text("A good day is a very good day. " * 40)
     (folder / "prompts.txt").write_text("A good\nA very good\nA\n")
