@@ -44,9 +44,7 @@ class Net(nn.Module):
 
 class Normalizing(Task):
     name = "normalizing"
-    defaults = TrainingDefaults(
-        global_batch_size=16, rows_per_device=16, max_steps=6, lr=1e-2, ema_decay=0.8
-    )
+    defaults = TrainingDefaults(global_batch_size=16, max_steps=6, lr=1e-2, ema_decay=0.8)
 
     def __init__(self, data_path: str = "") -> None:
         pass

@@ -31,9 +31,7 @@ class Hungry(Task):
     """A wide layer: each row's activations take a few MB, the weights next to nothing."""
 
     name = "hungry"
-    defaults = TrainingDefaults(
-        global_batch_size=8, rows_per_device=4096, max_steps=2, ema_decay=0.9
-    )
+    defaults = TrainingDefaults(global_batch_size=8, max_steps=2, ema_decay=0.9)
 
     def __init__(self, width: int = 1_048_576, bad_rows: int = 0, data_path: str = "") -> None:
         self.width = width

@@ -36,7 +36,7 @@ class Tiny(Task):
 
     name = "tiny"
     defaults = TrainingDefaults(
-        global_batch_size=16, rows_per_device=16, max_steps=20, lr=1e-3,
+        global_batch_size=16, max_steps=20, lr=1e-3,
         ema_decay=0.9, ema_every=3, ema_warmup=6, weight_decay=0.01,
     )  # fmt: skip
 

@@ -1,21 +1,39 @@
-"""Splitting a global batch over devices and micro-batches."""
+"""Splitting a global batch over devices and micro-batches, by what memory holds."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
+import pytest
+import torch
+from tiny_task import Tiny
+from torch import nn
+from torch.nn import functional as F
+
+import tpukit
 from tpukit.errors import ConfigError
-from tpukit.train.batch_size import split_batch
+from tpukit.hardware.backend import DeviceUsage, Memory
+from tpukit.hardware.fake import FakeBackend
+from tpukit.train.batch_size import RecomputingOps, split_batch, traced_bytes
+from tpukit.train.config import TrainConfig
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.run import plan_run
+from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.task import Datasets, Task, TrainingDefaults
+
+MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    ("size", "devices", "accumulate", "most", "rows", "micro_steps"),
-    [(256, 2, None, 16, 16, 8), (256, 1, None, 16, 16, 16), (64, 8, None, 16, 8, 1),
-     (64, 8, 4, 16, 2, 4), (7, 1, None, 3, 1, 7)],
+    ("size", "devices", "accumulate", "most", "rows", "steps"),
+    [(256, 2, None, 16, 16, 8), (256, 1, None, None, 256, 1), (64, 8, None, 16, 8, 1),
+     (64, 8, 4, None, 2, 4), (7, 1, None, 3, 1, 7)],
 )  # fmt: skip
-def test_the_effective_batch_stays(size, devices, accumulate, most, rows, micro_steps):
+def test_the_effective_batch_stays(size, devices, accumulate, most, rows, steps):
     split = split_batch(size, devices, accumulate, most)
-    assert (split.rows_per_device, split.accumulate) == (rows, micro_steps)
+    assert (split.rows_per_device, split.accumulate) == (rows, steps)
     assert split.rows_per_device * split.accumulate * split.devices == size
 
 
@@ -25,5 +43,153 @@ def test_the_effective_batch_stays(size, devices, accumulate, most, rows, micro_
 )
 def test_what_does_not_divide_names_the_nearest(size, devices, accumulate, nearest):
     with pytest.raises(ConfigError) as caught:
-        split_batch(size, devices, accumulate, 16)
+        split_batch(size, devices, accumulate)
     assert nearest in caught.value.hint
+
+
+class Contrastive(Task):
+    """SimCLR's loss (Chen et al., 2020) of two views, over a model with BatchNorm."""
+
+    name = "contrastive"
+    defaults = TrainingDefaults(global_batch_size=64, max_steps=1, lr=0.0)
+
+    def build_model(self, ops):
+        return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16))
+
+    def datasets(self):
+        rng = np.random.default_rng(0)
+        views = rng.standard_normal((128, 2, 8), dtype=np.float32)
+        return Datasets([{"views": view} for view in views], None)
+
+    def loss(self, model, batch):
+        return {"loss": simclr_loss(model(batch["views"].transpose(0, 1).flatten(0, 1)))}
+
+
+def simclr_loss(outputs):
+    z = F.normalize(outputs, dim=1)
+    scores = (z @ z.T / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), float("-inf"))
+    return F.cross_entropy(scores, torch.arange(len(z)).roll(len(z) // 2))
+
+
+def test_a_batch_is_not_cut_without_a_reason(tmp_path):
+    """The loss over all 64 samples, normalized by all 64, as a plain loop computes it."""
+    lines = []
+    run = tpukit.fit(Contrastive(), results_dir=str(tmp_path / "run"), hw="cpu", log=lines.append)
+    torch.manual_seed(0)
+    task = Contrastive()
+    model, data = task.build_model(None), task.datasets().train
+    config = TrainConfig(global_batch_size=64)
+    request = TrainingRequest(task, config, RunFolder(tmp_path / "other"))
+    [micro] = plan_run(request, FakeBackend()).batches.step(0)
+    views = torch.stack([torch.from_numpy(data[key.sample]["views"]) for key in micro.keys])
+    expected = simclr_loss(model(views.transpose(0, 1).flatten(0, 1))).item()
+    assert run.loss == pytest.approx(expected, rel=1e-4)
+    assert not [line for line in lines if "is cut" in line]
+
+
+def test_a_cut_is_said_with_its_reason_and_what_it_changes(tmp_path):
+    lines = []
+    settings = {"results_dir": str(tmp_path / "run"), "hw": "cpu", "log": lines.append}
+    tpukit.fit(Contrastive(), accumulate=4, **settings)
+    [line] = [line for line in lines if "is cut" in line]
+    assert "64 samples is cut into 4 micro-batches: --accumulate 4" in line
+    assert "BatchNorm normalizes by at most 16" in line and "sees 16" in line
+
+
+def test_the_task_may_ask_for_small_micro_batches(tmp_path):
+    class Careful(Tiny):
+        defaults = replace(Tiny.defaults, rows_per_device=4)
+
+    request = TrainingRequest(Careful(), TrainConfig(global_batch_size=16), RunFolder(tmp_path))
+    split = plan_run(request, FakeBackend()).split
+    assert (split.accumulate, split.reason) == (4, "the task's rows_per_device is 4")
+
+
+# -- memory --------------------------------------------------------------------------------------
+class Wide(Tiny):
+    """Saves 2 MiB a sample for its backward pass: sixteen activations of 32,768 floats."""
+
+    name = "wide"
+
+    def build_model(self, ops):
+        self.ops = ops
+        return nn.Sequential(
+            nn.Linear(8, 32768), *[nn.Tanh() for _ in range(16)], nn.Linear(32768, 2)
+        )
+
+
+class SmallDevice(FakeBackend):
+    """A device with 64 MiB."""
+
+    def usage(self):
+        return DeviceUsage(Memory(0, 0, 64 * MIB), None)
+
+
+def split_of(task, backend, folder, size=64):
+    request = TrainingRequest(task, TrainConfig(global_batch_size=size), RunFolder(folder))
+    return plan_run(request, backend).split
+
+
+def test_a_batch_is_cut_where_memory_demands_it(tmp_path):
+    split = split_of(Wide(), SmallDevice(), tmp_path)
+    # 2 MiB a sample and 6 MiB of weights, gradients and moments: 16 samples fit in 54 MiB.
+    assert split.rows_per_device == 16 and "64 samples a device would take" in split.reason
+    assert "of 64 MiB" in split.reason
+    assert split_of(Wide(), FakeBackend(), tmp_path).accumulate == 1
+
+
+def test_the_estimate_is_what_autograd_keeps():
+    """16 tanh outputs and the first layer's, by hand; weights, gradients and two moments."""
+    task, ops = Wide(), RecomputingOps()
+    model = task.build_model(ops)
+    [batch] = task.example_batches(10)
+    estimate = traced_bytes(model, partial(task.loss, model), batch, "fp32", 3, ops)
+    activation = 10 * 32768 * 4
+    by_hand = 4 * sum(p.nbytes for p in model.parameters()) + (16 + 2) * activation
+    assert estimate == pytest.approx(by_hand, rel=0.01)
+
+
+def test_recomputed_parts_keep_their_inputs_alone():
+    class Recomputing(Wide):
+        def loss(self, model, batch):
+            first, last = model[0], model[-1]
+            hidden = self.ops.recompute(model[1:-1], first(batch["x"]))
+            return {"loss": (last(hidden) - batch["y"]).square().mean(1)}
+
+    def estimate(task):
+        ops = RecomputingOps()
+        model = task.build_model(ops)
+        [batch] = task.example_batches(10)
+        return traced_bytes(model, partial(task.loss, model), batch, "fp32", 3, ops)
+
+    activation = 10 * 32768 * 4
+    # The input and the output are kept as well; 16 tensors come back at a time.
+    assert estimate(Recomputing()) - estimate(Wide()) == pytest.approx(activation, abs=activation)
+
+
+def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):
+    class Reading(Wide):
+        def loss(self, model, batch):
+            if batch["x"].sum().item() > 1e9:
+                raise AssertionError
+            return super().loss(model, batch)
+
+    assert split_of(Reading(), SmallDevice(), tmp_path).accumulate == 1
+
+
+def test_a_model_whose_constructor_reads_values_is_traced(tmp_path):
+    class Reading(Wide):
+        def build_model(self, ops):
+            assert torch.linspace(0, 1, 3).tolist() == [0.0, 0.5, 1.0]
+            return super().build_model(ops)
+
+    assert split_of(Reading(), SmallDevice(), tmp_path).rows_per_device == 16
+
+
+def test_a_resumed_run_keeps_its_micro_batches(tmp_path):
+    settings = {"results_dir": str(tmp_path / "run"), "hw": "cpu", "log": lambda line: None}
+    tpukit.fit(Tiny(), max_steps=2, accumulate=8, **settings)
+    lines = []
+    tpukit.fit(Tiny(), max_steps=3, **{**settings, "log": lines.append})
+    [line] = [line for line in lines if "is cut" in line]
+    assert "cut into 8 micro-batches: as the run did before" in line

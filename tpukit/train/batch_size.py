@@ -1,10 +1,35 @@
-"""How a global batch is split over devices and micro-batches."""
+"""How a global batch is split over devices and micro-batches, and the memory that decides it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Dataset
 
 from tpukit.errors import ConfigError
+from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
+from tpukit.hardware.options import Precision
+from tpukit.io.process import WorkerInit
+from tpukit.io.units import format_bytes
+
+if TYPE_CHECKING:
+    from tpukit.train.config import TrainConfig
+    from tpukit.train.task import Task
+
+USED_FRACTION = 0.85
+"""Part of a device's memory that an estimated step may take."""
+ESTIMATE_SECONDS = 120.0
+"""Longest wait for an estimate; without one a batch is not cut."""
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -14,6 +39,8 @@ class BatchSplit:
     global_batch_size: int
     devices: int
     accumulate: int
+    reason: str = ""
+    """Why a step is cut into micro-batches; empty where it is not."""
 
     @property
     def rows_per_device(self) -> int:
@@ -30,9 +57,25 @@ class BatchSplit:
             f" x {self.accumulate} micro-batch(es)"
         )
 
+    def consequences(self, model: nn.Module) -> str | None:
+        """Why a step is cut, and what that changes; None where it is not cut."""
+        if self.accumulate == 1:
+            return None
+        rows = self.rows_per_device * self.devices
+        has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        norm = f"BatchNorm normalizes by at most {rows} samples; " if has_batch_norm else ""
+        return (
+            f"A step of {self.global_batch_size} samples is cut into {self.accumulate}"
+            f" micro-batches: {self.reason}. The gradient of a mean over samples stays the same;"
+            f" {norm}a loss that compares the samples of a batch sees {rows}."
+        )
+
 
 def split_batch(
-    global_batch_size: int, devices: int, accumulate: int | None, most_rows_per_device: int
+    global_batch_size: int,
+    devices: int,
+    accumulate: int | None = None,
+    most_rows_per_device: int | None = None,
 ) -> BatchSplit:
     """The requested split, or the one with the fewest accumulation steps.
 
@@ -40,13 +83,19 @@ def split_batch(
     """
     if accumulate is not None:
         _require_multiple(global_batch_size, devices * accumulate, devices, accumulate)
-        return BatchSplit(global_batch_size, devices, accumulate)
+        return BatchSplit(global_batch_size, devices, accumulate, f"--accumulate {accumulate}")
     _require_multiple(global_batch_size, devices, devices, 1)
     rows = global_batch_size // devices
-    fewest = next(
-        n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= most_rows_per_device
-    )
-    return BatchSplit(global_batch_size, devices, fewest)
+    if most_rows_per_device is None or rows <= most_rows_per_device:
+        return BatchSplit(global_batch_size, devices, 1)
+    fewest = next(n for n in divisors(rows) if rows // n <= most_rows_per_device)
+    reason = f"the task's rows_per_device is {most_rows_per_device}"
+    return BatchSplit(global_batch_size, devices, fewest, reason)
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, the smallest first."""
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _require_multiple(size: int, unit: int, devices: int, accumulate: int) -> None:
@@ -61,3 +110,179 @@ def _require_multiple(size: int, unit: int, devices: int, accumulate: int) -> No
         f"--global-batch-size {size} does not divide over {parts}.",
         f"The nearest sizes that do: {nearest}.",
     )
+
+
+# -- memory --------------------------------------------------------------------------------------
+def cut_to_memory(
+    split: BatchSplit,
+    task: Task,
+    config: TrainConfig,
+    backend: Backend,
+    examples: Callable[[int], Sequence[Batch]],
+) -> BatchSplit:
+    """The split with the fewest micro-batches whose estimated memory the device has.
+
+    examples: this rank's host batches of a number of rows, the costliest first. The split stays
+    where the device reports no memory, or the task cannot be traced. The same in every rank.
+    """
+    memory = backend.usage().memory
+    limit = memory.limit if memory else None
+    found = None
+    if limit is not None and split.rows_per_device > 1:
+        decide = partial(
+            _fewest_that_fit, task, split.rows_per_device, examples, backend.precision,
+            int(limit * USED_FRACTION), 3 + (config.ema_decay is not None),
+        )  # fmt: skip
+        found = _in_worker(decide)
+    found = backend.all_gather_objects(found)[0]
+    if found is None or found[0] == 1:
+        return split
+    accumulate, needed = found
+    reason = (
+        f"{split.rows_per_device} samples a device would take about {format_bytes(needed)} of"
+        f" {format_bytes(limit or 0)} (an estimate: `tpukit probe-batch` measures, --accumulate"
+        " decides)"
+    )
+    return replace(split, accumulate=accumulate, reason=reason)
+
+
+def _in_worker(decide: Callable[[], tuple[int, int] | None]) -> tuple[int, int] | None:
+    """What `decide` gives in a DataLoader worker: what models keep of a trace ends with it."""
+    loader: DataLoader[Any] = DataLoader(
+        _Answer(decide), batch_size=None, num_workers=1, timeout=ESTIMATE_SECONDS,
+        worker_init_fn=WorkerInit(), generator=torch.Generator(),
+    )  # fmt: skip
+    try:
+        return next(iter(loader), None)
+    except RuntimeError:  # the worker was killed, or hangs
+        return None
+
+
+class _Answer(Dataset[Any]):
+    def __init__(self, decide: Callable[[], tuple[int, int] | None]) -> None:
+        self.decide = decide
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> tuple[int, int] | None:
+        try:
+            return self.decide()
+        except Exception:  # whatever a user's task raises on tensors without values
+            return None
+
+
+def _fewest_that_fit(
+    task: Task,
+    rows: int,
+    examples: Callable[[int], Sequence[Batch]],
+    precision: Precision,
+    limit_bytes: int,
+    copies: int,
+) -> tuple[int, int]:
+    """Micro-batches of a step of `rows`, and the memory in bytes that one alone would take."""
+    ops = RecomputingOps()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    model = _without_values(task.for_probing(), ops, mode).train()
+
+    def needed(count: int) -> int:
+        host = examples(count)[0]
+        with mode:
+            batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in host.items()}
+            return traced_bytes(model, partial(task.loss, model), batch, precision, copies, ops)
+
+    whole = needed(rows)
+    if whole <= limit_bytes:
+        return 1, whole
+    candidates = [n for n in divisors(rows) if n >= whole // limit_bytes]
+    return next((n for n in candidates if needed(rows // n) <= limit_bytes), rows), whole
+
+
+class RecomputingOps(TorchOps):
+    """Of what is recomputed in the backward pass, the inputs stay; one function's own tensors at a
+    time come back."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.largest_bytes = 0
+
+    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        self.inputs += tensors
+        saved = SavedTensors()
+        with saved:
+            result = function(*tensors)
+        self.largest_bytes = max(self.largest_bytes, sum(saved.sizes()))
+        return result
+
+
+class SavedTensors(saved_tensors_hooks):
+    """The tensors that operations within the context save for the backward pass."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__(self.add, lambda tensor: tensor)
+        self._known = {_storage(tensor) for tensor in known}
+        self._tensors: dict[int, Tensor] = {}
+
+    def add(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage not in self._known:
+            self._tensors.setdefault(storage, tensor)
+        return tensor
+
+    def sizes(self) -> list[int]:
+        """Bytes of each; views of one memory count once."""
+        return [tensor.untyped_storage().nbytes() for tensor in self._tensors.values()]
+
+
+def _without_values(task: Task, ops: ModelOps, mode: FakeTensorMode) -> nn.Module:
+    """The task's model with shapes alone; built with values where its constructor reads some."""
+    try:
+        with mode:
+            return task.build_model(ops)
+    except Exception:
+        model = task.build_model(ops)
+    shapes: dict[int, Any] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    fake = shapes.setdefault(id(tensor), mode.from_tensor(tensor))
+                    tensors[name] = fake
+    return model
+
+
+def traced_bytes(
+    model: nn.Module,
+    loss: Callable[[Batch], dict[str, Tensor]],
+    batch: Batch,
+    precision: Precision,
+    copies: int,
+    ops: RecomputingOps,
+) -> int:
+    """Estimated peak memory of a forward and backward pass, in bytes.
+
+    The weights, `copies` more of the trained ones (gradients, moments, EMA), the batch, what the
+    forward pass saves for the backward pass, what is recomputed at a time, and twice the largest
+    saved tensor.
+    """
+    parameters = list(model.parameters())
+    half = HALVES.get(precision)
+    saved = SavedTensors((*parameters, *model.buffers()))
+    ops.inputs, ops.largest_bytes = [], 0
+    with saved:
+        with torch.autocast("cpu", dtype=half) if half else nullcontext():
+            outputs = loss(batch)
+        for tensor in ops.inputs:
+            saved.add(tensor)
+        sizes = saved.sizes()
+    del outputs
+    weights = sum(p.nbytes for p in parameters)
+    trained = sum(p.nbytes for p in parameters if p.requires_grad)
+    inputs = sum(tensor.nbytes for tensor in batch.values())
+    passing = ops.largest_bytes + 2 * max(sizes, default=0)
+    return weights + copies * trained + inputs + sum(sizes) + passing
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identifies the memory that a tensor and its views share."""
+    return int(tensor.untyped_storage()._cdata)

@@ -17,7 +17,7 @@ from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Batch
 from tpukit.train.data.batch_plan import fill_rows
 from tpukit.train.data.shared_memory import lack_of_room_named, put_in_shared_memory
-from tpukit.train.data.stream import StreamPlan
+from tpukit.train.data.stream import StreamPlan, is_stream
 from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.mistakes.returned import (
     check_entries,
@@ -29,12 +29,15 @@ from tpukit.train.mistakes.returned import (
 from tpukit.train.task import (
     BatchPlan,
     MicroBatch,
+    PlanSettings,
     Sample,
     SampleKey,
     Task,
     sample_rng,
 )
 
+PROBED_STEPS = 100
+"""Maximum number of a plan's steps that are searched for shapes of batches."""
 FEW_WORKERS = 4
 SeeBatch = Callable[[Batch, MicroBatch], None]
 
@@ -109,6 +112,26 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         if type(self.task).draw is not Task.draw:
             return place_of(self.task.draw)
         return place_of_samples(self.data, self.task.datasets)
+
+
+def batches_of_each_shape(task: Task, data: Any, rows: int) -> list[Batch]:
+    """One sample of the data repeated, for each shape in the first steps of the task's plan; the
+    costliest batch first."""
+    plan = task.plan(data, PlanSettings(rows, rows, 1, seed=0))
+    steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
+    shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
+    made = MicroBatchData(task, data, seed=0)
+    batches = [made.filled(micro) for micro in shapes.values()]
+    return sorted(batches, key=lambda batch: -sum(t.numel() for t in batch.values()))
+
+
+def example_batches(task: Task, data: Any, settings: PlanSettings) -> list[Batch]:
+    """The task's own examples for a run planned with `settings`, or of opened data where it has
+    none."""
+    methods = ("example_batches", "probe_batches")
+    if is_stream(data) or any(getattr(type(task), m) is not getattr(Task, m) for m in methods):
+        return task.probe_batches(settings)
+    return batches_of_each_shape(task, data, settings.micro_rows)
 
 
 class MicroBatchLoader(DataLoader[Batch | TpukitError]):

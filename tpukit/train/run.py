@@ -7,21 +7,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from tpukit.errors import ConfigError, DataError, InterruptedRunError
-from tpukit.hardware.backend import Backend
+from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
+from tpukit.hardware.backend import Backend, Batch
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
-from tpukit.train.batch_size import split_batch
+from tpukit.train.batch_size import BatchSplit, cut_to_memory, split_batch
 from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import StreamPlan, is_stream
 from tpukit.train.engine import Engine, RunPlan, RunState
-from tpukit.train.loader import LoaderSettings
+from tpukit.train.loader import LoaderSettings, example_batches
 from tpukit.train.mistakes.host_reads import host_reads
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
 from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
@@ -39,7 +39,7 @@ from tpukit.train.storage.resume import (
     find_checkpoint,
     require_same_arithmetic,
 )
-from tpukit.train.storage.run_folder import versions, write_config
+from tpukit.train.storage.run_folder import RunFolder, read_config, versions, write_config
 from tpukit.train.storage.run_log import (
     RunLog,
     cut_metrics,
@@ -74,7 +74,7 @@ def train_run(
         checkpoint = find_checkpoint(request, backend, log)
         if checkpoint is not None:
             request = as_recorded(request, checkpoint)
-        plan = plan_run(request, backend)
+        plan = plan_run(request, backend, resumes=checkpoint is not None)
         require_same_nodes(backend, plan.identity)
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
@@ -140,8 +140,11 @@ def _already_finished(
 
 
 # -- the plan ------------------------------------------------------------------------------------
-def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
-    """Opens the data and does the arithmetic of batches and steps."""
+def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = False) -> RunPlan:
+    """Opens the data and does the arithmetic of batches and steps.
+
+    resumes: a run that goes on keeps its micro-batches on the same hardware.
+    """
     task, config = request.task, request.config
     if not backend.is_main:
         backend.barrier()  # rank 0 builds caches, the others find them
@@ -151,9 +154,7 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
     if backend.is_main:
         backend.barrier()
     _check_sizes(task, datasets, config)
-    split = split_batch(
-        config.global_batch_size, backend.devices, config.accumulate, task.defaults.rows_per_device
-    )
+    split = _split(request, datasets, backend, resumes=resumes)
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
         fixed_shapes=backend.compiles,
@@ -178,6 +179,40 @@ def plan_run(request: TrainingRequest, backend: Backend) -> RunPlan:
         ),
         folder=request.folder,
     )
+
+
+def _split(
+    request: TrainingRequest, datasets: Datasets, backend: Backend, *, resumes: bool
+) -> BatchSplit:
+    """The micro-batches that were asked for, those that the run had, or as few as memory allows."""
+    task, config = request.task, request.config
+    most = task.defaults.rows_per_device
+    accumulate = config.accumulate
+    if accumulate is None and resumes:
+        accumulate = backend.all_gather_objects(_recorded_steps(request.folder, backend))[0]
+        if accumulate is not None:
+            split = split_batch(config.global_batch_size, backend.devices, accumulate)
+            return replace(split, reason="as the run did before")
+    split = split_batch(config.global_batch_size, backend.devices, accumulate, most)
+    if accumulate is not None or most is not None:
+        return split
+
+    def examples(rows: int) -> list[Batch]:
+        settings = PlanSettings(rows, rows, 1, config.global_seed, fixed_shapes=backend.compiles)
+        return example_batches(task, datasets.train, settings)
+
+    return cut_to_memory(split, task, config, backend, examples)
+
+
+def _recorded_steps(folder: RunFolder, backend: Backend) -> int | None:
+    """Accumulation steps of the run so far, where it ran on this kind and number of devices."""
+    try:
+        decided = read_config(folder).get("decided", {})
+    except CheckpointError:  # imported without one, or damaged
+        return None
+    here = {**backend.describe(), "devices": backend.devices}
+    same = all(decided.get(name) == here.get(name) for name in ("hardware", "device", "devices"))
+    return int(decided["accumulate"]) if same and "accumulate" in decided else None
 
 
 def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:
@@ -332,6 +367,9 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     for remark in backend.remarks(learner.model):
         log.text(remark)
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
+    model = backend.unwrap(learner.model)
+    if cut := plan.split.consequences(model):
+        log.text(cut)
     samples = _count(plan.datasets.train)
     train = "a stream of" if samples is None else samples
     log.text(f"Data: {train} training, {_validation_samples(plan)} validation samples")

@@ -100,8 +100,8 @@ class TrainingDefaults:
     """A task's own defaults where the user and the preset say nothing."""
 
     global_batch_size: int = 64
-    rows_per_device: int = 16
-    """Largest micro-batch of a device where the accumulation steps are chosen automatically."""
+    rows_per_device: int | None = None
+    """Largest micro-batch of a device that the task asks for; None: as large as memory holds."""
     epochs: int | None = None
     """Default: 10 where `max_steps` is not given either."""
     max_steps: int | None = None
@@ -131,9 +131,6 @@ class Preset:
     task: Mapping[str, Any] = field(default_factory=dict)
     """The task's own options."""
 
-
-PROBED_STEPS = 100
-"""Steps of a plan that are searched for shapes of batches where a task gives no examples."""
 
 REMOVED_MEMBERS = {
     "artifacts": "return Datasets(train, valid, artifacts) from `datasets`",
@@ -274,16 +271,11 @@ class Task(ABC):
         By default one sample of the training data repeated, for each shape in the first steps of
         the plan; override it to probe where the data is not at hand.
         """
-        from tpukit.train.loader import MicroBatchData
+        from tpukit.train.loader import batches_of_each_shape
 
         data = self.datasets().train
         self._samples = None if is_stream(data) else len(data)
-        plan = self.plan(data, PlanSettings(rows, rows, 1, seed=0))
-        steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
-        shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
-        made = MicroBatchData(self, data, seed=0)
-        batches = [made.filled(micro) for micro in shapes.values()]
-        return sorted(batches, key=lambda batch: -sum(t.numel() for t in batch.values()))
+        return batches_of_each_shape(self, data, rows)
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""

@@ -21,7 +21,7 @@ from tpukit.train.task import Datasets, Task, TrainingDefaults
 class Large(Task):
     name = "large"
     defaults = TrainingDefaults(
-        global_batch_size=4, rows_per_device=4, max_steps=2000, lr=1e-3)
+        global_batch_size=4, max_steps=2000, lr=1e-3)
     def build_model(self, ops):
         return nn.Linear(4, 1)
     def datasets(self):

@@ -33,9 +33,7 @@ class SelfTestTask(Task):
 
     name = "selftest"
     source = None
-    defaults = TrainingDefaults(
-        global_batch_size=32, rows_per_device=32, max_steps=20, ema_decay=0.9
-    )
+    defaults = TrainingDefaults(global_batch_size=32, max_steps=20, ema_decay=0.9)
 
     def __init__(self, kill_at: int = 0) -> None:
         self.kill_at = kill_at

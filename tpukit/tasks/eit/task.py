@@ -38,7 +38,6 @@ REFERENCE_SUFFIX = "-reference"
 
 PUBLISHED_TRAINING = TrainingDefaults(
     global_batch_size=64,
-    rows_per_device=8,
     max_steps=200_000,
     lr=1e-5,
     clip_norm=1.0,
@@ -52,7 +51,6 @@ total of four."""
 
 SMALL_TRAINING = replace(
     PUBLISHED_TRAINING,
-    rows_per_device=64,
     epochs=10,
     max_steps=None,
     lr=1e-3,
@@ -68,7 +66,7 @@ TRAINING: dict[str, TrainingDefaults] = {
     "tiny": SMALL_TRAINING,
     "small": SMALL_TRAINING,
     "published": PUBLISHED_TRAINING,
-    "published-reference": replace(PUBLISHED_TRAINING, rows_per_device=4),
+    "published-reference": PUBLISHED_TRAINING,
 }
 
 

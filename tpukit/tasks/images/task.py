@@ -68,7 +68,6 @@ class ImagesTask(Task):
     config_class = ImagesConfig
     defaults = TrainingDefaults(
         global_batch_size=128,
-        rows_per_device=64,
         epochs=10,
         lr=1e-3,
         schedule="cosine",

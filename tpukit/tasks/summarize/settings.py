@@ -16,7 +16,6 @@ FROM_SCRATCH = "scratch"
 
 FINE_TUNING = TrainingDefaults(
     global_batch_size=256,
-    rows_per_device=16,
     max_steps=500,
     lr=5e-5,
     schedule="cosine",

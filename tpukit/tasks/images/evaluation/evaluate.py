@@ -32,6 +32,8 @@ from tpukit.train.requests import EvaluationRequest
 
 Probabilities = NDArray[np.float32]
 SHOWN_MISTAKES = 12
+ROWS_PER_DEVICE = 64
+"""Rows of an evaluation batch on each device."""
 Z = 1.959964
 """Of a 95 % interval of the normal distribution."""
 
@@ -78,7 +80,7 @@ def class_probabilities(
     def forward(batch: Batch) -> Tensor:
         return torch.cat([task.probabilities(model, batch), batch["mask"][:, None]], 1)
 
-    rows = (batch_size or task.defaults.rows_per_device * backend.devices) // backend.devices or 1
+    rows = (batch_size or ROWS_PER_DEVICE * backend.devices) // backend.devices or 1
     loading = LoaderSettings(backend.loader_workers(None), 0, WorkerInit())
     found = infer(task, task.samples(images), forward, backend, rows, loading)
     return found[:, :-1], found[:, -1] > 0

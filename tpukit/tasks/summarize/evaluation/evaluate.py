@@ -33,6 +33,7 @@ from tpukit.tasks.summarize.evaluation.summary_scores import (
 )
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
+from tpukit.train.inference import ROWS_PER_DEVICE
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import PlanSettings, Sample
 
@@ -161,7 +162,7 @@ def mean_loss(
     task: SummarizeTask, model: nn.Module, backend: Backend, data: ListedSamples
 ) -> float:
     """Mean cross entropy of all targets."""
-    rows = task.defaults.rows_per_device * backend.devices
+    rows = ROWS_PER_DEVICE * backend.devices
     settings = PlanSettings(rows, rows, backend.devices, 0, fixed_shapes=backend.compiles)
     shares = [
         micro.share(backend.rank, backend.world_size)
