@@ -84,7 +84,9 @@ def fit(
         if settings.train.get("num_workers"):
             log("num_workers=0: spawned processes cannot import a class of a notebook's cell.")
         settings = dataclasses.replace(settings, train={**settings.train, "num_workers": 0})
-    request = settings.request(task)
+    request = settings.request(task, find_kind(hardware))
+    for remark in request.remarks():
+        log(remark)
     with opened_backend(hardware, log, once=False) as backend:
         from tpukit.train.run import train_run
 
@@ -197,7 +199,9 @@ def find_batch(
         raise ConfigError(
             "find_batch takes a task, or model= with inputs=.", "Give one of the two."
         )
-    request = given.request(task)
+    request = given.request(task, None if target else find_kind(given.hardware()))
+    for remark in request.remarks():
+        log(remark)
     call = partial(_call, task)
     if isinstance(task, str):
         return size_batch(request, task_source(request), target, search, log, call)

@@ -84,11 +84,13 @@ def probe_batch(
     given = {**place, "global_batch_size": settings.global_batch_size}
     read = read_settings(given, sources, own)
     # With a target only its children compute, in an environment of their own.
-    prepare_environment(HardwareOptions(hw="cpu") if target else read.hardware())
+    kind = prepare_environment(HardwareOptions(hw="cpu") if target else read.hardware())
     if factory is not None:
         fields = size_model(factory, inputs or [], read, target, settings, output.text)
     else:
-        request = read.request(task)
+        request = read.request(task, None if target else kind)
+        for remark in request.remarks():
+            output.text(remark)
         fields = size_batch(request, task_source(request), target, settings, output.text)
     output.result(fields)
 

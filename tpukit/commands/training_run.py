@@ -25,7 +25,9 @@ def run_training(
     hardware = settings.hardware()
     kind = prepare_environment(hardware)
     # Bad options end here, once, instead of in every process.
-    request = settings.request(task)
+    request = settings.request(task, None if plan else kind)
+    for remark in request.remarks():
+        output.text(remark)
     if plan is not None:
         plan_for_training(request, plan, output)
         return None

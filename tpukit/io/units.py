@@ -59,10 +59,12 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """`8h05m`, `3m20s`, `12s`, `1.5s`."""
+    """`21d04h`, `8h05m`, `3m20s`, `12s`, `1.5s`."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = round(seconds)
+    if whole >= 3 * 86400:
+        return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
     if whole >= 3600:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

@@ -55,8 +55,9 @@ class TrainConfig(HardwareOptions):
     """Seed of the weights, the order of the data, each sample's draws and dropout."""
     log_every: int = 50
     """Optimizer steps between two log lines."""
-    ckpt_every: int = 500
-    """Optimizer steps between two checkpoints, each after a validation."""
+    ckpt_every: int | None = None
+    """Optimizer steps between two checkpoints, each after a validation (default: the task's, or
+    each epoch and every 500)."""
     num_workers: int | None = None
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
     loader_timeout: float = 600.0
@@ -66,7 +67,7 @@ class TrainConfig(HardwareOptions):
     early_stopping: int | None = None
     """Validations without a better best_metric after which training stops (default: never)."""
     accumulate: int | None = None
-    """Gradient accumulation steps (default: the fewest that fit)."""
+    """Gradient accumulation steps (default: the fewest that memory allows)."""
     lr: float = 1e-3
     """Peak learning rate (default: the task's)."""
     schedule: Schedule = "constant"

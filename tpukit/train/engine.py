@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from tpukit.errors import JobError, UsageError
@@ -25,13 +26,23 @@ from tpukit.train.monitor.non_finite import non_finite_loss
 from tpukit.train.monitor.profiled_steps import ProfiledSteps
 from tpukit.train.monitor.validation import validation_scores
 from tpukit.train.requests import TrainingResult
-from tpukit.train.schedule import is_due
+from tpukit.train.schedule import completes_pass, is_due
 from tpukit.train.step import Learner, StepMetrics
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import RunLog
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task
 
+DEFAULT_CKPT_EVERY = 500
+"""Maximum number of steps between two checkpoints where none is given."""
+LONG_STEP_SECONDS = 10.0
+"""Duration of a step from which on a request to stop drops it."""
+SHOWN_SECONDS = 3.0
+"""Minimum time between two lines about the first step's micro-batches."""
+SHORT_RUN_SECONDS = 60.0
+"""Estimated duration up to which none is logged."""
+LONG_RUN_SECONDS = 12 * 3600.0
+"""Estimated duration from which on a shorter run is suggested."""
 LARGE_GRADIENT = 1e3
 SMALL_GRADIENT = 1e-7
 
@@ -51,6 +62,18 @@ class RunPlan:
     identity: dict[str, Any]
     loading: LoaderSettings
     folder: RunFolder
+    steps_per_pass: Fraction | None = None
+    """Optimizer steps of a pass over the data after which the run validates and saves."""
+
+    def saves_after(self, done: int, total: int) -> bool:
+        """Whether the run validates and saves after step `done` (from 1); `total`: the last."""
+        if is_due(done, self.config.ckpt_every or DEFAULT_CKPT_EVERY, total):
+            return True
+        return (
+            self.steps_per_pass is not None
+            and done > 0
+            and completes_pass(done, self.steps_per_pass)
+        )
 
 
 class StepBatches(NamedTuple):
@@ -108,6 +131,8 @@ class Engine:
         self._trained_seconds = 0.0
         self._trained_steps = 0
         self._stepped = False
+        self._step_seconds = 0.0
+        self._saved_step = state.resumed_from or 0
         self._hook_failed = False
 
     # -- the loop --------------------------------------------------------------------------------
@@ -127,20 +152,22 @@ class Engine:
                     if batches is None:
                         break
                     self._announce_compilation(batches, progress)
-                    self.train_step(batches)
+                    if not self.train_step(batches, progress):
+                        break
                 done = self.state.step
                 if done == first_step + 1:
                     # The first step compiles: it says nothing about the rate.
                     self._restart_clock()
                     self._warn_about_fallbacks()
                     self._recurring(f"First step: {_seconds_since(started)}.", progress)
+                    self._estimate_end(time.monotonic() - started, progress)
 
                 # once in a while: read the metrics and log them
                 if is_due(done, self.config.log_every, total):
                     self.report(progress)
 
                 # once in a while: validate and save
-                if is_due(done, self.config.ckpt_every, total):
+                if self.plan.saves_after(done, total):
                     self.validate(progress)
                     self.save(is_best=self._is_best())
                     self._require_best_metric()
@@ -153,6 +180,7 @@ class Engine:
                     break
                 progress.update(done, self.facts)
             steps.close()
+            self._validate_at_time_limit(progress)
         return self.end()
 
     def next_batches(self, steps: Iterator[StepBatches]) -> StepBatches | None:
@@ -170,14 +198,19 @@ class Engine:
                 raise
             return None
 
-    def train_step(self, step: StepBatches) -> None:
-        """One optimizer step at the rate its number has."""
+    def train_step(self, step: StepBatches, progress: Progress) -> bool:
+        """One optimizer step at the rate its number has; False where a request to stop dropped
+        it."""
+        started = time.monotonic()
         try:
-            self.learner.train_step(step.batches, self.rate(self.state.step))
+            interrupt = self._interrupt(len(step.batches), progress)
+            if not self.learner.train_step(step.batches, self.rate(self.state.step), interrupt):
+                return False
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, JobError):
                 error.add_note(f"in step {self.state.step + 1}")
             raise
+        self._step_seconds = time.monotonic() - started
         self.state.step += 1
         self.state.stream = step.stream
         self._stepped = True
@@ -185,6 +218,45 @@ class Engine:
         unexpected = self.watch.done("train", shapes_of(step.batches))
         if unexpected and self.log:
             self.log.note(f"step {self.state.step}: {unexpected} unexpected compilation(s)")
+        return True
+
+    def _interrupt(self, count: int, progress: Progress) -> Callable[[int], bool] | None:
+        """What a step of `count` micro-batches asks after each forward pass: whether to drop it.
+
+        None for steps that are short, or that the device makes while the host is ahead. The same
+        in every rank.
+        """
+        is_first = not self._stepped
+        several_ranks = self.backend.world_size > 1
+        is_long = count > 1 if several_ranks else self._step_seconds > LONG_STEP_SECONDS
+        if self.backend.fixed_shapes or not (is_first or is_long):
+            return None
+        started = shown = time.monotonic()
+
+        def interrupt(done: int) -> bool:
+            nonlocal shown
+            now = time.monotonic()
+            if is_first and now - shown > SHOWN_SECONDS:
+                shown = now
+                self._recurring(
+                    f"step {self.state.step + 1}: forward pass {done} of {count} micro-batch(es)"
+                    f" after {format_duration(now - started)}", progress,
+                )  # fmt: skip
+            wanted = self.stop.is_set and now - started > LONG_STEP_SECONDS / 2
+            return self.backend.any_rank(wanted)
+
+        return interrupt
+
+    def _estimate_end(self, step_seconds: float, progress: Progress) -> None:
+        """How long the run will take, where its first step compiled nothing."""
+        left = self.plan.total_steps - self.state.step
+        seconds = left * step_seconds
+        if self.backend.compiles or self.backend.fixed_shapes or seconds < SHORT_RUN_SECONDS:
+            return
+        text = f"At this rate the other {left} steps take {format_duration(seconds)}."
+        if seconds > LONG_RUN_SECONDS and "quick" in self.plan.task.presets:
+            text += " --preset quick is made for this."
+        self._recurring(text, progress)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, as the task has it."""
@@ -253,6 +325,27 @@ class Engine:
             self._recurring(f"step {self.state.step}: {text}", progress)
         self._restart_clock()
 
+    def _validate_at_time_limit(self, progress: Progress) -> None:
+        """Validates the state that a time limit ended training in, once it is saved."""
+        is_over = self.state.stopped_early or self.state.step >= self.plan.total_steps
+        signalled = self.backend.any_rank(self.stop.signal_number is not None)
+        saved = self.plan.saves_after(self.state.step, 0) or self.state.step == 0
+        if is_over or signalled or saved or not self.plan.datasets.validation_sets():
+            return
+        self.save(is_best=False)
+        try:
+            with self.stop.at_once() if self.backend.world_size == 1 else nullcontext():
+                self.validate(progress)
+        except KeyboardInterrupt:
+            if self.stop.signal_number is None:
+                raise
+            return
+        since_best = self.state.since_best
+        if self._is_best():
+            self.save(is_best=True)
+        # A validation that an uninterrupted run would not make ends no run early.
+        self.state.since_best = min(self.state.since_best, since_best)
+
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written once the loss was not finite."""
         self._require_finite(self.learner.first_bad_step())
@@ -261,6 +354,7 @@ class Engine:
             self.watch.done("save")
             if self.writer is not None:
                 self.writer.write(snapshot, is_best=is_best)
+        self._saved_step = self.state.step
         self._restart_clock()
 
     def snapshot(self) -> Snapshot:
@@ -306,7 +400,7 @@ class Engine:
     def end(self) -> TrainingResult:
         """Saves what is not saved yet; the result of the run. No signal breaks it off."""
         finished = self.state.stopped_early or self.state.step >= self.plan.total_steps
-        if not finished and not is_due(self.state.step, self.config.ckpt_every, 0):
+        if not finished and self.state.step != self._saved_step:
             self.save(is_best=False)
         self.stop.is_saving = True
         if self.writer is not None:

@@ -27,6 +27,15 @@ class TrainingRequest:
     """How the user named the task: `eit`, `summarize` or `my_file.py:MyTask`."""
     command: str = "the same command"
     """What the user typed, to print how to resume."""
+    chosen_preset: str | None = None
+    """The preset that was taken because the hardware is a CPU."""
+
+    def remarks(self) -> list[str]:
+        """What was chosen for the user, a line each."""
+        if self.chosen_preset is None:
+            return []
+        values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())
+        return [f"On a CPU the default is --preset {self.chosen_preset} ({values})."]
 
 
 @dataclass(frozen=True)

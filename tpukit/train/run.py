@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ from tpukit.train.storage.run_log import (
     read_metrics,
     task_failures_kept,
 )
-from tpukit.train.task import Datasets, PlanSettings, Task
+from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task
 
 
 def train_run(
@@ -178,7 +179,17 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
             timeout=config.loader_timeout,
         ),
         folder=request.folder,
+        steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
     )
+
+
+def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig) -> Fraction | None:
+    """None for a stream, which has no end, and without validation data."""
+    if is_stream(datasets.train) or not datasets.validation_sets():
+        return None
+    if isinstance(batches, ShuffledPlan):
+        return Fraction(batches.samples, config.global_batch_size)
+    return Fraction(batches.steps_per_epoch())
 
 
 def _split(
@@ -302,7 +313,9 @@ def _train_from(
             _log_end(request, plan, state, result, run_log)
     if state.stopped_by is not None:
         raise InterruptedRunError(
-            f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written.",
+            f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written."
+            if state.step
+            else "Stopped in the first step: nothing is saved.",
             f"Go on with: {request.command}",
             signal_number=state.stopped_by,
         )

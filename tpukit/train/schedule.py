@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from tpukit.train.config import TrainConfig
+
+FEWEST_STEPS = 5
+"""Minimum number of steps between two validations at the end of a pass."""
 
 
 def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
@@ -22,6 +26,13 @@ def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
     if config.schedule == "cosine":
         progress = 0.5 * (1 - math.cos(math.pi * progress))
     return config.lr * (1 - progress * (1 - config.final_lr_fraction))
+
+
+def completes_pass(done: int, steps_per_pass: Fraction) -> bool:
+    """Whether step `done` (from 1) completed a pass over the data, or enough short ones."""
+    passes = math.ceil(FEWEST_STEPS / steps_per_pass)
+    span = passes * steps_per_pass
+    return done // span > (done - 1) // span
 
 
 def is_due(done: int, every: int, total: int) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import Backend, Batch, OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import (
+    Backend,
+    BackendState,
+    Batch,
+    OptimizerSettings,
+    ParameterGroup,
+)
 from tpukit.hardware.optimizers.choice import require_steppable
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, EMASchedule, start_ema
@@ -75,12 +81,25 @@ class Learner(Evaluation):
         self._counter.fill_(steps)
 
     # -- training ------------------------------------------------------------------------------
-    def train_step(self, batches: Sequence[Batch], lr: float) -> None:
-        """One optimizer step over its micro-batches (device batches of this rank)."""
+    def train_step(
+        self,
+        batches: Sequence[Batch],
+        lr: float,
+        interrupt: Callable[[int], bool] | None = None,
+    ) -> bool:
+        """One optimizer step over its micro-batches (device batches of this rank).
+
+        interrupt: asked after each forward pass, with their number; where it says so the step is
+            dropped, and its state is that from before. Returns whether the step was made.
+        """
+        before = None if interrupt is None else self._changed_by_passes()
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last):
                 self._names, part = self._forward(batch, self._names)
+                if before is not None and interrupt is not None and interrupt(index + 1):
+                    self._drop_step(before)
+                    return False
                 self.backend.backward(part[1])
                 # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
@@ -93,6 +112,21 @@ class Learner(Evaluation):
             clip_norm=self.clip_norm,
             after=lambda norm: self._after(step_totals, norm),
         )
+        return True
+
+    def _changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
+        """What a forward pass changes: random generators and buffers."""
+        buffers = self.backend.unwrap(self.model).named_buffers()
+        return self.backend.state(), {name: tensor.clone() for name, tensor in buffers}
+
+    @torch.no_grad()
+    def _drop_step(self, before: tuple[BackendState, dict[str, Tensor]]) -> None:
+        state, buffers = before
+        self.backend.load_state(state)
+        for name, tensor in self.backend.unwrap(self.model).named_buffers():
+            tensor.copy_(buffers[name])
+        self._step_totals.zero_()
+        self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:

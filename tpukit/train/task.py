@@ -118,6 +118,8 @@ class TrainingDefaults:
     weight_decay: float = 0.0
     adam: AdamSettings = field(default_factory=AdamSettings)
     momentum: float = 0.9
+    ckpt_every: int | None = None
+    """Optimizer steps between two validations with checkpoints; None: each epoch and every 500."""
     best_metric: str | None = None
     early_stopping: int | None = None
 
@@ -169,6 +171,8 @@ class Task(ABC):
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """By name: quick, safe, balanced, fast."""
+    cpu_preset: ClassVar[str | None] = None
+    """Preset of a run on a CPU for which neither a preset nor a setting that it sets is given."""
     given_settings: Mapping[str, Any] = MappingProxyType({})
     """The constructor's arguments; kept where it is called."""
     _samples: int | None = None

@@ -15,7 +15,7 @@ import typer
 
 from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.errors import ConfigError
-from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.io.ranges import flag
 from tpukit.train.config import (
     ConfigFile,
@@ -100,9 +100,12 @@ class GivenSettings:
         values = {n: v for n, v in values.items() if n in names}
         return build(HardwareOptions, values, option_name)
 
-    def request(self, task: str | type[Task] | Task) -> TrainingRequest:
+    def request(self, task: str | type[Task] | Task, kind: Kind | None = None) -> TrainingRequest:
         """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken
-        as it is."""
+        as it is.
+
+        kind: the hardware that it trains on; a task may have a preset for the CPU.
+        """
         from tpukit.tasks.registry import default_data_path, find_task, make_task, own_class
         from tpukit.train.requests import TrainingRequest
         from tpukit.train.storage.exported_weights import settings_of
@@ -113,10 +116,11 @@ class GivenSettings:
             cls = own_class(type(task))
         else:
             cls = find_task(task) if isinstance(task, str) else own_class(task)
-        preset = cls.presets.get(self.preset or "", Preset())
         file = {name: value for name, value in self.file.task.items()
                 if name not in ("name", "source")}  # fmt: skip
-        layers = [self.train, self.file.train, preset_values(self.preset, preset.train)]
+        name = self.preset or self._preset_for_cpu(cls, {**file, **self.task}, kind)
+        preset = cls.presets.get(name or "", Preset())
+        layers = [self.train, self.file.train, preset_values(name, preset.train)]
         if isinstance(task, Task):
             self._refuse_settings_of_an_object(cls.name)
             built, settings = task, settings_of(task)
@@ -129,7 +133,18 @@ class GivenSettings:
         config = resolve(*layers, name=option_name)
         folder = config.results_dir or default_folder(cls)
         spec = task if isinstance(task, str) else cls.source or cls.name
-        return TrainingRequest(built, config, RunFolder(Path(folder)), settings, spec, self.command)
+        return TrainingRequest(
+            built, config, RunFolder(Path(folder)), settings, spec, self.command,
+            chosen_preset=None if self.preset else name,
+        )  # fmt: skip
+
+    def _preset_for_cpu(
+        self, cls: type[Task], given: Mapping[str, Any], kind: Kind | None
+    ) -> str | None:
+        """The task's preset for a CPU, unless a setting that it sets is given."""
+        if kind != "cpu" or cls.cpu_preset is None:
+            return None
+        return None if cls.presets[cls.cpu_preset].task.keys() & given.keys() else cls.cpu_preset
 
     def _refuse_settings_of_an_object(self, task: str) -> None:
         given = {**self.task, **{n: v for n, v in self.train.items() if n == "data_path"}}

@@ -44,6 +44,7 @@ PUBLISHED_TRAINING = TrainingDefaults(
     ema_decay=0.995,
     ema_every=10,
     ema_updates="ema_pytorch-0.5.2",
+    ckpt_every=500,
 )
 """Adam 1e-5, clip 1, 200,000 steps, EMA 0.995 every 10 steps with its warm-up of 100, by the pinned
 ema_pytorch 0.5.2 (public code of Shi et al., 2025). It trains on 16 samples a process; 64 is the
@@ -131,8 +132,12 @@ class EITTask(Task):
 
     name = "eit"
     config_class = EITConfig
+    cpu_preset = "quick"
     presets: ClassVar[Mapping[str, Preset]] = {
-        "quick": Preset(train={"global_batch_size": 32, "max_steps": 1500}, task={"size": "tiny"}),
+        "quick": Preset(
+            train={"global_batch_size": 32, "max_steps": 1500, "ckpt_every": 200},
+            task={"size": "tiny"},
+        ),
     }
 
     def __init__(self, *, normalisation: Normalisation | None = None, **settings: Any) -> None:

@@ -23,6 +23,7 @@ FINE_TUNING = TrainingDefaults(
     final_lr_fraction=0.1,
     clip_norm=1.0,
     weight_decay=0.1,
+    ckpt_every=500,
     adam=AdamSettings((0.9, 0.95)),
 )
 
