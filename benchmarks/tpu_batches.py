@@ -70,7 +70,8 @@ SHARDED: Mapping[str, list[str]] = {
 
 def ask(words: list[str], target: str, minutes: float) -> dict[str, Any]:
     """The JSON object of `tpukit probe-batch`, or `{"error": TEXT}`."""
-    command = [sys.executable, "-m", "tpukit", "probe-batch", *words, "--target", target, "--json"]
+    command = [sys.executable, "-m", "tpukit", "probe-batch", *words, "--target", target,
+               "--max", "4096", "--json"]  # fmt: skip
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
     ) as process:

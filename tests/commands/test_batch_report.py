@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tpukit.commands.reports.batch import as_text
+from tpukit.commands.reports.batch import as_fields, as_text
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.batch.trial import Trial, memory_by_kind
@@ -38,3 +38,22 @@ def test_a_recommendation_for_people():
     assert "Collectives a step: 5 all-reduce (1 MiB a device)" in lines
     assert "Estimate (roofline" in text
     assert lines[-1] == "Train with: tpukit train"
+
+
+def test_what_was_not_tried_is_said():
+    fits = Trial(
+        4, True, GIB, 16 * GIB, samples_per_second=0.1, devices=1, seconds=90.0, samples=4000
+    )
+    slow = Trial(8, False, error="no result within 10m00s (--time-limit)", slow=True, seconds=600.0)
+    shared = (None, {}, 1, 4, None, False, 4, 1)
+    found = Recommendation(*shared, (fits, slow), 700.0, None, "time", 8, 90)
+    lines = list(as_text(found, "eit", None))
+    assert any(line.split()[:3] == ["8", "unknown", "slow"] for line in lines)
+    assert "Largest tried that fits: 4 a device (4 in all), with 6% of the memory." in lines
+    assert "Too slow to try: 8: no result within 10m00s (--time-limit)." in lines
+    # 90 samples, ten seconds each.
+    about = "about 90, not tried: a step of it takes about 15m00s here."
+    assert f"Largest by the line through what was tried: {about}" in lines
+    assert as_fields(found, "eit", None)["trials"][1]["fits"] is None
+    faster = Recommendation(*shared, (fits,), 90.0, None, "speed", None, 90)
+    assert "A larger batch is hardly faster on a CPU." in list(as_text(faster, "eit", None))

@@ -136,8 +136,17 @@ def _summary(found: Recommendation) -> Iterator[str]:
     largest = f"{found.largest} a device ({total} in all)"
     if found.exact:
         yield f"Largest: {largest}: it fits, and {found.smallest_failed} does not; both were tried."
+    elif found.smallest_failed is not None:
+        yield (
+            f"Largest tried that fits: {largest}{_filled(found)}; {found.smallest_failed} does not "
+            "fit. --exact finds the last sample."
+        )
+    elif any(trial.slow for trial in found.trials):
+        yield f"Largest tried that fits: {largest}{_filled(found)}."
     else:
-        yield f"Largest tried that fits: {largest}{_filled(found)}{_ending(found)}"
+        yield f"Largest tried: {largest}; all that were tried fit{_filled(found)}."
+    if ending := _ending(found):
+        yield ending
     yield from _not_tried(found)
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
@@ -147,22 +156,19 @@ def _summary(found: Recommendation) -> Iterator[str]:
 
 
 ENDINGS = {
-    "speed": "; a larger batch is hardly faster on a CPU.",
-    "data": ": all training samples.",
-    "max": "; --max tries more.",
+    "speed": "A larger batch is hardly faster on a CPU.",
+    "data": "A larger batch would be more than all training samples.",
+    "max": "--max tries more.",
 }
 
 
-def _ending(found: Recommendation) -> str:
-    """Why nothing larger was tried, or fits."""
+def _ending(found: Recommendation) -> str | None:
+    """Why nothing larger was tried, where that is not for memory."""
+    if found.ended != "time":
+        return ENDINGS.get(found.ended)
     slow = found.trial_of(found.too_slow or 0)
-    if slow is not None:
-        return f"; {found.too_slow} is too slow: {slow.error}."
-    if found.ended == "time":
-        return f"; a trial of {found.too_slow} takes too long (--trial-time, --max-time)."
-    if found.smallest_failed is not None:
-        return f"; {found.smallest_failed} does not fit. --exact finds the last sample."
-    return ENDINGS.get(found.ended, ".")
+    why = slow.error if slow else "its trial would take too long (--trial-time, --max-time)"
+    return f"Too slow to try: {found.too_slow}: {why}."
 
 
 def _not_tried(found: Recommendation) -> Iterator[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import sys
 import threading
@@ -33,6 +34,7 @@ FASTEST_BYTES_PER_SECOND = 16 * 2**30
 """Rate at which a process may use up memory; it decides when the thread looks again."""
 LOOK_SECONDS = 0.01, 0.5
 """Least and most time between two looks."""
+ASKED = re.compile(r"tried to allocate (\d+) bytes")
 RAISE_SHARE, END_SHARE = 0.5, 0.25
 """Parts of the reserve: with less available the error is raised, and the process ended."""
 HINT = (
@@ -88,7 +90,8 @@ class MemoryWatch:
 
     def error(self, cause: str = "") -> OutOfMemoryError:
         """What ends this process: how much memory there is, and what it needed."""
-        needed = f": {' '.join(cause.split())[:200]}" if cause else ""
+        asked = ASKED.search(cause)
+        needed = f"; it asked for {format_bytes(int(asked[1]))} more" if asked else ""
         sizes = (available_bytes(), host_memory_bytes(), self.reserve, tree_bytes())
         available, total, reserve, held = map(format_bytes, sizes)
         return OutOfMemoryError(
