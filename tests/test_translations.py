@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/kaggle.md"]
+PAGES = ["README.md", "docs/images.md", "docs/kaggle.md"]
 
 
 def pair(name):
@@ -66,6 +66,15 @@ def test_the_languages_link_to_each_other(name):
     file = Path(name)
     assert f"[中文]({file.with_suffix('.zh.md').name})" in english
     assert f"[English]({file.name})" in chinese
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_chinese_page_leads_to_chinese_pages(name):
+    page = (ROOT / name).with_suffix(".zh.md")
+    targets = re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", page.read_text(encoding="utf-8"))
+    translated = [page.parent / t for t in targets if not t.endswith(".zh.md")]
+    english = [file.name for file in translated if file.with_suffix(".zh.md").exists()]
+    assert english == [Path(name).name]
 
 
 @pytest.mark.parametrize("name", PAGES)
