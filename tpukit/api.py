@@ -129,7 +129,7 @@ def evaluate(
 
 
 def predict(
-    run: RunLike,
+    run: RunLike | list[RunLike],
     *,
     task: TaskLike | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -138,15 +138,18 @@ def predict(
 ) -> dict[str, Any]:
     """Writes a trained run's predictions, as `tpukit predict` does; returns its JSON fields.
 
-    run, task, settings: as `evaluate` takes them.
+    run, task, settings: as `evaluate` takes them; a list of runs is averaged (images).
     options: those of `tpukit predict` (`data_path=`, `test_csv=`, `out=`, `num_beams=`, ...).
     """
     refuse_while_importing()
     given, decoding = _take(PredictOptions, options), _take(DecodingOptions, options)
     hardware = _hardware(options, PredictOptions, log)
-    trained = _open(run, task, settings, log)
+    runs = run if isinstance(run, list) else [run]
+    if not runs:
+        raise ConfigError("predict takes a run, or a list of runs; the list is empty.")
+    trained, *others = (_open(one, task, settings, log) for one in runs)
     with _failures_named():
-        use = prediction(trained, given, decoding)
+        use = prediction(trained, given, decoding, others)
         return dict(use_model(trained, use, hardware, log, once=False) or {})
 
 

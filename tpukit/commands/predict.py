@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tpukit.commands.trained_run import Use
     from tpukit.hardware.backend import Backend
     from tpukit.tasks.trained import TrainedTask
-    from tpukit.train.requests import PredictionRequest
+    from tpukit.train.requests import AveragedRun, PredictionRequest
 
     Log = Callable[[str], None]
 
@@ -91,7 +91,10 @@ class PredictOptions:
 @with_option_sets
 def predict(
     *,
-    run: Annotated[Path, typer.Option(help="Run folder.")] = DEFAULT_RUN,
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(help=f"Run folder ({DEFAULT_RUN}); images: several are averaged."),
+    ] = None,
     task: TaskOptions,
     options: PredictOptions,
     decoding: DecodingOptions,
@@ -108,12 +111,23 @@ def predict(
     output = Output(as_json=as_json)
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
-    trained = open_trained(run, output.text, task.task, parse_settings(task.settings or []))
-    use_in_all_ranks(trained, prediction(trained, options, decoding), chosen, kind, output)
+    settings = parse_settings(task.settings or [])
+    trained, *others = (
+        open_trained(path, output.text, task.task, settings) for path in run or [DEFAULT_RUN]
+    )
+    use_in_all_ranks(trained, prediction(trained, options, decoding, others), chosen, kind, output)
 
 
-def prediction(trained: TrainedTask, options: PredictOptions, decoding: DecodingOptions) -> Use:
-    """What `predict` does with the model of a run. Raises what is known before it is opened."""
+def prediction(
+    trained: TrainedTask,
+    options: PredictOptions,
+    decoding: DecodingOptions,
+    others: Sequence[TrainedTask] = (),
+) -> Use:
+    """What `predict` does with the model of a run, averaged with others where there are any.
+
+    Raises what is known before a device is opened.
+    """
     from tpukit.tasks.sample_submission import match_sample, read_csv_table
     from tpukit.train.mistakes.returned import expect
     from tpukit.train.requests import PredictionRequest
@@ -121,7 +135,8 @@ def prediction(trained: TrainedTask, options: PredictOptions, decoding: Decoding
     if trained.run is None:
         raise ConfigError("Predictions need a run.", "Give the folder of one.")
     fields = dataclasses.asdict(options)
-    request = PredictionRequest(trained.run, **fields, decoding=decoding.given())
+    averaged = [_averaged(trained, other) for other in others]
+    request = PredictionRequest(trained.run, **fields, decoding=decoding.given(), averaged=averaged)
     sample = (
         None if options.sample_submission is None else read_csv_table(options.sample_submission)
     )
@@ -136,6 +151,20 @@ def prediction(trained: TrainedTask, options: PredictOptions, decoding: Decoding
         return fields
 
     return predicted
+
+
+def _averaged(trained: TrainedTask, other: TrainedTask) -> AveragedRun:
+    """Another run, as one of the first's task. Raises ConfigError where that is not averaged."""
+    from tpukit.train.requests import AveragedRun
+
+    task = trained.task
+    if not task.averages_runs or other.run is None or type(other.task) is not type(task):
+        raise ConfigError(
+            f"several --run: predictions of task {task.name!r} are not averaged"
+            + (f" with those of {other.task.name!r}." if task.averages_runs else "."),
+            "Give one run, or several of the task images.",
+        )
+    return AveragedRun(other.run, other.task, other.model_on)
 
 
 def _written(fields: dict[str, Any], request: PredictionRequest) -> Path:

@@ -97,6 +97,11 @@ def allowed_cores() -> int:
     return os.cpu_count() or 1
 
 
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, as launchers number them: before a device is opened."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
     """Drops what native libraries print on descriptor 1 meanwhile (gloo logs each connection)."""

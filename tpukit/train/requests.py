@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tpukit.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from tpukit.hardware.backend import Backend
     from tpukit.train.storage.run_folder import RunFolder, TrainedRun
     from tpukit.train.task import Task
 
@@ -88,6 +91,16 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True)
+class AveragedRun:
+    """A further run, whose predictions are averaged with those of the first."""
+
+    run: TrainedRun
+    task: Task
+    model_on: Callable[[Backend], nn.Module]
+    """The model with the run's weights, on a backend's device."""
+
+
+@dataclass(frozen=True)
 class PredictionRequest:
     """The options of `tpukit predict`; None was not given."""
 
@@ -102,3 +115,5 @@ class PredictionRequest:
     """A file whose ids and order the output must have."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
     """Text tasks: decoding options that were given, named as in transformers."""
+    averaged: Sequence[AveragedRun] = ()
+    """Runs beside `run`, for tasks that average over several (`Task.averages_runs`)."""

@@ -173,6 +173,8 @@ class Task(ABC):
     """By name: quick, safe, balanced, fast."""
     cpu_preset: ClassVar[str | None] = None
     """Preset of a run on a CPU for which neither a preset nor a setting that it sets is given."""
+    averages_runs: ClassVar[bool] = False
+    """Whether `predict` averages over `request.averaged` (`--run` given several times)."""
     given_settings: Mapping[str, Any] = MappingProxyType({})
     """The constructor's arguments; kept where it is called."""
     _samples: int | None = None

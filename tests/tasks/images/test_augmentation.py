@@ -106,3 +106,37 @@ def test_the_loss_of_mixed_rows_is_that_of_soft_targets():
     smooth = torch.nn.functional.one_hot(labels, 4) * 0.9 + 0.1 / 4
     soft = share[:, None] * smooth + (1 - share[:, None]) * smooth.flip(0)
     torch.testing.assert_close(ours, SoftTargetCrossEntropy()(model(image), soft))
+
+
+@pytest.mark.parametrize("mixup", [0.0, 1.0])
+def test_balanced_weights_are_those_of_cross_entropy(mixup):
+    """Over micro-batches, as `CrossEntropyLoss(weight)` of the whole batch; mixed targets too."""
+    counts = (20, 5, 10, 5)
+    task = make_task(class_weights="balanced", mixup=mixup, smoothing=0.0)
+    task.class_names, task.class_counts = tuple("abcd"), counts
+    torch.manual_seed(0)
+    model = task.build_model(None).train()
+    samples = [
+        task.draw({"image": picture(i), "label": label, "augment": True}, sample_rng(0, 0, i))
+        for i, label in enumerate((0, 1, 3, 0, 2, 0))
+    ]
+    parts, sums = [samples[:2], samples[2:]], torch.zeros(2)
+    wanted = torch.zeros(2)
+    weights = torch.tensor([40 / (4 * count) for count in counts])
+    for part in parts:
+        keys = tuple(SampleKey(0, i) for i in range(len(part)))
+        batch = task.collate(part, MicroBatch(keys, len(part)))
+        outputs = task.loss(model, batch)
+        sums += torch.stack([(outputs["loss"] * outputs["weight"]).sum(), outputs["weight"].sum()])
+        image = mix(task.input.normalised(batch["image"]), batch["share"], batch["box"])
+        one = torch.nn.functional.one_hot(batch["label"], 4).float()
+        soft = batch["share"][:, None] * one + (1 - batch["share"])[:, None] * partners(one)
+        rows = -(soft * weights * model(image).log_softmax(1)).sum()
+        wanted += torch.stack([rows, (soft * weights).sum()])
+        if mixup == 0:
+            theirs = torch.nn.functional.cross_entropy(model(image), batch["label"], weights)
+            torch.testing.assert_close(rows / (soft * weights).sum(), theirs)
+    torch.testing.assert_close(sums[0] / sums[1], wanted[0] / wanted[1])
+    # What is validated is not weighted.
+    assert "weight" not in task.loss(model.eval(), batch)
+    assert task.example_batches(2)[0].keys() == batch.keys()

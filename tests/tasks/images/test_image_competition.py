@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from competitions import image_competition
-from runs import failure, result, tpukit
+from runs import TINY, failure, result, tpukit
 
-from tpukit.tasks.images.data.listing import find_training_images
-from tpukit.tasks.images.evaluation.prediction import neutral_row
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.errors import ConfigError
+from tpukit.tasks.images.evaluation.prediction import check_images, neutral_row
 from tpukit.tasks.images.task import ImagesTask
+from tpukit.train.requests import AveragedRun, PredictionRequest
 
 SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--hw", "cpu"]
 
@@ -30,10 +32,16 @@ def train(competition, run, *more):
     )  # fmt: skip
 
 
+METRICS = ("macro_f1", "roc_auc", "quadratic_kappa")
+
+
 @pytest.fixture(scope="module")
 def trained(competition, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "run"
-    done = train(competition, run, "--set", "damaged=skip")
+    done = train(competition, run, "--set", "damaged=skip", "--set", "fold=3",
+                 "--set", f"metrics={','.join(METRICS)}", "--set", "class_weights=balanced",
+                 "--set", "best_metric=max:valid_macro_f1")  # fmt: skip
+    assert "is not used" not in done.stderr
     assert result(done)["finished"]
     damaged = competition.damaged[0]
     assert f"1 of 400 images cannot be read: {damaged}.png in {competition.folder}" in done.stderr
@@ -53,7 +61,9 @@ def numbers(row):
 
 
 def test_damaged_files_are_an_error_with_a_way_on(competition, trained, tmp_path):
-    told = failure(train(competition, tmp_path / "run"))
+    done = train(competition, tmp_path / "run")
+    assert "column fold is not used" in done.stderr and "--set fold=0" in done.stderr
+    told = failure(done)
     assert f"1 of 400 images cannot be read: {competition.damaged[0]}.png" in told
     assert "--set damaged=skip" in told
     told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--set", "damaged=stop",
@@ -67,10 +77,11 @@ def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition,
     rows, fields, told = predict(trained, tmp_path / "out.csv", *sample)
     assert [*rows] == [*competition.answers]
     assert fields["damaged"] == [damaged] and f"(damaged_row: frequencies): {damaged}" in told
-    used = find_training_images(ImagesConfig(data_path=str(competition.folder)))[0].files
-    counts = Counter(competition.labels[file.rpartition("/")[2][:-4]] for file in used)
+    with (competition.folder / "train.csv").open() as file:
+        counts = Counter(row["label"] for row in csv.DictReader(file) if row["fold"] != "3")
+    assert counts.total() == 320
     assert numbers(rows[damaged]) == pytest.approx(
-        [counts[name] / len(used) for name in rows[damaged]], abs=1e-7
+        [counts[name] / 320 for name in rows[damaged]], abs=1e-7
     )
     # The other rows are those of a competition without that file.
     whole = tmp_path / "whole"
@@ -126,3 +137,45 @@ def test_damaged_files_are_left_out_of_a_test(competition, trained, tmp_path):
         before = by_name[row["file"].rpartition("/")[2][:-4]]
         assert row["predicted"] == before["predicted"]
         assert float(row["probability"]) == pytest.approx(float(before["probability"]), abs=1e-5)
+
+
+def test_the_validation_is_that_of_a_test_without_the_damaged_files(competition, trained, tmp_path):
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    found = result(tpukit("test", "--run", trained, "--hw", "cpu", "--out", tmp_path, "--json"))
+    rows = [*csv.DictReader((tmp_path / "predictions.csv").open())]
+    names = {row["file"].rpartition("/")[2][:-4] for row in rows}
+    with (competition.folder / "train.csv").open() as file:
+        fold = {row["image_id"] for row in csv.DictReader(file) if row["fold"] == "3"}
+    assert found["samples"] == 79 and names == fold - {*competition.damaged}
+    for name in ("accuracy", "loss", *METRICS):
+        assert found["metrics"][name] == pytest.approx(last[f"valid_{name}"], abs=1e-5)
+    state = json.loads((trained / "checkpoints/step-00000008/state.json").read_text())
+    assert state["best"]["macro_f1"] == last["valid_macro_f1"]
+
+
+def test_the_predictions_of_several_runs_are_averaged(competition, trained, tmp_path):
+    other = tmp_path / "other"
+    result(train(competition, other, "--set", "damaged=skip", "--set", "fold=1", "--lr", "0.01"))
+    sample = ("--sample-submission", competition.sample)
+    alone = [predict(run, tmp_path / "out.csv", *sample)[0] for run in (trained, other)]
+    both, fields, told = predict(trained, tmp_path / "both.csv", "--run", other, *sample)
+    assert fields["damaged"] == [competition.damaged[2]] and "the mean of 2 runs" in told
+    assert alone[0] != alone[1]
+    for name, row in both.items():
+        if name not in fields["damaged"]:
+            parts = [numbers(rows[name]) for rows in alone]
+            means = [(a + b) / 2 for a, b in zip(*parts, strict=True)]
+            assert numbers(row) == pytest.approx(means, abs=1e-6)
+
+
+def test_only_runs_of_the_same_classes_are_averaged(competition, trained, tmp_path):
+    task = ImagesTask(class_names=("cat", "dog"), data_path=str(competition.folder))
+    other = AveragedRun(SimpleNamespace(path="b"), ImagesTask(class_names=("cat", "fox")), None)
+    request = PredictionRequest(SimpleNamespace(path="a"), averaged=[other])
+    with pytest.raises(ConfigError, match=r"b has other classes than a .'fox' instead of 'dog'"):
+        check_images(task, request)
+    run = tmp_path / "run"
+    result(tpukit("train", "--task", TINY, "--hw", "cpu", "--max-steps", "1", "--results-dir", run,
+                  "--json"))  # fmt: skip
+    told = failure(tpukit("predict", "--hw", "cpu", "--run", trained, "--run", run))
+    assert "predictions of task 'images' are not averaged with those of 'tiny'" in told

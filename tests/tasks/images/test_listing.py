@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from tpukit.errors import DataError
-from tpukit.tasks.images.data.listing import find_training_images, table_rows
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.images.data.listing import find_training_images, table_rows, unused_fold
 from tpukit.tasks.images.images_config import ImagesConfig
 
 
@@ -102,3 +102,53 @@ def test_the_digest_sees_other_labels(tmp_path):
 def test_a_table_that_is_not_there_is_said_to_be_missing(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.csv cannot be read: No such file"):
         table_rows(tmp_path / "nowhere.csv")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """60 images of three classes in 15 groups and 5 folds."""
+    rows = ["id,label,fold,patient"]
+    for i in range(60):
+        put(tmp_path / "images" / f"{i}.png")
+        rows.append(f"{i},{'abbccc'[i % 6]},{i % 5},p{i // 4}")
+    (tmp_path / "train.csv").write_text("\n".join(rows))
+    return tmp_path
+
+
+def numbers(images):
+    return {int(file.rpartition("/")[2][:-4]) for file in images.files}
+
+
+def test_the_rows_of_a_fold_are_validated_on(table):
+    train, valid = find(table, fold=3)
+    assert numbers(valid) == {i for i in range(60) if i % 5 == 3}
+    assert numbers(train) == {*range(60)} - numbers(valid)
+    by_name = find(table, fold_column="patient", fold="p2")[1]
+    assert numbers(by_name) == {8, 9, 10, 11}
+    with pytest.raises(DataError, match="no row has '7' in the column 'fold'") as caught:
+        find(table, fold=7)
+    assert "0, 1, 2, 3, 4" in caught.value.hint
+    with pytest.raises(DataError, match="fold_column wave: there is no such column"):
+        find(table, fold_column="wave", fold=0)
+    for wrong in ({"fold_column": "fold"}, {"fold": 0, "group_column": "patient"}):
+        with pytest.raises(ConfigError):
+            find(table, **wrong)
+    assert unused_fold(ImagesConfig(data_path=str(table))) == "fold"
+    assert unused_fold(ImagesConfig(data_path=str(table), fold="1")) is None
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.01])
+def test_a_group_is_in_one_part_alone(table, fraction):
+    train, valid = find(table, group_column="patient", valid_fraction=fraction)
+    groups = [{i // 4 for i in numbers(part)} for part in (train, valid)]
+    assert not groups[0] & groups[1] and len(groups[0] | groups[1]) == 15
+    assert numbers(train) | numbers(valid) == {*range(60)}
+    counts = [valid.labels.count(k) for k in range(3)]
+    assert max(abs(counts[k] - fraction * (10, 20, 30)[k]) for k in range(3)) <= 3
+    assert find(table, group_column="patient", valid_fraction=fraction) == (train, valid)
+
+
+def test_folds_and_groups_need_a_table(tmp_path):
+    put(tmp_path / "cat" / "1.png")
+    with pytest.raises(DataError, match=r"group_column: .* has no table"):
+        find(tmp_path, group_column="patient")

@@ -24,6 +24,16 @@ RANGES = {
 }
 
 
+CHOICES = {
+    "damaged": ("stop", "skip"),
+    "tta": ("none", "flip"),
+    "class_weights": ("none", "balanced"),
+}
+METRIC_NAMES = (
+    "accuracy", "balanced_accuracy", "macro_f1", "log_loss", "roc_auc", "quadratic_kappa",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ImagesConfig:
     """The task's settings (`--set NAME=VALUE`)."""
@@ -40,6 +50,12 @@ class ImagesConfig:
     """Column of the class (default: the second)."""
     valid_fraction: float = 0.1
     """Part of each class that is validated on, where the data has no validation part."""
+    fold: str | None = None
+    """Validate on the table's rows with this value in `fold_column`, instead of a fraction."""
+    fold_column: str | None = None
+    """Column of the table that numbers its folds (default: fold)."""
+    group_column: str | None = None
+    """Column of the table whose equal values (a patient, a video) stay in one part."""
     model: str = "convnext_tiny"
     """Any timm model."""
     pretrained: str = "none"
@@ -66,6 +82,12 @@ class ImagesConfig:
     """Alpha of cutmix (Yun et al., 2019); 0 is off. With both, each pair draws one of them."""
     smoothing: float = 0.1
     """Label smoothing."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weights in the training loss: balanced counts each class alike, images / (classes x its
+    images)."""
+    metrics: str = ""
+    """Further metrics of validation and `test`, separated by commas: accuracy, balanced_accuracy,
+    macro_f1, log_loss, roc_auc (one class against the rest), quadratic_kappa."""
     damaged: Literal["stop", "skip"] = "stop"
     """Image files that cannot be read are an error, or are left out (in training the next image
     takes their place; `predict` writes `damaged_row`)."""
@@ -80,11 +102,29 @@ class ImagesConfig:
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
-        # A class may be named by a number, which `--set` reads as one.
-        object.__setattr__(self, "damaged_row", str(self.damaged_row))
+        # A class or a fold may be named by a number, which `--set` reads as one.
+        for name in ("damaged_row", "fold"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, str(getattr(self, name)))
+        names = self.metrics if isinstance(self.metrics, list) else [self.metrics]
+        object.__setattr__(self, "metrics", ",".join(map(str, names)))
         problems = range_problems(vars(self), RANGES, str)
-        for name, allowed in {"damaged": ("stop", "skip"), "tta": ("none", "flip")}.items():
+        problems += [
+            f"metrics: there is no {name!r}; there are {', '.join(METRIC_NAMES)}."
+            for name in self.chosen
+            if name not in METRIC_NAMES
+        ]
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 problems.append(f"{name} {getattr(self, name)!r} is not {' or '.join(allowed)}.")
+        if self.fold_column is not None and self.fold is None:
+            problems.append("fold_column needs the fold to validate on: --set fold=0.")
+        if self.fold is not None and self.group_column is not None:
+            problems.append("fold and group_column exclude each other.")
         if problems:
             raise ConfigError(" ".join(problems))
+
+    @property
+    def chosen(self) -> list[str]:
+        """The names in `metrics`."""
+        return [name.strip() for name in self.metrics.split(",") if name.strip()]

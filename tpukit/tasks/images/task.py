@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -11,10 +12,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, ParameterGroup
+from tpukit.io.process import is_first_rank
 from tpukit.tasks.images.classifier import (
     InputFormat,
     build_classifier,
@@ -36,7 +39,8 @@ from tpukit.tasks.images.data.augmentation import (
 )
 from tpukit.tasks.images.data.damaged import check_headers
 from tpukit.tasks.images.data.image_files import NO_IMAGE, ImageFiles
-from tpukit.tasks.images.data.listing import LabelledImages, find_training_images
+from tpukit.tasks.images.data.listing import LabelledImages, find_training_images, unused_fold
+from tpukit.tasks.images.evaluation.class_metrics import chosen_metrics
 from tpukit.tasks.images.images_config import ImagesConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import (
@@ -53,8 +57,10 @@ Log = Callable[[str], None]
 CLASSES_FILE = "classes.json"
 COUNTS_FILE = "class_counts.json"
 ELSEWHERE = ("data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities",
-             "damaged", "damaged_row", "classes", "pretrained")  # fmt: skip
+             "metrics", "damaged", "damaged_row", "classes", "pretrained")  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
+ADDED = ("fold", "fold_column", "group_column", "class_weights")
+"""Settings that are recorded where they are used."""
 
 
 class ImagesTask(Task):
@@ -66,6 +72,7 @@ class ImagesTask(Task):
 
     name = "images"
     config_class = ImagesConfig
+    averages_runs = True
     defaults = TrainingDefaults(
         global_batch_size=128,
         epochs=10,
@@ -118,6 +125,9 @@ class ImagesTask(Task):
     def datasets(self) -> Datasets:
         """The images of the data path, and their classes."""
         train, valid = find_training_images(self.config, self.class_names)
+        if is_first_rank() and (column := unused_fold(self.config)) is not None:
+            told = f"The table's column {column} is not used; to validate on one of its folds:"
+            print(f"{told} --set fold_column={column} --set fold=0", file=sys.stderr, flush=True)
         check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
         self.class_names, self.class_counts = train.classes, train.class_counts()
         return Datasets(
@@ -136,7 +146,9 @@ class ImagesTask(Task):
         return ImageFiles(images, self.input.side, augment=augment, skip_damaged=skip)
 
     def identity(self) -> dict[str, Any]:
-        return {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+        values = {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+        # Older runs do not record them.
+        return {n: v for n, v in values.items() if n not in ADDED or v != getattr(ImagesConfig, n)}
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         if CLASSES_FILE not in artifacts:
@@ -153,7 +165,17 @@ class ImagesTask(Task):
         with global_generators(int(rng.integers(2**32))):
             pixels = self.transforms[sample["augment"]](sample["image"])
         mixed = draw_mix(rng, self.config, self.input.side) if sample["augment"] else not_mixed()
-        return {"image": pixels, "label": sample["label"], **mixed}
+        weight = self._weight(sample["label"] if sample["augment"] else None)
+        return {"image": pixels, "label": sample["label"], **mixed, **weight}
+
+    def _weight(self, label: int | None) -> dict[str, np.float32]:
+        """A training sample's `weight` by its class, where classes have weights; else 1."""
+        if self.config.class_weights == "none":
+            return {}
+        counts = self.class_counts
+        if label is None or counts is None:
+            return {"weight": np.float32(1.0)}
+        return {"weight": np.float32(sum(counts) / (len(counts) * counts[label]))}
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
         batch = share_draws(stack_samples(samples, micro.rows), len(samples))
@@ -164,7 +186,8 @@ class ImagesTask(Task):
 
     def example_batches(self, rows: int) -> list[Batch]:
         side = self.input.side
-        sample = {"image": torch.zeros(3, side, side, dtype=torch.uint8), "label": 0, **not_mixed()}
+        image = torch.zeros(3, side, side, dtype=torch.uint8)
+        sample = {"image": image, "label": 0, **not_mixed(), **self._weight(None)}
         return [stack_samples([sample] * rows, rows)]
 
     def count_samples(self) -> int:
@@ -183,10 +206,12 @@ class ImagesTask(Task):
         return list(layer_groups(model, weight_decay, self.config.layer_decay))
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Each row's cross-entropy; while training with label smoothing and mixed pairs."""
+        """Each row's cross-entropy; while training with label smoothing, mixed pairs and weights
+        of the classes."""
         image, label = self.input.normalised(batch["image"]), batch["label"]
         mixes = model.training and (self.config.mixup > 0 or self.config.cutmix > 0)
         smoothing = self.config.smoothing if model.training else 0.0
+        weight = batch.get("weight") if model.training else None
         if mixes:
             image = mix(image, batch["share"], batch["box"])
         scores = model(image).float()
@@ -195,13 +220,28 @@ class ImagesTask(Task):
             other = F.cross_entropy(
                 scores, partners(label), reduction="none", label_smoothing=smoothing
             )
-            loss = batch["share"] * loss + (1 - batch["share"]) * other
+            parts = batch["share"], 1 - batch["share"]
+            if weight is not None:
+                parts = parts[0] * weight, parts[1] * partners(weight)
+                weight = parts[0] + parts[1]
+                parts = parts[0] / weight, parts[1] / weight
+            loss = parts[0] * loss + parts[1] * other
         own = scores.gather(1, label[:, None])
         better = (scores > own).sum(1)
         right = {"accuracy": (better < 1).float()}
         if scores.shape[1] > 5:
             right["top5_accuracy"] = (better < 5).float()
-        return {"loss": loss, **right}
+        return {"loss": loss, **right} | ({} if weight is None else {"weight": weight})
+
+    def accumulate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The probabilities of the rows, where `metrics` names any that are no means over rows."""
+        if not self.config.chosen:
+            return {}
+        image = self.input.normalised(batch["image"])
+        return {"scores": model(image).float().softmax(1), "label": batch["label"]}
+
+    def compute(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        return chosen_metrics(self.config.chosen, rows["scores"], rows["label"]) if rows else {}
 
     def probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows, classes) of each row's image; with test-time augmentation their mean."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tpukit.errors import DataError
+from tpukit.io.process import is_first_rank
 from tpukit.io.progress import Progress
 from tpukit.tasks.images.data.image_decoding import (
     DAMAGED_HINT,
@@ -38,7 +39,7 @@ def check_headers(*parts: Sequence[str], skip: bool = False) -> None:
 
     Raises DataError naming the damaged files.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first_rank():
         return
     files = [file for part in parts for file in part]
     damaged = damaged_headers(files)

@@ -19,13 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from tpukit.errors import DataError
+from tpukit.tasks.images.data.validation_part import of_fold, stratified, stratified_groups
 from tpukit.tasks.images.images_config import ImagesConfig
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 VALIDATION_FOLDERS = ("valid", "val", "validation")
 IMAGE_FOLDERS = ("train_images", "images", "train")
 TEST_FOLDERS = ("test_images", "test", "images")
-SPLIT_SEED = 0
+FOLD_NAMES = ("fold", "folds", "kfold")
+"""Columns of a table that look like folds."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class LabelledImages:
         files = tuple(self.files[i] for i in chosen)
         return LabelledImages(files, tuple(self.labels[i] for i in chosen), self.classes)
 
+    def split(self, places: set[int]) -> tuple[LabelledImages, LabelledImages]:
+        """The images at other positions, and those at these."""
+        return self.part({*range(len(self))} - places), self.part(places)
+
 
 def find_training_images(
     config: ImagesConfig, classes: Sequence[str] | None = None
@@ -74,16 +80,50 @@ def find_training_images(
             "Give the images' folder with --data-path, or generate some: tpukit data images",
         )
     table = _table(config)
-    if table is None and (root / "train").is_dir():
-        train = read_class_folders(root / "train", classes)
-        valid = _existing(root, VALIDATION_FOLDERS)
-        if valid is not None:
-            return train, read_class_folders(valid, train.classes)
-    elif table is not None:
-        train = read_table(table, config, classes)
-    else:
-        train = read_class_folders(root, classes)
-    return _split(train, config.valid_fraction)
+    if table is not None:
+        rows = table_rows(table)
+        train = _labelled(table, rows, config, classes)
+        return train.split(_validation_rows(table, rows, train, config))
+    _require_table(config)
+    inner = root / "train"
+    train = read_class_folders(inner if inner.is_dir() else root, classes)
+    valid = _existing(root, VALIDATION_FOLDERS) if inner.is_dir() else None
+    if valid is not None:
+        return train, read_class_folders(valid, train.classes)
+    return train.split(stratified(train.labels, config.valid_fraction))
+
+
+def _validation_rows(
+    table: Path, rows: Sequence[dict[str, str]], images: LabelledImages, config: ImagesConfig
+) -> set[int]:
+    """The rows to validate on: a fold, or a fraction of each class, by whole groups if asked."""
+    if config.fold is not None:
+        column = column_of(table, rows, config.fold_column or "fold", 0, "fold_column")
+        return of_fold(table, column, [row[column] or "" for row in rows], config.fold)
+    if config.group_column is not None:
+        column = column_of(table, rows, config.group_column, 0, "group_column")
+        groups = [row[column] or "" for row in rows]
+        return stratified_groups(images.labels, groups, config.valid_fraction)
+    return stratified(images.labels, config.valid_fraction)
+
+
+def _require_table(config: ImagesConfig) -> None:
+    for name in ("fold", "fold_column", "group_column"):
+        if getattr(config, name) is not None:
+            raise DataError(
+                f"{name}: {config.data_path} has no table of ids and labels.",
+                "Name one in the data path: --set table=train.csv",
+            )
+
+
+def unused_fold(config: ImagesConfig) -> str | None:
+    """The column of the training table that looks like folds, where no setting uses it."""
+    table = _table(config)
+    if table is None or config.fold is not None or config.group_column is not None:
+        return None
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        columns = next(csv.reader(file))
+    return next((n for n in columns if n.lower() in FOLD_NAMES and n != config.label_column), None)
 
 
 def _table(config: ImagesConfig) -> Path | None:
@@ -182,7 +222,15 @@ def read_table(
 
     Raises DataError naming the row of a missing file.
     """
-    rows = table_rows(table)
+    return _labelled(table, table_rows(table), config, classes)
+
+
+def _labelled(
+    table: Path,
+    rows: Sequence[dict[str, str]],
+    config: ImagesConfig,
+    classes: Sequence[str] | None,
+) -> LabelledImages:
     id_column = column_of(table, rows, config.id_column, 0, "id_column")
     label_column = column_of(table, rows, config.label_column, 1, "label_column")
     labels = [row[label_column] or "" for row in rows]
@@ -248,20 +296,7 @@ def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
     return [by_name[name] for name in ids]
 
 
-# -- parts ---------------------------------------------------------------------------------------
-def _split(images: LabelledImages, fraction: float) -> tuple[LabelledImages, LabelledImages]:
-    """A fraction of each class, at least one of those with several images, is for validation."""
-    labels = np.array(images.labels)
-    valid: set[int] = set()
-    for label in range(len(images.classes)):
-        places = np.flatnonzero(labels == label)
-        order = np.random.default_rng([SPLIT_SEED, label]).permutation(places)
-        count = round(fraction * len(places)) or int(fraction > 0 and len(places) > 1)
-        valid.update(int(place) for place in order[:count])
-    train = set(range(len(images))) - valid
-    return images.part(train), images.part(valid)
-
-
+# -- images to predict ---------------------------------------------------------------------------
 def find_test_files(config: ImagesConfig, given: Path | None) -> list[str]:
     """The images to predict: those of a folder, or of the data path's test folder."""
     folder = given or _existing(Path(config.data_path), TEST_FOLDERS)

@@ -23,6 +23,14 @@ from tpukit.tasks.images.data.listing import (
     read_class_folders,
     read_table,
 )
+from tpukit.tasks.images.evaluation.class_metrics import (
+    Probabilities,
+    accuracy,
+    balanced_accuracy,
+    chosen_metrics,
+    confusion_matrix,
+    log_loss,
+)
 from tpukit.tasks.images.evaluation.class_pictures import draw_confusion, draw_mistakes
 from tpukit.tasks.images.images_config import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask, Log
@@ -30,7 +38,6 @@ from tpukit.train.inference import infer
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.requests import EvaluationRequest
 
-Probabilities = NDArray[np.float32]
 SHOWN_MISTAKES = 12
 ROWS_PER_DEVICE = 64
 """Rows of an evaluation batch on each device."""
@@ -115,17 +122,14 @@ def _test_images(task: ImagesTask, request: EvaluationRequest) -> LabelledImages
 # -- metrics ---------------------------------------------------------------------------------------
 def accuracies(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, float]:
     """Top-1, top-5 (of more than five classes), the mean of the classes' own, and the loss."""
-    own = probabilities[np.arange(len(labels)), labels]
-    better = (probabilities > own[:, None]).sum(1)
-    right = better < 1
-    present = np.unique(labels)
     found = {
-        "accuracy": float(right.mean()),
-        "balanced_accuracy": float(np.mean([right[labels == label].mean() for label in present])),
-        "loss": float(-np.log(np.maximum(own, 1e-12)).mean()),
+        "accuracy": accuracy(probabilities, labels),
+        "balanced_accuracy": balanced_accuracy(probabilities, labels),
+        "loss": log_loss(probabilities, labels),
     }
     if probabilities.shape[1] > 5:
-        found["top5_accuracy"] = float((better < 5).mean())
+        own = probabilities[np.arange(len(labels)), labels]
+        found["top5_accuracy"] = float(((probabilities > own[:, None]).sum(1) < 5).mean())
     return found
 
 
@@ -134,14 +138,6 @@ def proportion_interval(share: float, count: int) -> list[float]:
     centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
     half = Z * np.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
     return [float(centre - half), float(centre + half)]
-
-
-def confusion_matrix(
-    predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int
-) -> NDArray[np.int64]:
-    """(classes, classes): images of a row's class that were given a column's."""
-    counts = np.bincount(labels * classes + predicted, minlength=classes * classes)
-    return counts.reshape(classes, classes)
 
 
 def _report(
@@ -155,6 +151,8 @@ def _report(
     labels = np.array(images.labels, dtype=np.int64)
     predicted = probabilities.argmax(1)
     metrics = accuracies(probabilities, labels)
+    chosen = chosen_metrics(task.config.chosen, probabilities, labels)
+    metrics |= {name: value for name, value in chosen.items() if np.isfinite(value)}
     counted = [name for name in ("accuracy", "top5_accuracy") if name in metrics]
     intervals = {name: proportion_interval(metrics[name], len(labels)) for name in counted}
     confusion, mistakes = out / "confusion.png", out / "mistakes.png"
@@ -169,6 +167,7 @@ def _report(
         f" {metrics['accuracy']:.1%} [{low:.1%}, {high:.1%}]"
         + (f", top-5 {metrics['top5_accuracy']:.1%}" if "top5_accuracy" in metrics else "")
         + f", mean over classes {metrics['balanced_accuracy']:.1%}"
+        + "".join(f", {name} {value:.4g}" for name, value in chosen.items())
     )
     log(f"Pictures: {confusion}, {mistakes}; predictions: {out / 'predictions.csv'}")
     return {

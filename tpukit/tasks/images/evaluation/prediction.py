@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from tpukit.tasks.images.data.listing import (
     image_files_directly,
     table_rows,
 )
-from tpukit.tasks.images.evaluation.evaluate import Probabilities, class_probabilities
+from tpukit.tasks.images.evaluation.class_metrics import Probabilities
+from tpukit.tasks.images.evaluation.evaluate import class_probabilities
 from tpukit.tasks.images.task import ImagesTask, Log
 from tpukit.train.requests import PredictionRequest
 
@@ -70,8 +71,21 @@ def check_images(task: ImagesTask, request: PredictionRequest) -> None:
     """Raises what is known of the images to predict before a device is opened."""
     files = find_images(task, request).files
     neutral_row(task)
+    for other in request.averaged:
+        assert isinstance(other.task, ImagesTask)
+        if other.task.class_names != task.class_names:
+            raise ConfigError(
+                f"{other.run.path} has other classes than {request.run.path}"
+                f" ({_first_difference(other.task.class_names, task.class_names)}).",
+                "Average runs of the same classes.",
+            )
     if task.config.damaged == "stop":
         check_headers(files)
+
+
+def _first_difference(these: Sequence[str] | None, those: Sequence[str] | None) -> str:
+    pairs = zip_longest(these or (), those or ())
+    return next(f"{one!r} instead of {other!r}" for one, other in pairs if one != other)
 
 
 def _columns_of_sample(table: Path, others: Sequence[str], task: ImagesTask) -> tuple[str, ...]:
@@ -109,12 +123,19 @@ def predict_classes(
     assert task.class_names is not None
     images = LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
     probabilities, readable = class_probabilities(task, model, backend, images)
+    for other in request.averaged:
+        assert isinstance(other.task, ImagesTask)
+        model = other.model_on(backend)
+        further, also = class_probabilities(other.task, model, backend, images)
+        probabilities, readable = probabilities + further, readable & also
+    probabilities /= 1 + len(request.averaged)
     best = probabilities.argmax(1)
     probabilities[~readable], best[~readable] = neutral_row(task)
     out = request.out or DEFAULT_OUT
     if backend.is_main:
         write_submission(out, found, task, probabilities, best)
-    log(f"{len(found.ids)} rows in {out}")
+    mean = f", the mean of {1 + len(request.averaged)} runs" if request.averaged else ""
+    log(f"{len(found.ids)} rows in {out}{mean}")
     damaged = list(compress(found.ids, ~readable))
     if damaged:
         log(_about_damaged(damaged, task))
