@@ -178,3 +178,13 @@ def test_a_signal_before_the_first_step_ends_at_once(tmp_path):
     _, told = process.communicate(timeout=30)
     assert process.returncode == 143 and b"Stopped before the first step" in told, told
     assert not run.exists()
+
+
+@pytest.mark.parametrize("line", ["train --help", "train --lr abc", "doctor --quick"])
+def test_output_that_nobody_reads_ends_as_the_shell_expects(line):
+    """As `tpukit ... 2>&1 | head` leaves it: no words, no error of its own."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tpukit", *line.split()]
+    with os.fdopen(writer, "wb") as lost:
+        assert subprocess.run(command, stdout=lost, stderr=lost, check=False).returncode == 141

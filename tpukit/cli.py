@@ -199,6 +199,13 @@ def _silence_libraries() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command line."""
+    try:
+        return _run(arguments)
+    except OutputLostError:  # `| head`: nobody to say it to
+        return SIGNAL_BASE + signal.SIGPIPE
+
+
+def _run(arguments: list[str]) -> int:
     # Before torch is imported: torch_tpu would load, and hang on a machine without a TPU.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
@@ -213,9 +220,10 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except ClickError as error:
         return _report_usage(error, arguments)
-    except (KeyboardInterrupt, typer.Abort, OutputLostError) as error:
-        number = signal.SIGPIPE if isinstance(error, OutputLostError) else signal.SIGINT
-        return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + number, arguments)
+    except OutputLostError:
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + signal.SIGINT, arguments)
     except Exception as error:
         if "--debug" in arguments:
             _print_traceback()

@@ -81,3 +81,11 @@ def test_a_mistyped_line_names_what_was_meant(line, told, tmp_path, monkeypatch,
     assert run(line.split()) == 2
     shown = capsys.readouterr().err
     assert told in shown and "unable to parse" not in shown and "--image-size" not in shown
+
+
+@pytest.mark.parametrize("command", ["train", "predict", "probe-batch", "test", "summarize-train"])
+def test_a_command_without_any_option_is_read(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tpukit.commands.probe_batch.size_batch", lambda *given: {})
+    run([command])
+    assert "--debug" not in capsys.readouterr().err

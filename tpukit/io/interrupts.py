@@ -59,7 +59,9 @@ class StopRequest:
         if is_first:
             # A handler must not print: it may have interrupted the same stream.
             with suppress(OSError):
-                os.write(2, b"Stopping after this step, with a checkpoint.\n")
+                # On a terminal a progress bar may end where this begins.
+                lead = b"\n" if os.isatty(2) else b""
+                os.write(2, lead + b"Stopping after this step, with a checkpoint.\n")
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -141,7 +143,8 @@ class LastingOutput(io.FileIO):
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
             if not _listeners:
-                raise OutputLostError(error.errno, error.strerror) from error
+                # Without its number, which click would take for an end with code 1.
+                raise OutputLostError(error.strerror) from error
             for stop in list(_listeners):
                 stop.handle(signal.SIGPIPE)
             return len(data)

@@ -66,7 +66,7 @@ def _ways_of(holders: Sequence[str], name: str, value: str) -> Iterator[str]:
 
 def _value_of(param: Any, arguments: Sequence[str]) -> str | None:
     """What a command line gives to an option."""
-    for argument, after in zip(arguments, [*arguments[1:], None], strict=True):
+    for argument, after in pairwise([*arguments, ""]):
         flag, _, value = argument.partition("=")
         if flag in getattr(param, "opts", ()):
             return value if "=" in argument else after

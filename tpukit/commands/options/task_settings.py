@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ def settings_of_task(spec: str) -> list[TaskSetting]:
 
 def named_task(command: str, arguments: Sequence[str]) -> str | None:
     """The task that a command line is about; None for commands without one."""
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, after in pairwise([*arguments, ""]):
         if argument == "--task":
             return after
         if argument.startswith("--task="):
