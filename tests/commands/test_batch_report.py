@@ -57,3 +57,7 @@ def test_what_was_not_tried_is_said():
     assert as_fields(found, "eit", None)["trials"][1]["fits"] is None
     faster = Recommendation(*shared, (fits,), 90.0, None, "speed", None, 90)
     assert "A larger batch is hardly faster on a CPU." in list(as_text(faster, "eit", None))
+    # 24 samples take 240 s a step, and a trial two and a half of them beside its 0 s.
+    longer = Recommendation(*shared, (fits,), 90.0, None, "time", 24, 90)
+    said = "Too slow to try: 24: its trial would take about 10m00s (--trial-time, --max-time)."
+    assert said in list(as_text(longer, "eit", None))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpukit.commands.output import shown_in_cell
 from tpukit.io.units import GIB, format_bytes, format_duration
+from tpukit.probe.batch.pace import predicted_seconds
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.batch.trial import Trial, predicted_text
 from tpukit.probe.compiler.roofline import estimate_step
@@ -166,9 +167,13 @@ def _ending(found: Recommendation) -> str | None:
     """Why nothing larger was tried, where that is not for memory."""
     if found.ended != "time":
         return ENDINGS.get(found.ended)
-    slow = found.trial_of(found.too_slow or 0)
-    why = slow.error if slow else "its trial would take too long (--trial-time, --max-time)"
-    return f"Too slow to try: {found.too_slow}: {why}."
+    batch, known = found.too_slow or 0, found.trial_of(found.largest)
+    if slow := found.trial_of(batch):
+        return f"Too slow to try: {batch}: {slow.error}."
+    about = format_duration(predicted_seconds(known, batch)) if known else "too long"
+    return (
+        f"Too slow to try: {batch}: its trial would take about {about} (--trial-time, --max-time)."
+    )
 
 
 def _not_tried(found: Recommendation) -> Iterator[str]:
