@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -239,8 +240,8 @@ def _settings(
 
 def _plain(name: str, value: Any) -> Any:
     """A value as the command line would give it: paths as text, units read."""
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return PARSERS[name][0](value) if name in PARSERS and isinstance(value, str) else value
 
 

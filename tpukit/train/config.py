@@ -107,6 +107,8 @@ class TrainConfig(HardwareOptions):
     """Resume the run in the run folder, if there is one; --no-resume sets it aside."""
     resume_from: str | None = None
     """A read-only run folder to start from."""
+    init_from: str | None = None
+    """A run whose best (EMA) weights a new run begins with; all else begins anew."""
     max_time: float | None = None
     """Time after which the run stops with a checkpoint (8h30m)."""
 

@@ -44,7 +44,7 @@ TRAINING_PANELS = {
     HARDWARE: ("hw", "devices", "precision", "shard", "kernels", "compile", "compile_cache",
                "check_bf16", "deterministic", "memory_limit", "max_restarts", "collective_timeout",
                "master_port", "profile"),
-    "Run folder": ("data_path", "results_dir", "resume", "resume_from"),
+    "Run folder": ("data_path", "results_dir", "resume", "resume_from", "init_from"),
 }  # fmt: skip
 """Fields of TrainConfig that have an option; `--set` reaches the others."""
 
@@ -131,10 +131,11 @@ class GivenSettings:
             built = make_task(cls, settings, data_path)
         layers = [{"data_path": data_path}, *layers, task_defaults(built)]
         config = resolve(*layers, name=option_name)
-        folder = config.results_dir or default_folder(cls)
+        folder = Path(config.results_dir or default_folder(cls))
+        _require_another_folder(config.init_from, folder)
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(
-            built, config, RunFolder(Path(folder)), settings, spec, self.command,
+            built, config, RunFolder(folder), settings, spec, self.command,
             chosen_preset=None if self.preset else name,
         )  # fmt: skip
 
@@ -156,6 +157,16 @@ class GivenSettings:
                 " has its settings already.",
                 f"{guess}Give settings of a task to its constructor.",
             )
+
+
+def _require_another_folder(init_from: str | None, folder: Path) -> None:
+    """Raises ConfigError where a run would begin with the weights of its own folder."""
+    source = Path(init_from).resolve() if init_from else None
+    if source and folder.resolve() in (source, *source.parents):
+        raise ConfigError(
+            f"--init-from {init_from} is in the folder of the new run itself.",
+            "Give the new run another one: --results-dir DIR.",
+        )
 
 
 def default_folder(task: type[Task]) -> str:

@@ -23,6 +23,7 @@ from tpukit.train.storage.checkpoint import (
     point,
     read_pointer,
 )
+from tpukit.train.storage.restore import open_initial_run
 from tpukit.train.storage.run_folder import RunFolder, locked
 from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
 from tpukit.train.task import Task
@@ -108,6 +109,12 @@ def find_checkpoint(
             f"The ranks see different checkpoints in {request.folder.path}: steps {steps}.",
             "All hosts must share the run folder.",
         )
+    if source := request.config.init_from:
+        if checkpoint is not None:
+            log(f"The run in {request.folder.path} is resumed: --init-from is not used.")
+        else:
+            run = open_initial_run(request.task, source, log)
+            log(f"Initial weights: {source}, {run.checkpoint.path.name}. All else begins anew.")
     return checkpoint
 
 
@@ -149,7 +156,8 @@ def require_same_arithmetic(
         return
     hint = (
         "Give the old values to go on with it, --no-resume to start anew (the old run is set"
-        " aside), or another --results-dir."
+        " aside), or another --results-dir, with"
+        f" --init-from {plan.folder.path} where its weights are to be the first ones."
     )
     if len(changes) == 1 and changes[0].startswith("total_steps"):
         hint = (
