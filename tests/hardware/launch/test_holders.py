@@ -29,15 +29,17 @@ try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
     answer = "Device or resource busy"
-owner = os.getpid()
+owner, (ready, started) = os.getpid(), os.pipe()
 if os.fork() == 0:
     # In the driver's place: it lets go three seconds after the process has ended.
     os.setsid()
     os.close(descriptor)
+    os.write(started, b"1")
     while os.getppid() == owner:
         time.sleep(0.01)
     time.sleep(3)
     os._exit(0)
+os.read(ready, 1)
 os.write(descriptor, json.dumps({"answer": answer}).encode() + b"\\n")
 time.sleep(300)
 """
