@@ -88,7 +88,7 @@ def fit(
     request = settings.request(task, find_kind(hardware))
     for remark in request.remarks():
         log(remark)
-    with opened_backend(hardware, log, once=False) as backend:
+    with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
 
         _check_gradients(backend)

@@ -53,7 +53,8 @@ def use_model(
     once: bool = True,
 ) -> Mapping[str, Any] | None:
     """What `use(model, backend, log)` returns; None in the ranks that are not the first."""
-    with opened_backend(hardware, log, once=once) as backend:
+    runs = [trained.run.path] if trained.run else []
+    with opened_backend(hardware, log, once=once, runs=runs) as backend:
         log = log if backend.is_main else lambda _: None
         fields = use(trained.model_on(backend), backend, log)
         return fields if backend.is_main else None

@@ -33,7 +33,7 @@ def run_training(
         return None
     wait_for_ending_owner(request.folder.lock, partial(_name_ending_run, request, output))
     in_all_ranks(hardware, kind, output)
-    with opened_backend(hardware, output.text) as backend:
+    with opened_backend(hardware, output.text, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
 
         result = train_run(request, backend, output.text)

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,16 +49,20 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def open_backend(options: HardwareOptions, log: Callable[[str], None] = _to_stderr) -> Backend:
+def open_backend(
+    options: HardwareOptions,
+    log: Callable[[str], None] = _to_stderr,
+    runs: Sequence[Path] = (),
+) -> Backend:
     """The backend for these options.
 
-    log: is given what to know about its kernels.
+    log: is given what to know about its kernels. runs: see `settle_kernels`.
 
     Raises:
         HardwareError: the hardware is not here, or cannot do what the options ask for.
     """
     kind = prepare_environment(options)
-    options = settle_kernels(options, log)
+    options = settle_kernels(options, log, runs)
     if kind == "tpu" and installed_stack() == "torch_xla":
         from tpukit.hardware.xla.backend import open_xla
 
@@ -70,7 +74,11 @@ def open_backend(options: HardwareOptions, log: Callable[[str], None] = _to_stde
 
 @contextmanager
 def opened_backend(
-    options: HardwareOptions, log: Callable[[str], None] = _to_stderr, *, once: bool = True
+    options: HardwareOptions,
+    log: Callable[[str], None] = _to_stderr,
+    *,
+    once: bool = True,
+    runs: Sequence[Path] = (),
 ) -> Iterator[Backend]:
     """The backend within the context; raises as `open_backend` does.
 
@@ -80,9 +88,10 @@ def opened_backend(
     Afterwards this process may hold as much memory, and compute as freely, as before.
     once: this process opens no other one; else ranks stay joined until it ends, as they cannot join
         a second time.
+    runs: run folders that keep what was found out about the kernels, the run's own first.
     """
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    backend = open_backend(options, log)
+    backend = open_backend(options, log, runs)
     in_step = backend.world_size == 1
     """Whether the other ranks leave as well."""
     try:
@@ -101,6 +110,8 @@ def opened_backend(
         else:
             _AT_EXIT.callback(backend.close)
         resource.setrlimit(resource.RLIMIT_DATA, limits)
+        if runs and backend.is_main:
+            _keep_kernels_with(runs[0], options)
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
 
@@ -112,10 +123,12 @@ def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:
     return watched_memory() if on_cpu and options.memory_limit is None else nullcontext()
 
 
-def settle_kernels(options: Options, log: Callable[[str], None]) -> Options:
+def settle_kernels(
+    options: Options, log: Callable[[str], None], runs: Sequence[Path] = ()
+) -> Options:
     """The options with `kernels` on or off: what is not known of this device is tried on it.
 
-    Raises HardwareError as `find_kind` does.
+    runs: run folders that may know it. Raises HardwareError as `find_kind` does.
     """
     hardware = _this_machine()
     _check(options, hardware)
@@ -125,8 +138,17 @@ def settle_kernels(options: Options, log: Callable[[str], None]) -> Options:
     if device := _kernel_device(options, hardware):
         from tpukit.hardware.xla.kernel_choice import kernels_work
 
-        works = kernels_work(device, hardware, options, log, may_try=not holds_tpu())
+        free = not holds_tpu()
+        works = kernels_work(device, hardware, options, log, runs=runs, may_try=free)
     return dataclasses.replace(options, kernels="on" if works else "off")
+
+
+def _keep_kernels_with(run: Path, options: HardwareOptions) -> None:
+    """Copies what is known of this device's kernels into a run folder."""
+    if options.kernels == "auto" and (device := _kernel_device(options, _this_machine())):
+        from tpukit.hardware.xla.kernel_choice import keep_result
+
+        keep_result(device, options, runs=[run])
 
 
 def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, Any] | None:

@@ -40,6 +40,12 @@ class TrainingRequest:
         values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())
         return [f"On a CPU the default is --preset {self.chosen_preset} ({values})."]
 
+    @property
+    def run_folders(self) -> list[Path]:
+        """The run's own folder, and the one that it goes on from."""
+        source = self.config.resume_from
+        return [self.folder.path, *([Path(source)] if source else [])]
+
 
 @dataclass(frozen=True)
 class TrainingResult:

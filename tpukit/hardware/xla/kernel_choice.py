@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,18 +45,28 @@ def kernel_device(hardware: Hardware) -> str | None:
 
 
 def kernels_work(
-    device: str, hardware: Hardware, options: HardwareOptions, log: Log, *, may_try: bool = True
+    device: str,
+    hardware: Hardware,
+    options: HardwareOptions,
+    log: Log,
+    *,
+    runs: Sequence[Path] = (),
+    may_try: bool = True,
 ) -> bool:
     """The kept result for this kind of device, or that of a trial in a child process.
 
     Where it says no, `log` is given a line with the reason.
+    runs: run folders that may keep results too, as a cache is lost with a notebook's session.
     may_try: whether the device is free for a child process.
     """
     cache, key = _cache(), _key(device, options)
-    result: Mapping[str, Any] = cache.read(key) or HELD
+    caches = [cache, *map(_beside, (*_compiled(options), *runs))]
+    result: Mapping[str, Any] = next(filter(None, (c.read(key) for c in caches)), HELD)
     if result is HELD and may_try:
         log(f"Trying the attention kernels on {device} once, up to {TRIAL_SECONDS:.0f} s ...")
         result = try_and_keep(device, hardware, options)
+    if result["opened"]:
+        keep_result(device, options, result, runs)
     if not result["works"]:
         kept = f" Kept in {cache.path(key)}." if result["opened"] else ""
         log(
@@ -72,12 +82,35 @@ def try_and_keep(
     """The result of `try_kernels`, kept where the device did open."""
     result = try_kernels(hardware, options, seconds or TRIAL_SECONDS)
     if result["opened"]:
-        _cache().write(_key(device, options), result)
+        keep_result(device, options, result)
     return result
 
 
+def keep_result(
+    device: str,
+    options: HardwareOptions,
+    result: Mapping[str, Any] | None = None,
+    runs: Sequence[Path] = (),
+) -> None:
+    """Keeps a result (else the cache's) in the cache, beside compiled programs and in `runs`."""
+    key = _key(device, options)
+    if found := result or _cache().read(key):
+        runs = [run for run in runs if run.is_dir()]
+        for cache in (_cache(), *map(_beside, (*_compiled(options), *runs))):
+            if cache.read(key) is None:
+                cache.write(key, found)
+
+
 def _cache() -> JsonCache:
-    return JsonCache(cache_folder() / "kernels", FORMAT)
+    return _beside(cache_folder())
+
+
+def _beside(folder: Path) -> JsonCache:
+    return JsonCache(folder / "kernels", FORMAT)
+
+
+def _compiled(options: HardwareOptions) -> list[Path]:
+    return [Path(options.compile_cache)] if options.compile_cache else []
 
 
 def try_kernels(hardware: Hardware, options: HardwareOptions, time_limit: float) -> dict[str, Any]:
