@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -112,13 +114,16 @@ def test_what_is_attached_is_installed(tmp_path):
     notebook = execute(notebook_of(*cells), tmp_path, env)
     require_success(notebook)
     one, everything = tmp_path / "one" / wheel, tmp_path / "all"
+    kept = "--constraint /tmp/tpukit-kept.txt"
     assert (tmp_path / "calls").read_text().splitlines() == [
-        f"install --quiet {one}",
-        f"install --quiet --no-index --find-links {everything} {everything / wheel}",
-        "install --quiet /tmp/tpukit-checkout",
-        f"install --quiet {one}",
-        f"install --quiet {address}",
+        f"install --quiet {kept} {one}",
+        f"install --quiet --no-index --find-links {everything} {kept} {everything / wheel}",
+        f"install --quiet {kept} /tmp/tpukit-checkout",
+        f"install --quiet {kept} {one}",
+        f"install --quiet {kept} {address}",
     ]
+    # The image's own release, with the build that its name may hold.
+    assert f"torch=={version('torch')}" in Path("/tmp/tpukit-kept.txt").read_text().splitlines()
 
 
 # -- whole notebooks -------------------------------------------------------------------------------
