@@ -8,10 +8,12 @@ from pathlib import Path
 
 import mistaken_tasks
 import pytest
+import torch
 from runs import VIRTUAL_TPU, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import UsageError
+from tpukit.train.mistakes.host_reads import code_warnings
 from tpukit.train.mistakes.returned import check_examples
 
 FILE = mistaken_tasks.__file__
@@ -49,6 +51,9 @@ RAISED = {
     "TupleForTensor": ("TupleForTensor.loss", "'tuple' object", None, "traceback"),
     "OtherWidth": ("Sound.loss", "cannot be multiplied", "Wide.forward", "traceback"),
     "FailingConstructor": ("FailingConstructor.__init__", "KeyError: 'width'", None, "--debug"),
+    "OtherKey": ("OtherKey.loss", "KeyError: 'input'", None, "`batch` has 'x', 'y', 'mask'."),
+    "ForwardWithoutReturn": ("Sound.loss", "'NoneType'", None, "`forward` end with `return`"),
+    "NumpyInForward": ("Sound.loss", "call numpy()", "Numpy.forward", "Compute with torch in"),
 }  # fmt: skip
 """Task -> the method that raised, the cause, the function of the innermost line, what to do."""
 
@@ -92,6 +97,49 @@ def test_an_exception_names_the_method_and_the_users_innermost_line(name, tmp_pa
     [(line, shown)] = re.findall(rf"at {re.escape(FILE)}:(\d+)(?: in [\w.]+)?: `(.*)`", message)
     assert SOURCE[int(line) - 1].strip() == shown
     assert (f" in {inner}: `" in message) == (inner is not None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to move to")
+def test_cuda_is_left_out_of_a_task(tmp_path, capsys):
+    message, hint = told_by(capsys, 1, *train("OnCuda", tmp_path))
+    assert "OnCuda.loss raised" in message and ".cuda()" in message
+    assert "`device=x.device`" in hint and "notebook" not in hint
+
+
+def test_backward_is_the_engines(tmp_path, capsys):
+    message, hint = told_by(capsys, 1, *train("Backward", tmp_path))
+    assert "backward through the graph a second time" in message
+    assert "leave `.backward()` out of `loss`: the engine calls it" in hint
+    place = f"{FILE}:{defining_line('Backward.loss') + 2}"
+    assert f"calls .backward() at {place}" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "lines", "call"),
+    [("OutputOnCpu", "ToCpu.forward", 1, ".cpu()"),
+     ("PrintsInForward", "Printing.forward", 2, "print"),
+     ("NumpyInForward", "Numpy.forward", 1, ".numpy()")],
+)  # fmt: skip
+def test_what_forward_reads_is_warned_of(name, forward, lines, call, capsys):
+    """Only what is read: a shape is printed a line above."""
+    task = getattr(mistaken_tasks, name)()
+    [warning] = code_warnings(task.loss, task.build_model(None))
+    place = f"{FILE}:{defining_line(forward) + lines} ({call})"
+    assert warning.startswith(f"Warning: {forward} reads a value at {place}: on a TPU")
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("OutputOnCpu", "leave `.cpu()` and `.to(...)` out"),
+        ("NumpyInForward", "Compute with torch"),
+    ],
+)
+def test_what_leaves_xla_says_what_to_leave_out(name, way, tmp_path):
+    arguments = [*train(name, tmp_path), "--hw", "tpu"]
+    told = failure(tpukit(*arguments, env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}), code=1)
+    assert way in told and "model.to(device)" not in told
 
 
 def test_the_run_keeps_the_traceback(tmp_path, capsys):

@@ -172,6 +172,8 @@ LOGS = {
     + "RuntimeError: PyTorch is checking whether allow_tf32_new is enabled for cuBlas matmul,Current status indicate that you have used mix of the legacy and new APIs to set the TF32 status for cublas matmul.",
     "different-devices": TB
     + "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+    "gradient-on-other-device": TB
+    + "RuntimeError: Function SubBackward0 returned an invalid gradient at index 0 - expected device cpu but got xla:0",
     "different-dtypes": TB
     + "RuntimeError: Input type (float) and bias type (c10::Half) should be the same",
     "half-not-implemented-cpu": TB

@@ -254,3 +254,70 @@ class Reads(Sound):
         if losses["loss"].max().item() > 1e9:
             print("a large loss")
         return losses
+
+
+# -- a script's habits ---------------------------------------------------------------------------
+class OnCuda(Sound):
+    def loss(self, model, batch):
+        return {"loss": (model(batch["x"].cuda()) - batch["y"].cuda()).square().mean(1)}
+
+
+class OtherKey(Sound):
+    def loss(self, model, batch):
+        return {"loss": (model(batch["input"]) - batch["y"]).square().mean(1)}
+
+
+class Habit(nn.Linear):
+    """Its `forward` is a script's."""
+
+    def __init__(self, habit):
+        super().__init__(4, 2)
+        self.habit = habit
+
+
+class Forgetting(Habit):
+    def forward(self, x):
+        super().forward(x)
+
+
+class Numpy(Habit):
+    def forward(self, x):
+        return torch.from_numpy(np.tanh(super().forward(x).numpy()))
+
+
+class ToCpu(Habit):
+    def forward(self, x):
+        return super().forward(x).cpu()
+
+
+class Printing(Habit):
+    def forward(self, x):
+        print("shapes", x.shape, f"{len(x)}")
+        print("mean", x.mean())
+        return super().forward(x)
+
+
+class ForwardWithoutReturn(Sound):
+    model = Forgetting
+
+    def build_model(self, ops):
+        return self.model(self.model.__name__)
+
+
+class NumpyInForward(ForwardWithoutReturn):
+    model = Numpy
+
+
+class OutputOnCpu(ForwardWithoutReturn):
+    model = ToCpu
+
+
+class PrintsInForward(ForwardWithoutReturn):
+    model = Printing
+
+
+class Backward(Sound):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)["loss"].mean()
+        loss.backward()
+        return {"loss": loss}

@@ -23,7 +23,7 @@ from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import StreamPlan, is_stream
 from tpukit.train.engine import Engine, RunPlan, RunState
 from tpukit.train.loader import LoaderSettings, example_batches
-from tpukit.train.mistakes.host_reads import host_reads
+from tpukit.train.mistakes.host_reads import code_warnings
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
 from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
 from tpukit.train.monitor.kept_predictions import predictions_of, run_program
@@ -375,8 +375,8 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     needed, free = one * (KEPT + 2), shutil.disk_usage(path).free
     device = ", ".join(f"{name} {value}" for name, value in backend.describe().items())
     log.text(f"Running on: {device}")
-    for place in host_reads(plan.task.loss):
-        log.text(f"Warning: the loss reads a value at {place}: on a TPU each step waits for it.")
+    for warning in code_warnings(plan.task.loss, backend.unwrap(learner.model)):
+        log.text(warning)
     for remark in backend.remarks(learner.model):
         log.text(remark)
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")

@@ -41,3 +41,10 @@ def test_the_users_own_line_stands_alone():
 )
 def test_each_operator_has_a_replacement(operators, instead):
     assert instead in leaving_error(operators, [USER]).hint
+
+
+@pytest.mark.parametrize("line", ['print("mean", x.mean())', "array = x.detach().numpy()"])
+def test_a_line_that_reads_is_not_what_xla_lacks(line):
+    reads = FrameSummary("/home/user/task.py", 21, "forward", line=line)
+    hint = leaving_error(["aten::abs"], [ENGINE, USER, reads, TORCH]).hint
+    assert "reads the tensor's values: leave it out" in hint and "XLA lacks" not in hint

@@ -34,6 +34,12 @@ INSTEAD: Mapping[str, str] = {
 }
 """What to do about an operator, by the beginning of its name."""
 
+READING = re.compile(r"\bprint\(|\.(?:numpy|cpu|tolist)\(")
+READ_INSTEAD = (
+    "It reads the tensor's values: leave it out, compute with tensors, and return what is to be"
+    " logged from `loss`."
+)
+
 LIBRARY = ("/site-packages/", "/dist-packages/")
 TOOLS = (*(f"{place}{name}/" for place in LIBRARY for name in ("torch", "torch_xla", "functorch")),
          "/tpukit/train/", "/tpukit/hardware/", "/tpukit/probe/", "<")  # fmt: skip
@@ -66,6 +72,8 @@ def leaving_error(left: Sequence[str], frames: Sequence[traceback.FrameSummary])
         place += f", called at {_place(own[-1])}"
     operator = left[0].removeprefix("aten::") if left else ""
     instead = next(text for start, text in INSTEAD.items() if operator.startswith(start))
+    if READING.search(own[-1].line or "" if own else ""):
+        instead = READ_INSTEAD
     return JobError(
         f"{name} would leave the TPU in the middle of the step, at {place}.",
         instead,

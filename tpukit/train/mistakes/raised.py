@@ -12,7 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import FrameType, TracebackType
 
 from tpukit.errors import TaskFailedError, TpukitError
 
@@ -27,8 +27,19 @@ HINTS = {
     "does not require grad and does not have a grad_fn":
         "Validation runs without gradients: derivatives with respect to inputs need"
         " `with torch.enable_grad():` around them in `loss`.",
+    "not compiled with CUDA|NVIDIA driver|No CUDA GPUs":
+        'Leave `.cuda()` and device="cuda" out of a task: batches and the model are on the device'
+        " of the run, and new tensors take `device=x.device`.",
+    "Expected XLA tensor|on the same device|not on the XLA device":
+        "Leave `.cpu()`, `.cuda()` and `.to(...)` out of a task: batches and the model are on the"
+        " device of the run, and new tensors take `device=x.device`.",
+    r"to numpy\.|call numpy\(\)":
+        "Compute with torch in `loss` and `forward`: NumPy gives no gradient and leaves the device."
+        " Metrics in NumPy belong into `compute`.",
+    r"\.loss raised .*NoneType":
+        "Something is None: does the model's `forward` end with `return`?",
 }  # fmt: skip
-"""A pattern in an exception's text -> what a task does about it."""
+"""A pattern in `Task.method raised Error: text` -> what a task does about it."""
 
 
 def task_failure(error: BaseException) -> TaskFailedError | None:
@@ -42,17 +53,29 @@ def task_failure(error: BaseException) -> TaskFailedError | None:
     # The death of a DataLoader worker is raised wherever the main thread is.
     if not calls or str(error).startswith("DataLoader worker (pid"):
         return None
-    method, (code, line) = calls[0][0].co_qualname, calls[-1]
+    method, (frame, line) = calls[0][0].f_code.co_qualname, calls[-1]
+    code = frame.f_code
     inside = "" if code.co_qualname == method else f" in {code.co_qualname}"
     source = linecache.getline(code.co_filename, line).strip()
     cause = cause_line(error)
+    what = f"{method} raised {cause}"
     failure = TaskFailedError(
-        f"{method} raised {cause}, at {code.co_filename}:{line}{inside}"
-        + (f": `{source}`." if source else "."),
-        next((hint for pattern, hint in HINTS.items() if re.search(pattern, cause)), None),
+        f"{what}, at {code.co_filename}:{line}{inside}" + (f": `{source}`." if source else "."),
+        _entries_instead(error, frame, source)
+        or next((hint for pattern, hint in HINTS.items() if re.search(pattern, what)), None),
     )
     failure.add_note("".join(traceback.format_exception(error)))
     return failure
+
+
+def _entries_instead(error: BaseException, frame: FrameType, source: str) -> str | None:
+    """What a dict of the user's has where a key of it is missing: a batch, or a sample."""
+    if not isinstance(error, KeyError):
+        return None
+    for name, value in frame.f_locals.items():
+        if isinstance(value, dict) and error.args[0] not in value and f"{name}[" in source:
+            return f"`{name}` has {', '.join(map(repr, value)) or 'no entries'}."
+    return None
 
 
 def cause_line(error: BaseException) -> str:
@@ -80,11 +103,11 @@ def is_users(file: str) -> bool:
     )
 
 
-def _users_calls(trace: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
+def _users_calls(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     """The user's functions, outermost first, that tpukit's own call."""
     within = False
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
         within = within or file.startswith(PACKAGE)
         if within and is_users(file):
-            yield frame.f_code, line
+            yield frame, line
