@@ -27,7 +27,7 @@ class HardwareOptions:
     sync_batchnorm: bool = False
     """BatchNorm normalizes by the rows of all ranks, not of each (on XLA it always does)."""
     compile: bool | None = None
-    """Use torch.compile (default: where it pays)."""
+    """Use torch.compile (default: on GPUs, but for the preset quick and under 500 steps)."""
     kernels: Literal["auto", "on", "off"] = "auto"
     """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
     their own, on uses them without that, off uses plain operations."""

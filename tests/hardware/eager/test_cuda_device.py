@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from cuda_on_cpu import GIB, TOTAL, compiled_without_inductor, cuda, gpu  # noqa: F401
+from cuda_on_cpu import GIB, TOTAL
 from torch import nn
 
 from tpukit.errors import HardwareError
@@ -16,14 +16,14 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
 
-def test_a_memory_limit_needs_the_device_s_index(gpu, cuda):  # noqa: F811
+def test_a_memory_limit_needs_the_device_s_index(gpu, cuda):
     cuda.limit_memory(3 * GIB)
     assert gpu.fraction == 3 / 15
     with pytest.raises(HardwareError, match="this GPU has"):
         cuda.limit_memory(TOTAL + 1)
 
 
-def test_memory_is_what_the_allocator_reserves_of_what_others_leave(gpu, cuda):  # noqa: F811
+def test_memory_is_what_the_allocator_reserves_of_what_others_leave(gpu, cuda):
     gpu.allocate(GIB)
     with cuda.memory_meter() as read:
         gpu.allocate(10 * GIB)
@@ -34,7 +34,7 @@ def test_memory_is_what_the_allocator_reserves_of_what_others_leave(gpu, cuda): 
         assert read().peak == 0, "the former trial's cache is no part of this one"
 
 
-def test_under_a_limit_that_is_the_limit(gpu, cuda):  # noqa: F811
+def test_under_a_limit_that_is_the_limit(gpu, cuda):
     cuda.limit_memory(3 * GIB)
     assert cuda.usage().memory.limit == 3 * GIB
 

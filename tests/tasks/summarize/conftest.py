@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cuda_on_cpu import compiled_without_inductor  # noqa: F401
 from torch import Tensor
 from torch.nn import functional as F
 

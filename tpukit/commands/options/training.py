@@ -16,6 +16,7 @@ import typer
 from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.errors import ConfigError
 from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.select import find_kind
 from tpukit.io.ranges import flag
 from tpukit.train.config import (
     ConfigFile,
@@ -66,6 +67,11 @@ def _option(name: str, text: str) -> Any:
     return typer.Option(name, rich_help_panel="Settings", help=text)
 
 
+STEPS_WORTH_COMPILING = 500
+"""Optimizer steps of a run on GPUs that gain more than torch.compile takes: minutes, on the few
+cores of a notebook."""
+
+
 @dataclass(frozen=True)
 class SettingSources:
     """Where settings come from, beside their own options."""
@@ -97,8 +103,15 @@ class GivenSettings:
         """The hardware part, before torch is imported."""
         names = {field.name for field in dataclasses.fields(HardwareOptions)}
         values = merge(self.train, self.file.train, preset_values(self.preset, {}))
-        values = {n: v for n, v in values.items() if n in names}
-        return build(HardwareOptions, values, option_name)
+        options = build(
+            HardwareOptions, {n: v for n, v in values.items() if n in names}, option_name
+        )
+        steps = values.get("max_steps")
+        is_short = isinstance(steps, int) and steps < STEPS_WORTH_COMPILING
+        is_short = is_short or self.preset == "quick"
+        if options.compile is None and is_short and find_kind(options) == "gpu":
+            return dataclasses.replace(options, compile=False)
+        return options
 
     def request(self, task: str | type[Task] | Task, kind: Kind | None = None) -> TrainingRequest:
         """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken

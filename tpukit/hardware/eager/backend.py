@@ -38,6 +38,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.eager.buffers import has_batch_norm
+from tpukit.hardware.eager.compiling import compile_forward
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import (
     DDP,
@@ -135,7 +136,7 @@ class EagerBackend(TorchOps):
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
-            model.compile(dynamic=False)  # type: ignore[no-untyped-call]
+            compile_forward(model)
         return self.parallelism.prepare(model, train=train)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -186,7 +187,10 @@ class EagerBackend(TorchOps):
         # torch.compile cannot trace the packed products.
         packs = self.precision == "fp32" and not self.compiles
         packed = self.eager.packed_weights() if packs else nullcontext()
-        with self.autocast(), packed:
+        # Generation has many shapes, each used a few times.
+        uncompiled = self.compiles and not self.fixed_shapes
+        stance = torch.compiler.set_stance("force_eager") if uncompiled else nullcontext()
+        with self.autocast(), packed, stance:
             yield
 
     @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import platform
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
+from tpukit.hardware.eager.compiling import compiled_graphs
 from tpukit.hardware.eager.packed_linears import PackedLinears, can_pack
 from tpukit.hardware.eager.trained_linears import linear
 from tpukit.hardware.memory import (
@@ -248,12 +248,6 @@ class CudaDevice:
 
     def profiled(self) -> list[torch.profiler.ProfilerActivity]:
         return [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-
-
-def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 def _keep_convolutions_in_fp32() -> None:

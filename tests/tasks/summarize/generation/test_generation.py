@@ -107,6 +107,23 @@ def test_beams_equal_transformers(pair, options, devices):  # type: ignore[no-un
     assert made == expected
 
 
+def test_nothing_is_compiled_for_generation(pair, compiled_without_inductor):  # type: ignore[no-untyped-def]
+    """Each prompt's length and each tighter cache is a shape, used a few times."""
+    _, model = pair
+    decoding = Decoding(max_new_tokens=4)
+    expected = generate(model, make_prompts(8), decoding)
+    backend = FakeBackend()
+    backend.compiles, backend.cheap_calls = True, False
+    prepared = backend.prepare(model)
+    plan = plan_generation(make_prompts(8), 4, 1, 1)
+    generator = StreamingGenerator(prepared, backend, plan, decoding, VOCABULARY, END)
+    found = {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
+    assert found == expected
+    assert backend.compilations() == 0
+    prepared(torch.from_numpy(make_prompts(1)[0].tokens)[None])
+    assert backend.compilations() == 1, "training goes on compiled"
+
+
 def test_few_beams_are_copied(pair, monkeypatch):  # type: ignore[no-untyped-def]
     """A beam that goes on keeps its row; what moves takes the row of one that ended."""
     _, ours = pair

@@ -1,0 +1,44 @@
+"""Compiled models: as many shapes as training and validation need, and a word beyond them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tpukit.hardware.eager import compiling
+from tpukit.hardware.fake import FakeBackend
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.fixture
+def compiled(compiled_without_inductor, monkeypatch):
+    monkeypatch.setattr(compiling.LIMIT_REACHED, "hits", 0)
+    backend = FakeBackend()
+    backend.compiles = True
+    return backend, backend.prepare(Twice())
+
+
+def test_a_new_shape_of_training_is_compiled_after_twenty_of_validation(compiled):
+    backend, model = compiled
+    with torch.no_grad():
+        for rows in range(2, 22):
+            model.eval()(torch.ones(rows, 8))
+    before = backend.compilations()
+    model.train()(torch.ones(40, 8))
+    assert (before, backend.compilations()) == (20, 21)
+
+
+def test_the_first_shape_that_is_not_compiled_is_said_once(compiled, capfd):
+    _, model = compiled
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for rows in range(2, 9):
+            model(torch.ones(rows, 8))
+    told = capfd.readouterr().err
+    assert told.count("further ones run uncompiled") == 1
+    assert "_dynamo" not in told
+    assert compiling.LIMIT_REACHED.hits > 0

@@ -1,0 +1,51 @@
+"""torch.compile of eager models: a program for each shape, and a word where Dynamo stops."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from typing import Any
+
+from torch import nn
+
+SHAPES = 64
+"""Programs of one forward pass. Dynamo's own 8 are fewer than training and validation may need;
+beyond its limit each new shape runs uncompiled."""
+
+
+class LimitReached(logging.Filter):
+    """Prints a line the first time that Dynamo stops compiling, in place of its page each time."""
+
+    hits = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "recompile_limit" not in str(record.args) + str(record.msg):
+            return True
+        self.hits += 1
+        if self.hits == 1:
+            print(
+                f"Warning: {SHAPES} shapes of batches were compiled: further ones run uncompiled,"
+                " and slower. Give batches fewer shapes, or train with --no-compile.",
+                file=sys.stderr,
+                flush=True,
+            )
+        return False
+
+
+LIMIT_REACHED = LimitReached()
+
+
+def compile_forward(model: nn.Module) -> None:
+    """Has a model's forward pass compiled, in place, for each shape of its inputs."""
+    # A second's import, which eager runs do without.
+    config: Any = importlib.import_module("torch._dynamo.config")
+    config.recompile_limit = max(config.recompile_limit, SHAPES)
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(LIMIT_REACHED)
+    model.compile(dynamic=False)  # type: ignore[no-untyped-call]
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
