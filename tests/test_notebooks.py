@@ -210,7 +210,8 @@ SHORTER = {
     "pretrained=timm": "pretrained=none",
     "/kaggle/input/my-text-competition": "competition",
     "/kaggle/input/tpukit": str(ROOT / "docs/tasks"),
-    "model=distilbert-base-uncased": "model=bert --set lengths=8,16 --hw cpu --epochs 2 --lr 1e-2",
+    "model=distilbert-base-uncased": "model=bert --set lengths=8,16 --hw cpu "
+    "--epochs 2 --lr 1e-2 --global-batch-size 4",
 }
 """What the page's cells say, and what this machine does instead in seconds."""
 SAMPLE = """
@@ -278,7 +279,7 @@ def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_pages_text_competition_ends_in_a_submission(tmp_path):
-    """The sample has a column for each class, and another order."""
+    """Each epoch is validated; the sample has a column for each class, and another order."""
     competition, ids = tmp_path / "competition", [f"test{n}" for n in range(39, -1, -1)]
     competition.mkdir()
     write_bert(tmp_path)
@@ -288,7 +289,7 @@ def test_the_pages_text_competition_ends_in_a_submission(tmp_path):
     cells = page_cells("3. A text competition", "4. Dialogue summaries")
     notebook = execute(notebook_of("%load_ext tpukit", *cells), tmp_path)
     require_success(notebook)
-    assert "valid_accuracy" in printed(notebook.cells[2])
+    assert printed(notebook.cells[2]).count("valid_accuracy") >= 2
     rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
     assert list(rows[0]) == ["id", "good", "bad"] and [row["id"] for row in rows] == ids
     assert all(abs(float(row["good"]) + float(row["bad"]) - 1) < 1e-5 for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/images.md", "docs/kaggle.md"]
+PAGES = ["README.md", "docs/images.md", "docs/kaggle.md", "docs/own_task.md"]
 
 
 def pair(name):
@@ -81,7 +81,7 @@ def test_a_chinese_page_leads_to_chinese_pages(name):
 def test_links_lead_somewhere(name):
     path = ROOT / name
     for page in (path, path.with_suffix(".zh.md")):
-        text = page.read_text(encoding="utf-8")
+        text = prose(page.read_text(encoding="utf-8"))
         for target, _, place in re.findall(r"\]\(([^)#:]*)(#([^)]*))?\)", text):
             assert not target or (page.parent / target).exists(), target
             # A heading's address: its words in lower case, joined by hyphens.
