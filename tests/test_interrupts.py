@@ -188,3 +188,17 @@ def test_output_that_nobody_reads_ends_as_the_shell_expects(line):
     command = [sys.executable, "-m", "tpukit", *line.split()]
     with os.fdopen(writer, "wb") as lost:
         assert subprocess.run(command, stdout=lost, stderr=lost, check=False).returncode == 141
+
+
+@pytest.mark.parametrize(("terminal", "between"), [(True, b"\r\n"), (False, b"")])
+def test_the_stop_is_said_on_a_line_of_its_own(terminal, between):
+    """A progress bar ends without a newline; a plain line does not."""
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    script = (
+        "import os, signal; from tpukit.io.interrupts import StopRequest\n"
+        "os.write(2, b'bar'); StopRequest().handle(signal.SIGINT)"
+    )
+    subprocess.run([sys.executable, "-c", script], stderr=theirs, check=True)
+    assert os.read(ours, 1000).startswith(b"bar" + between + b"Stopping after this step")
+    os.close(ours)
+    os.close(theirs)

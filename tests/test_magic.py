@@ -15,7 +15,12 @@ from kernels import error_of, execute, notebook_of, printed, shown
 from nbclient.exceptions import DeadKernelError
 from runs import MARK, environment, latest, marked_processes
 
-from tpukit.commands.reports.inline import metrics_table, result_pictures, show_result
+from tpukit.commands.reports.inline import (
+    metrics_table,
+    result_pictures,
+    result_tables,
+    show_result,
+)
 
 TASK = '''
 import os
@@ -85,6 +90,8 @@ CELLS = {
     "quotes": "%tpukit train --task 'eit",
     "imported": "import sys\nprint({'torch', 'torch_xla', 'matplotlib'} & set(sys.modules))",
     "show": "import tpukit\ntpukit.show('run')",
+    "stopped": "from tpukit.errors import InterruptedRunError\n"
+    "raise InterruptedRunError('Stopped after step 4 of 6.', 'Go on.', signal_number=2)",
 }
 
 
@@ -135,6 +142,22 @@ def test_metrics_stand_beside_those_of_other_methods(cells):
     # The table stands below the cell alone.
     assert "evaluated" in printed(cells["test"]) and "0.25" not in printed(cells["test"])
     assert [is_png(picture) for picture in shown(cells["test"], "image/png")] == [True]
+
+
+def test_an_interrupted_fit_shows_two_lines(cells):
+    assert error_of(cells["stopped"]) == ["Stopped after step 4 of 6.", "Go on."]
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [({"finished": True, "stopped_early": False}, "with its last step"),
+     ({"finished": True, "stopped_early": True}, "early: validation no longer improved"),
+     ({"finished": False, "stopped_early": False}, "at its time limit; the cell goes on")],
+)  # fmt: skip
+def test_a_training_says_how_it_ended(done, told):
+    (table,) = result_tables({"steps": 3, "run": "r", **done})
+    assert [row for row in table if row[0] == "ended"] == [["ended", told]]
+    assert not {"finished", "stopped early"} & {name for name, _ in table}
 
 
 @pytest.mark.parametrize(

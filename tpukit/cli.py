@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import shutil
@@ -242,7 +243,9 @@ def _report_usage(error: Any, arguments: list[str]) -> int:
 
     explain_usage(error, arguments, list(COMMANDS))
     if isinstance(error, ClickUsageError) and "--json" not in arguments:
-        error.show()
+        told = io.StringIO()
+        error.show(file=told)
+        print(told.getvalue().replace("\nError: ", f"\n{_error_mark()}"), end="", file=sys.stderr)
         return 2
     return _report(error.format_message(), None, "usage", 2, arguments)
 
@@ -252,13 +255,19 @@ def _report(
 ) -> int:
     from tpukit.commands.output import write_json_error
 
-    prefix = "" if exit_code > SIGNAL_BASE else "Error: "
-    print(_printable(without_secrets(f"{prefix}{message}")), file=sys.stderr)
+    prefix = "" if exit_code > SIGNAL_BASE else _error_mark()
+    print(prefix + _printable(without_secrets(message)), file=sys.stderr)
     if hint:
         print(_printable(without_secrets(f"  {hint}")), file=sys.stderr)
     if "--json" in arguments:
         write_json_error(message, hint, error_id)
     return exit_code
+
+
+def _error_mark() -> str:
+    """`Error: `, red in a terminal that has colours."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return "Error: " if plain or not sys.stderr.isatty() else "\x1b[1;31mError:\x1b[0m "
 
 
 def _printable(text: str) -> str:

@@ -113,3 +113,7 @@ class InterruptedRunError(TpukitError):
     def __init__(self, message: str, hint: str | None = None, *, signal_number: int) -> None:
         super().__init__(message, hint)
         self.exit_code = 128 + signal_number
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return str(self).splitlines()

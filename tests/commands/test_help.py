@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 
 import pytest
 
@@ -89,3 +90,18 @@ def test_a_command_without_any_option_is_read(command, tmp_path, monkeypatch, ca
     monkeypatch.setattr("tpukit.commands.probe_batch.size_batch", lambda *given: {})
     run([command])
     assert "--debug" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["train --lr abc", "train --data-path nowhere"])
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_an_error_is_red_in_a_terminal_alone(line, variables, coloured, monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run(line.split()) == 2
+    shown = capsys.readouterr().err
+    assert ("\x1b[1;31mError:\x1b[0m " in shown) == coloured and "Error:" in shown
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    run(line.split())
+    assert "\x1b" not in capsys.readouterr().err

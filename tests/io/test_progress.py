@@ -24,12 +24,27 @@ def test_lines_name_count_detail_and_time_left_and_are_rare(clock):
     with Progress("step", 2000, done=1000, stream=stream) as shown:
         for step in range(1001, 1021):
             clock[0] += 1.0
-            shown.update(step, lambda: "loss 0.5")
+            shown.update(step, lambda: "loss 0.5", news=step == 1009)
     lines = stream.getvalue().splitlines()
+    # A loss is shown once: the next line would repeat it.
     assert lines == [
-        "step 1010/2000  loss 0.5  left 16m30s",
-        "step 1020/2000  loss 0.5  left 16m20s",
+        "step 1009/2000  loss 0.5  left 16m31s",
+        "step 1019/2000  1/s  left 16m21s",
     ]
+
+
+def test_before_the_first_news_a_line_has_no_empty_values(clock):
+    stream = io.StringIO()
+    with Progress("step", 20, stream=stream) as shown:
+        for step in range(1, 4):
+            clock[0] += 40.0
+            shown.update(step, lambda: "loss -")
+        shown.update(3, lambda: "loss 0.5", news=True)
+        clock[0] += 40.0
+        # News that came too soon for a line of their own stand in the next one.
+        shown.update(4, lambda: "loss 0.5")
+    told = [line.split("  ")[1] for line in stream.getvalue().splitlines()]
+    assert told == ["40 s each", "40 s each", "40 s each", "loss 0.5"]
 
 
 def test_news_is_shown_earlier_and_the_end_always(clock):

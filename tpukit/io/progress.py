@@ -73,7 +73,7 @@ class Progress:
         self._started = self._drawn = time.monotonic()
         self._lines, self._messages = Thinning(), Thinning(MESSAGE_GROWTH)
         self._announced = 0
-        self._ended = False
+        self._ended = self._fresh = False
         self._bar: Any = None
 
     def __enter__(self) -> Self:
@@ -97,8 +97,12 @@ class Progress:
     def update(
         self, done: int, detail: Callable[[], str] | None = None, *, news: bool = False
     ) -> None:
-        """`done` items so far; `detail` is called only when a line or the bar is drawn."""
+        """`done` items so far; `detail` is called only when a line or the bar is drawn.
+
+        A plain line has the detail where there were news since the last one, else the rate alone.
+        """
         self.done = done
+        self._fresh |= news
         if not self.enabled:
             return
         if self._bar is not None:
@@ -108,7 +112,8 @@ class Progress:
         is_due = self._lines.is_due(NEWS_SECONDS if news else PLAIN_SECONDS, self._seconds_left())
         if (is_due or is_last) and not self._ended:
             self._ended = is_last
-            text = detail() if detail else self._rate()
+            text = detail() if detail and (self._fresh or is_last) else self._rate()
+            self._fresh = False
             print(self._line(text), file=self.stream, flush=True)
 
     def _draw(self, done: int, detail: Callable[[], str] | None) -> None:
@@ -144,7 +149,7 @@ class Progress:
 
     def _rate(self) -> str:
         rate = (self.done - self._first) / max(time.monotonic() - self._started, 1e-9)
-        return f"{rate:,.3g}/s"
+        return f"{rate:,.3g}/s" if rate >= 0.1 or not rate else f"{1 / rate:,.3g} s each"
 
     def _time_left(self) -> str:
         """From the mean rate of this session."""

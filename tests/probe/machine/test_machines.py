@@ -276,7 +276,7 @@ def test_virtual_devices_are_counted(given, count):
     facts, results = check_all(host)
     hardware = as_json(facts, results.values(), ok=True)["hardware"]
     assert len(hardware["devices"]) == count
-    assert ("8 virtual devices" in results["device"].verdict.message) == (count == 8)
+    assert ("8 virtual devices with --hw tpu" in results["device"].verdict.message) == (count == 8)
     host.environment = {"CPU_NUM_DEVICES": "8"}
     facts, results = check_all(host)
     assert len(as_json(facts, results.values(), ok=True)["hardware"]["devices"]) == 1

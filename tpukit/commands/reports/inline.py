@@ -19,6 +19,7 @@ Table = list[list[str]]
 HIDDEN = {
     *("command", "compiles", "data", "devices", "exact", "largest_global_batch", "limit_bytes"),
     *("parameters", "path", "per_sample", "picture", "predictions", "seconds", "target", "task"),
+    *("finished", "stopped_early"),
 }
 """Fields that the command's lines say, or whose files are shown."""
 PREVIEWED_ROWS = 3
@@ -77,6 +78,8 @@ def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
     """Plain fields; metrics, beside those of other methods; trials; a CSV file's first rows."""
     best = fields.get("best")
     named = {f"best {n}": v for n, v in best.items()} if isinstance(best, Mapping) else {}
+    if "finished" in fields:
+        named["ended"] = _end(fields)
     shown = {n: v for n, v in {**fields, **named}.items() if n not in HIDDEN}
     plain = {n: v for n, v in shown.items() if isinstance(v, str | int | float)}
     if len(plain) > 1:
@@ -88,6 +91,13 @@ def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
     path = Path(str(fields.get("path", "")))
     if path.suffix == ".csv" and path.is_file():
         yield _first_rows(path)
+
+
+def _end(fields: Mapping[str, Any]) -> str:
+    """How a training ended; an interrupted one has no result."""
+    if fields.get("stopped_early"):
+        return "early: validation no longer improved"
+    return "with its last step" if fields["finished"] else "at its time limit; the cell goes on"
 
 
 def metrics_table(fields: Mapping[str, Any]) -> Table:

@@ -34,7 +34,11 @@ def describe_devices(facts: Facts) -> str:
     if facts.kind == "gpu":
         names = [gpu.name for gpu in facts.gpus]
         return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    virtual = f", as {facts.virtual_devices} virtual devices" if facts.virtual_devices > 1 else ""
+    virtual = (
+        f", as {facts.virtual_devices} virtual devices with --hw tpu"
+        if facts.virtual_devices > 1
+        else ""
+    )
     return f"CPU: {facts.cpu.name}, {facts.cpu.cores:g} cores{virtual}"
 
 
