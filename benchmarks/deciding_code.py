@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -140,8 +141,10 @@ def mark(kept: Mapping[str, Any], name: str) -> str:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the digest of what decided it; places in this checkout are cut."""
+    """Writes a JSON file with the digest of what decided it, and no place of this machine."""
     code = {"code": code_of(path.stem)} if path.stem in DECIDES else {}
     text = json.dumps({**result, **code}, indent=2, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.replace(f"{ROOT}/", "") + "\n", encoding="utf-8")
+    for folder in (ROOT, sysconfig.get_path("purelib")):
+        text = text.replace(f"{folder}/", "")
+    path.write_text(text + "\n", encoding="utf-8")

@@ -125,8 +125,8 @@ def test_a_row_of_other_code_is_marked_and_asked_again(stale, fresh, monkeypatch
 def test_writing_a_result_keeps_the_digest_and_no_place_of_this_machine(stale, tmp_path):
     path = tmp_path / "summarize_rows.json"
     deciding = sys.modules["deciding_code"]
-    deciding.write_result(path, {"rows": 3, "file": f"{deciding.ROOT}/tpukit/cli.py"})
-    written = json.loads(path.read_text())
-    assert written == {
-        "rows": 3, "file": "tpukit/cli.py", "code": deciding.code_of("summarize_rows")
-    }  # fmt: skip
+    places = [f"{deciding.ROOT}/tpukit/cli.py:1", f"{Path(pytest.__file__).parents[1]}/a.py:2"]
+    deciding.write_result(path, {"rows": 3, "places": places})
+    code = deciding.code_of("summarize_rows")
+    written = {"rows": 3, "places": ["tpukit/cli.py:1", "a.py:2"], "code": code}
+    assert json.loads(path.read_text()) == written

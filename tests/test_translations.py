@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/images.md", "docs/kaggle.md", "docs/own_task.md"]
+PAGES = [
+    "README.md", "docs/images.md", "docs/install.md", "docs/kaggle.md", "docs/own_task.md",
+]  # fmt: skip
 
 
 def pair(name):
