@@ -123,6 +123,16 @@ def test_max_time_stops_in_time_and_the_run_goes_on(tmp_path, whole):
     assert same_bytes(run, whole[0])
 
 
+def test_what_goes_on_with_a_run_sets_what_decided_its_hardware(tmp_path):
+    chosen = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""}
+    run = tmp_path / "run"
+    arguments = [*BASE, "--max-time", "1s", "--set", "pause=0.3", "--results-dir", run]
+    done = tpukit(*arguments, env=chosen)
+    command = f"PJRT_DEVICE=CPU CPU_NUM_DEVICES=2 CUDA_VISIBLE_DEVICES= tpukit train --task {TINY}"
+    assert f"Go on with: {command}" in done.stdout
+    assert f"Command: {command}" in (run / "log.txt").read_text().splitlines()[0]
+
+
 def test_resume_from_a_read_only_run(tmp_path, whole):
     source = tmp_path / "input"
     half = result(tpukit(*BASE, "--max-steps", "20", "--results-dir", source, "--json"))

@@ -298,7 +298,7 @@ def _train_from(
             report = RunReport(folder, run_log.text)
             stack.callback(report.renew)
             stack.push(run_log.note_failure)
-            if request.command.startswith("tpukit "):
+            if "tpukit " in request.command:
                 run_log.note(f"Command: {request.command}")
             _log_start(plan, learner, state.step, run_log)
             _log_predictions(request, plan, backend, run_log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import typer
 
 from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.errors import ConfigError
+from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.ranges import flag
@@ -38,6 +40,8 @@ DEFAULT_EPOCHS = 10
 FOLDERS = {"eit": "results/deit", "summarize": "out-summarization"}
 """Run folders of our tasks; a user's is results/NAME."""
 HARDWARE = "Hardware"
+DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_KERNELS)
+"""Environment variables that decide the hardware: what goes on with a run sets them, too."""
 TRAINING_PANELS = {
     "Batch and rate": ("global_batch_size", "accumulate", "lr"),
     "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
@@ -195,7 +199,8 @@ def read_settings(
     train, task = _split_settings(sources.settings or [])
     own = {name: value for name, value in task_options.items() if value is not None}
     file = read_config_file(sources.config) if sources.config else ConfigFile({}, {})
-    command = shlex.join(["tpukit", *sys.argv[1:]])
+    set_here = [f"{name}={os.environ[name]}" for name in DECIDING if name in os.environ]
+    command = shlex.join([*set_here, "tpukit", *sys.argv[1:]])
     return GivenSettings(merge(given, train), {**own, **task}, file, sources.preset, command)
 
 
