@@ -14,8 +14,7 @@ import timm
 import torch.nn.functional as F
 from PIL import Image
 
-from tpukit.train.inference import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+from tpukit import Datasets, Task, TrainingDefaults, infer, stack_samples
 
 
 class ImageFolder:

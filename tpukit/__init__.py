@@ -1,7 +1,9 @@
 """tpukit: train PyTorch models on TPUs, GPUs and CPUs, and know beforehand what fits.
 
 From Python: `fit`, `evaluate`, `predict`, `find_batch`, `load` and `show` do what the commands do,
-in this process; `Task`, `Datasets`, `TrainingDefaults` and `stack_samples` make a task of your own.
+in this process; `Task`, `Datasets`, `TrainingDefaults`, `named` and `stack_samples` make a task of
+your own, `ParameterGroup`, `ShuffledPlan`, `MicroBatch` and `SampleKey` its optimizer and its
+batches, and `infer` a trained model's outputs.
 In a notebook `%load_ext tpukit` gives `%tpukit train ...`.
 """
 
@@ -12,35 +14,59 @@ if TYPE_CHECKING:
     from tpukit.api import evaluate, find_batch, fit, load, predict
     from tpukit.commands.reports.run_summary import show
     from tpukit.errors import TpukitError
-    from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+    from tpukit.train.inference import infer
+    from tpukit.train.task import (
+        Datasets,
+        MicroBatch,
+        ParameterGroup,
+        SampleKey,
+        ShuffledPlan,
+        Task,
+        TrainingDefaults,
+        named,
+        stack_samples,
+    )
 
 __version__ = "0.2.0"
 
+_TASK = "tpukit.train.task"
 _PLACES = {
     "evaluate": "tpukit.api",
     "find_batch": "tpukit.api",
     "fit": "tpukit.api",
+    "infer": "tpukit.train.inference",
     "load": "tpukit.api",
     "load_ipython_extension": "tpukit.magic",
     "predict": "tpukit.api",
     "show": "tpukit.commands.reports.run_summary",
     "TpukitError": "tpukit.errors",
-    "Datasets": "tpukit.train.task",
-    "Task": "tpukit.train.task",
-    "TrainingDefaults": "tpukit.train.task",
-    "stack_samples": "tpukit.train.task",
+    "Datasets": _TASK,
+    "MicroBatch": _TASK,
+    "ParameterGroup": _TASK,
+    "SampleKey": _TASK,
+    "ShuffledPlan": _TASK,
+    "Task": _TASK,
+    "TrainingDefaults": _TASK,
+    "named": _TASK,
+    "stack_samples": _TASK,
 }
 """Public name -> its module, imported when the name is first used: torch takes a second."""
 
 __all__ = [
     "Datasets",
+    "MicroBatch",
+    "ParameterGroup",
+    "SampleKey",
+    "ShuffledPlan",
     "Task",
     "TpukitError",
     "TrainingDefaults",
     "evaluate",
     "find_batch",
     "fit",
+    "infer",
     "load",
+    "named",
     "predict",
     "show",
     "stack_samples",

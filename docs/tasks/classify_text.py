@@ -18,8 +18,7 @@ import numpy as np
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tpukit.train.inference import infer
-from tpukit.train.task import Datasets, ShuffledPlan, Task, TrainingDefaults, stack_samples
+from tpukit import Datasets, ShuffledPlan, Task, TrainingDefaults, infer, stack_samples
 
 
 def read(path):

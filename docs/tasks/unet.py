@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tpukit.train.inference import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+from tpukit import Datasets, Task, TrainingDefaults, infer, stack_samples
 
 TIMES = 1000
 
