@@ -52,6 +52,11 @@ architecture's operations are taken, not how well it learns. The losses are cros
 synthetic labels or what the model computes itself; of a detector the network alone, without the
 matching of boxes.
 
+The detectors of torchvision (`retinanet_*`, `fasterrcnn_*`, `ssd_*`, ...) are out: they train on
+CPUs and GPUs, not on a TPU. Their losses match boxes by boolean indices, so their tensors change
+shape from batch to batch, and XLA compiles about a dozen graphs in each step (RetinaNet). A run
+warns of it in its first step.
+
 Under bf16 a TPU runs `scaled_dot_product_attention` in a fused kernel where there is no mask and
 no drop-out in it, the tokens are a multiple of 128 and a head is at most 128 wide. The models of
 transformers make no mask when they are given no `attention_mask`. Otherwise all scores are written
