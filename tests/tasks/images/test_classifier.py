@@ -12,6 +12,7 @@ from timm.data import create_transform, resolve_data_config
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.images.classifier import input_format, layer_groups, load_pretrained
+from tpukit.tasks.images.evaluation.prediction import neutral_row
 from tpukit.tasks.images.images_config import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.task import sample_rng
@@ -81,3 +82,13 @@ def test_groups_are_timms():
         (g["weight_decay"], g["lr_scale"], len(g["params"])) for g in theirs
     ]
     assert {g.lr_scale for g in layer_groups(model, 0.05, 1.0)} == {1.0}
+
+
+def test_an_older_run_goes_on_without_what_was_added_since():
+    """It recorded neither counts of its classes nor the newer settings."""
+    older = make_task().restore({"classes.json": b'["a", "b"]'})
+    assert neutral_row(older)[0].tolist() == [0.5, 0.5]
+    assert not {"fold", "group_column", "class_weights"} & older.identity().keys()
+    assert make_task(fold=2, class_weights="balanced").identity().items() >= {
+        ("fold", "2"), ("class_weights", "balanced"),
+    }  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from competitions import image_competition
 from runs import TINY, failure, result, tpukit
 
+from tpukit import api
 from tpukit.errors import ConfigError
 from tpukit.tasks.images.evaluation.prediction import check_images, neutral_row
 from tpukit.tasks.images.task import ImagesTask
@@ -166,6 +167,11 @@ def test_the_predictions_of_several_runs_are_averaged(competition, trained, tmp_
             parts = [numbers(rows[name]) for rows in alone]
             means = [(a + b) / 2 for a, b in zip(*parts, strict=True)]
             assert numbers(row) == pytest.approx(means, abs=1e-6)
+    out = tmp_path / "api.csv"
+    api.predict([trained, other], out=out, sample_submission=sample[1], hw="cpu", log=print)
+    assert out.read_bytes() == (tmp_path / "both.csv").read_bytes()
+    with pytest.raises(ConfigError, match="the list is empty"):
+        api.predict([], hw="cpu")
 
 
 def test_only_runs_of_the_same_classes_are_averaged(competition, trained, tmp_path):

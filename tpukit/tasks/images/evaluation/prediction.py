@@ -138,7 +138,7 @@ def predict_classes(
     log(f"{len(found.ids)} rows in {out}{mean}")
     damaged = list(compress(found.ids, ~readable))
     if damaged:
-        log(_about_damaged(damaged, task))
+        log(_about_damaged(damaged, len(found.ids), task))
     return {"task": task.name, "rows": len(found.ids), "path": str(out), "damaged": damaged}
 
 
@@ -160,11 +160,11 @@ def neutral_row(task: ImagesTask) -> tuple[Probabilities, int]:
     return np.eye(len(classes), dtype=np.float32)[classes.index(wanted)], classes.index(wanted)
 
 
-def _about_damaged(ids: Sequence[str], task: ImagesTask) -> str:
+def _about_damaged(ids: Sequence[str], total: int, task: ImagesTask) -> str:
     wanted = task.config.damaged_row
     if wanted == "frequencies" and task.class_counts is None:
         wanted = "uniform, as this run keeps no frequencies"
-    told = f"Warning: {len(ids)} images cannot be read, their rows are neutral"
+    told = f"Warning: {len(ids)} of {total} images cannot be read and have a neutral row"
     return f"{told} (damaged_row: {wanted}): {first_names(ids)}"
 
 
