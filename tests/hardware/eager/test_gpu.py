@@ -81,3 +81,35 @@ def test_generators_memory_and_running_out_of_it():
     with pytest.raises(RuntimeError) as failure:
         torch.empty(2 * memory.limit, dtype=torch.uint8, device=backend.device)
     assert is_out_of_memory(failure.value)
+
+
+def test_the_peak_is_what_was_reserved_and_the_limit_what_others_leave():
+    backend = open_backend(HardwareOptions(hw="gpu", devices=1, compile=False))
+    with backend.memory_meter() as read:
+        torch.empty(2**28, dtype=torch.uint8, device=backend.device)
+        memory = read()
+    assert memory.peak >= 2**28 and memory.used < 2**20
+    free, total = torch.cuda.mem_get_info(backend.device)
+    assert free <= memory.limit < total
+    with backend.memory_meter() as read:
+        assert read().peak < 2**20
+
+
+def test_a_memory_limit_is_kept():
+    options = HardwareOptions(hw="gpu", devices=1, compile=False, memory_limit=2**30)
+    backend = open_backend(options)
+    try:
+        with pytest.raises(RuntimeError) as failure:
+            torch.empty(2**31, dtype=torch.uint8, device=backend.device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, backend.device)
+    assert is_out_of_memory(failure.value)
+
+
+def test_fp32_convolutions_are_not_rounded_to_tf32():
+    backend = open_backend(HardwareOptions(hw="gpu", devices=1, precision="fp32", compile=False))
+    x, weight = torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3)
+    expected = torch.nn.functional.conv2d(x.double(), weight.double())
+    found = torch.nn.functional.conv2d(x.to(backend.device), weight.to(backend.device))
+    assert relative_difference({"y": found.cpu()}, {"y": expected.float()}) < 1e-5
+    assert torch.backends.cudnn.allow_tf32 is False

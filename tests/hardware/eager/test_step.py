@@ -134,6 +134,25 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale():
     assert run.backend.state()["scaler"]["scale"] == 2.0**39
 
 
+def test_a_sum_over_many_rows_skips_no_step_at_first():
+    """Times 65536, torch's first scale, its gradients are beyond fp16."""
+    backend = half_precision()
+    torch.manual_seed(0)
+    model = backend.prepare(Net())
+    optimizer = backend.optimizer([ParameterGroup(list(model.parameters()))], OptimizerSettings())
+    x, norms = torch.randn(4096, 8), []
+    assert backend.state()["scaler"] == {}, "nothing of it is kept before it is known"
+    for _ in range(3):
+        with backend.autocast():
+            loss = (model(x).float() - 4 * x).square().sum()
+        backend.backward(loss)
+        backend.step(
+            optimizer, lr=1e-3, weight=torch.tensor(4096.0), clip_norm=1.0, after=norms.append
+        )
+    assert all(torch.isfinite(norm) for norm in norms)
+    assert backend.state()["scaler"]["scale"] < 2**6
+
+
 def test_generators_as_text():
     backend = FakeBackend()
     backend.seed(3)

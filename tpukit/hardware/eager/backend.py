@@ -206,6 +206,7 @@ class EagerBackend(TorchOps):
         return self.parallelism.micro_batch(model, last=last)
 
     def backward(self, loss: Tensor) -> None:
+        self.update.begin(loss, self.all_reduce_sum)
         self.update.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()

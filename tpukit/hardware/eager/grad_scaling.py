@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -15,6 +16,10 @@ from tpukit.hardware.optimizers.adopted import gradients_of
 
 class Update(Protocol):
     """Turns summed gradients into a step."""
+
+    def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Before each backward pass of a rank's loss, a sum over its rows."""
+        ...
 
     def scale_loss(self, loss: Tensor) -> Tensor: ...
     def gradient_scale(self) -> Tensor | float:
@@ -31,6 +36,9 @@ class Update(Protocol):
 
 class PlainUpdate:
     """fp32 and bf16."""
+
+    def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
+        pass
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         return loss
@@ -55,6 +63,18 @@ class ScaledUpdate:
     def __init__(self, scaler: GradScaler, device: torch.device) -> None:
         self.scaler = scaler
         self.device = device
+        self.begun = False
+        """Whether the scale is that of this loss, or a checkpoint's."""
+
+    def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Starts at the scale that torch starts a mean with: a sum would overflow at first."""
+        if self.begun:
+            return
+        self.begun = True
+        total = float(over_ranks(loss.detach().float().abs()))
+        if math.isfinite(total) and total > 1:
+            first = self.scaler.get_scale() / 2.0 ** math.ceil(math.log2(total))
+            self.set_state({"scale": first, "growth_tracker": 0.0})
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         scaled: Tensor = self.scaler.scale(loss)
@@ -72,10 +92,13 @@ class ScaledUpdate:
         self.scaler.update()
 
     def state(self) -> dict[str, float]:
+        if not self.begun:
+            return {}
         state = self.scaler.state_dict()
         return {"scale": float(state["scale"]), "growth_tracker": float(state["_growth_tracker"])}
 
     def set_state(self, state: Mapping[str, float]) -> None:
+        self.begun = True
         current = self.scaler.state_dict()
         current["scale"] = state["scale"]
         current["_growth_tracker"] = int(state["growth_tracker"])
