@@ -7,10 +7,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from runs import SUPPORT, environment, tpukit
 
+from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
+from tpukit.hardware.fake import FakeBackend
 from tpukit.probe.machine.checks import Asked
+from tpukit.probe.selftest.answering_parts import DeviceParts
 from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
 
 TWO = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
@@ -44,13 +48,14 @@ def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
     assert found["ok"]
     assert statuses(found["checks"]) == {
         "kernels": "skip", "devices": "pass", "products": "pass", "step-eit": "skip",
-        "step-images": "skip", "step-summarize": "skip", "train": "pass", "resume": "pass",
+        "step-images": "skip", "step-summarize": "skip", "generate": "pass", "train": "pass",
+        "resume": "pass", "shard": "skip", "out-of-memory": "pass", "reopen": "skip",
         "prediction": "skip", "largest-batch": "skip",
     }  # fmt: skip
     [resume] = [check for check in found["checks"] if check["id"] == "resume"]
     assert resume["values"]["resumed_from"] in (5, 10, 15)
     # Progress with the time that is left, then the report, for people.
-    assert "1/10 Attention kernels" in done.stderr
+    assert "1/14 Attention kernels" in done.stderr
     assert "left in all)" in done.stderr
     assert "### tpukit" in done.stderr
     assert str(tmp_path) not in done.stderr
@@ -58,14 +63,49 @@ def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
 
 @pytest.mark.xla
 def test_virtual_devices_compute_what_the_cpu_does_and_compile_once(tmp_path):
-    parts = ("devices", "products", "step-summarize", "train")
+    parts = ("devices", "products", "step-summarize", "generate", "train")
     checks = emulated(*parts, TPUKIT_CACHE_DIR=str(tmp_path))
     assert statuses(checks) == dict.fromkeys(parts, "pass")
     values = {check["id"]: check["values"] for check in checks}
     assert values["devices"]["devices"] == 2
     assert values["step-summarize"]["weights"] < 1e-4
+    assert values["generate"] == {"first": 3, "second": 0}
     assert values["train"]["compilations"] > 0
     assert values["train"]["compilations_after_warmup"] == 0
+
+
+class Compiling(FakeBackend):
+    """Compiles a program for each read, reports no memory, and fails in its own words."""
+
+    reads = 0
+
+    def to_host(self, tensors):
+        self.reads += 1
+        if any(tensor.numel() > 2**40 for tensor in tensors.values()):
+            raise RuntimeError("the chip is full")
+        return super().to_host(tensors)
+
+    def compilations(self):
+        return self.reads
+
+    def usage(self):
+        return DeviceUsage(None, None)
+
+
+def test_a_device_that_does_not_do_as_it_should_is_told_of():
+    parts = DeviceParts("tpu")
+    parts.__dict__["backend"] = Compiling()
+    generated = parts.generate()
+    assert generated["error"].endswith("9 compilations, then 9")
+    assert "does not report its memory" in parts.devices()["warning"]
+
+
+def test_an_unknown_text_for_a_full_device_fails(monkeypatch):
+    monkeypatch.setattr(torch, "ones", lambda *sizes, **_: torch.empty(sizes, device="meta"))
+    parts = DeviceParts("tpu")
+    parts.__dict__["backend"] = Compiling()
+    answer = parts.out_of_memory()
+    assert answer["error"] == "not recognised: RuntimeError: the chip is full"
 
 
 @pytest.mark.slow

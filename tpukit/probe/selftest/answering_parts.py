@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpukit.hardware.detect import is_emulated
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.process import die_with_parent
 from tpukit.io.units import format_bytes
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
 
 Answer = dict[str, Any]
+SIDE = 2**24
+"""Of a square of fp32 numbers that takes a petabyte."""
 MEMORY_UNKNOWN = (
     "The device does not report its memory: probe-batch goes by what the TPU compiler says."
 )
@@ -33,8 +36,9 @@ MEMORY_UNKNOWN = (
 class DeviceParts:
     """Parts that open the device, one process for all of them."""
 
-    def __init__(self, hw: Kind) -> None:
+    def __init__(self, hw: Kind, *, shard: bool = False) -> None:
         self.hw = hw
+        self.shard = shard
 
     @cached_property
     def backend(self) -> Backend:
@@ -44,7 +48,9 @@ class DeviceParts:
         # One GPU is enough here, and several would need a launcher.
         devices = 1 if find_kind(HardwareOptions(hw=self.hw)) == "gpu" else None
         return open_backend(
-            HardwareOptions(self.hw, devices, precision="fp32", compile=False, kernels="off")
+            HardwareOptions(
+                self.hw, devices, precision="fp32", shard=self.shard, compile=False, kernels="off"
+            )
         )
 
     def devices(self) -> Answer:
@@ -76,6 +82,27 @@ class DeviceParts:
         from tpukit.probe.selftest.one_step import compare_or_keep
 
         return compare_or_keep(self.backend, task, settings, Path(folder))
+
+    def generate(self) -> Answer:
+        """Tokens of a small GPT-2."""
+        from tpukit.probe.selftest.eight_tokens import generate_twice
+
+        return generate_twice(self.backend)
+
+    def out_of_memory(self) -> Answer:
+        """What no device holds: a search must take the failure for a lack of memory."""
+        import torch
+
+        backend = self.backend
+        side = torch.ones(SIDE, device=backend.device)
+        try:
+            backend.to_host({"products": side[:, None] * side[None]})
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            if is_out_of_memory(error):
+                return {"message": f"recognised: {text}", "values": {}}
+            return {"error": f"not recognised: {text}", "fix": ""}
+        return {"error": "a petabyte fitted", "fix": ""}
 
     def train(self, folder: str, steps: int, kill_at: int) -> Answer:
         """A run of the self-test's task, or the rest of one that was killed."""
@@ -128,6 +155,12 @@ class HostParts:
 
         return measure_beside_prediction(self.hw, task, settings, batch)
 
+    def reopen(self) -> Answer:
+        """A batch search one of whose trials is killed."""
+        from tpukit.probe.selftest.predicted import search_past_a_kill
+
+        return search_past_a_kill(self.hw)
+
     def largest(self, task: str, settings: Mapping[str, Any]) -> Answer:
         """The batch that the compiler names, and the next one, tried here."""
         from tpukit.probe.selftest.predicted import try_largest
@@ -142,7 +175,7 @@ def _log(line: str) -> None:
 def main(kind: str, hw: Kind, descriptor: int, parent: int) -> int:
     """Answers until standard input ends."""
     die_with_parent(parent)
-    parts = DeviceParts(hw) if kind == "device" else HostParts(hw)
+    parts = HostParts(hw) if kind == "host" else DeviceParts(hw, shard=kind == "sharded")
     for line in sys.stdin:
         question = json.loads(line)
         part: Callable[..., Answer] = getattr(parts, question.pop("part"))

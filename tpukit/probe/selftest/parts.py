@@ -48,7 +48,8 @@ class Bench(AbstractContextManager["Bench"]):
         self._children: dict[str, Child] = {}
 
     def ask(self, where: str, part: str, **arguments: Any) -> dict[str, Any]:
-        """The answer of a child: `device` holds the device, `cpu` the CPU, `host` neither.
+        """The answer of a child: `device` holds the device, `sharded` too, `cpu` the CPU, `host`
+        none.
 
         A device that is busy is tried again in a new process. Raises ChildDiedError where a child
         dies or has no answer in time.
@@ -62,10 +63,11 @@ class Bench(AbstractContextManager["Bench"]):
         return self._ask_once(where, part, arguments)
 
     def _ask_once(self, where: str, part: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        if where == "host":
-            self.close("device")
+        if where != "cpu":
+            for other in {"device", "sharded"} - {where}:
+                self.close(other)
         if where not in self._children:
-            kind = "host" if where == "host" else "device"
+            kind = "device" if where == "cpu" else where
             hw = "cpu" if where == "cpu" else self.hw
             command = ("-m", WORKER, kind, hw)
             self._children[where] = Child({"PYTHONFAULTHANDLER": "1"}, command)
@@ -113,16 +115,36 @@ def _device(part: str) -> Callable[[Bench], dict[str, Any]]:
 
 
 def _step(task: str, **settings: Any) -> Part:
+    return Part(
+        f"step-{task}", f"A step of {task} in fp32 against the CPU's", 120,
+        _compared_step("device", task, settings), ("tpu", "gpu"),
+    )  # fmt: skip
+
+
+def _compared_step(
+    where: str, task: str, settings: Mapping[str, Any]
+) -> Callable[[Bench], dict[str, Any]]:
     def run(bench: Bench) -> dict[str, Any]:
-        folder = bench.folder / f"step-{task}"
+        folder = bench.folder / f"step-{where}-{task}"
         folder.mkdir()
         question = {"task": task, "settings": settings, "folder": str(folder)}
-        answer = bench.ask("device", "step", **question)
+        answer = bench.ask(where, "step", **question)
         return answer if "error" in answer else bench.ask("cpu", "step", **question)
 
-    return Part(
-        f"step-{task}", f"A step of {task} in fp32 against the CPU's", 120, run, ("tpu", "gpu")
-    )
+    return run
+
+
+def _out_of_memory(bench: Bench) -> dict[str, Any]:
+    """In a process of its own, which may die of it as a trial of the batch search does."""
+    bench.close("device")
+    try:
+        return bench.ask("device", "out_of_memory")
+    except ChildDiedError as error:
+        if error.death.return_code is None or not error.death.is_out_of_memory(limited=False):
+            raise
+        return {"message": f"recognised: the process {error.death.describe()}", "values": {}}
+    finally:
+        bench.close("device")
 
 
 def _train(bench: Bench) -> dict[str, Any]:
@@ -170,6 +192,7 @@ def _differ(name: str, folder: Path, other: Path) -> bool:
 
 
 EIT = {"task": "eit", "settings": {"size": "small"}}
+SMALL_GPT = {"model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256}
 PARTS = (
     Part("kernels", "Attention kernels against plain operations", 250,
          lambda bench: bench.ask("host", "kernels", seconds=bench.seconds_left - 10), ("tpu",)),
@@ -178,9 +201,15 @@ PARTS = (
          _device("products")),
     _step("eit", size="tiny"),
     _step("images", model="resnet10t", image_size=64),
-    _step("summarize", model="3x4x128", tokenizer="train", vocabulary_size=2048, block_size=256),
+    _step("summarize", **SMALL_GPT),
+    Part("generate", "Eight tokens, and no program for each", 120, _device("generate")),
     Part("train", f"{STEPS} steps compile each program once", 120, _train),
     Part("resume", "A killed run resumes to the same bytes", 180, _resume),
+    Part("shard", "A step with --shard against the CPU's", 120,
+         _compared_step("sharded", "summarize", SMALL_GPT), ("tpu",)),
+    Part("out-of-memory", "Running out of memory is recognised", 60, _out_of_memory),
+    Part("reopen", "A search goes on after a trial that was killed", 180,
+         lambda bench: bench.ask("host", "reopen"), ("tpu", "gpu")),
     Part("prediction", "Memory and time of a step beside the compiler's", 240,
          lambda bench: bench.ask("host", "prediction", **EIT, batch=8), ("tpu",)),
     Part("largest-batch", "The batch that the compiler names fits, and the next does not", 600,

@@ -1,4 +1,4 @@
-"""What was measured here beside what the TPU compiler says of the same program."""
+"""Trials of the batch search: measured ones beside what the TPU compiler says, and a killed one."""
 
 from __future__ import annotations
 
@@ -98,4 +98,17 @@ def try_largest(
     answer = {"message": f"named {found.largest} a device: {text}", "values": values}
     if [trial.fits for trial in trials] != [True, False][: len(trials)]:
         answer["warning"] = "The compiler's limit is not this TPU's: use probe-batch --hw tpu."
+    return answer
+
+
+def search_past_a_kill(hw: Hw) -> dict[str, Any]:
+    """Two samples a device, four whose process is killed with the device open, and two again."""
+    source = TaskSource("tpukit.probe.selftest.selftest_task:SelfTestTask", {"kill_above": 2})
+    with MeasuredEvaluator(source, TrainConfig(hw=hw, kernels="off"), None) as measured:
+        trials = [measured.evaluate([TrialRequest(batch)])[0] for batch in (2, 4, 2)]
+    text = ", ".join(f"{t.batch} {'fits' if t.fits else t.error}" for t in trials)
+    seconds = [round(trial.seconds, 1) for trial in trials]
+    answer: dict[str, Any] = {"message": text, "values": {"seconds": seconds}}
+    if [trial.fits for trial in trials] != [True, False, True]:
+        return {**answer, "error": text, "fix": ""}
     return answer

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Batch, ModelOps
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, PlanSettings, Task, TrainingDefaults
 
 WIDTH = 32
 SAMPLES = 256
@@ -29,14 +29,19 @@ class NoisySums:
 
 
 class SelfTestTask(Task):
-    """Learns sums. kill_at: the step whose log line ends the process by SIGKILL; 0: none."""
+    """Learns sums.
+
+    kill_at: the step whose log line ends the process by SIGKILL; 0: none. kill_above: the samples a
+    device above which a trial of the batch search ends so; 0: none.
+    """
 
     name = "selftest"
     source = None
     defaults = TrainingDefaults(global_batch_size=32, max_steps=20, ema_decay=0.9)
 
-    def __init__(self, kill_at: int = 0) -> None:
+    def __init__(self, kill_at: int = 0, kill_above: int = 0) -> None:
         self.kill_at = kill_at
+        self.kill_above = kill_above
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         return nn.Sequential(
@@ -48,6 +53,11 @@ class SelfTestTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"loss": (model(batch["x"]).float()[:, 0] - batch["y"]).square()}
+
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
+        if 0 < self.kill_above < settings.micro_rows / settings.devices:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().probe_batches(settings)
 
     def on_log(self, row: Mapping[str, Any]) -> None:
         if self.kill_at and row["step"] >= self.kill_at:
