@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tpukit.hardware.eager.devices import CudaDevice
 
@@ -118,10 +117,8 @@ def cuda(gpu: Gpu) -> CudaDevice:
 
 @pytest.fixture
 def compiled_without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`nn.Module.compile` traces, guards and counts as ever, and runs the graph eagerly."""
-    own = nn.Module.compile
+    """`torch.compile` traces, guards and counts as ever, and runs the graph eagerly."""
+    own = torch.compile
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **how: own(self, **{**how, "backend": "eager"})
-    )
+    monkeypatch.setattr(torch, "compile", lambda call, **how: own(call, **how, backend="eager"))

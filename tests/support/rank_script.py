@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -42,6 +43,8 @@ elif SCENARIO in ("second-raises", "second-raises-once"):
             if raises:
                 # As NCCL's, which waits for the other ranks.
                 dist.destroy_process_group = lambda: time.sleep(600)
+                # And as the group's own end, where the interpreter ends with it.
+                atexit.register(time.sleep, 600)
             if RANK == 1 and raises:
                 raise UsageError("only the second knows")
             backend.barrier()

@@ -42,3 +42,14 @@ def test_the_first_shape_that_is_not_compiled_is_said_once(compiled, capfd):
     assert told.count("further ones run uncompiled") == 1
     assert "_dynamo" not in told
     assert compiling.LIMIT_REACHED.hits > 0
+
+
+def test_a_model_of_torch_s_own_classes_is_compiled(compiled):
+    """`nn.Module.compile` alone does nothing for nn.Sequential."""
+    backend, _ = compiled
+    model = backend.prepare(nn.Sequential(nn.Linear(8, 2), nn.GELU()))
+    x = torch.ones(3, 8)
+    before = backend.compilations()
+    found = model(x)
+    assert backend.compilations() == before + 1
+    torch.testing.assert_close(found, model.forward(x))

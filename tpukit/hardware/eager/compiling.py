@@ -7,6 +7,7 @@ import logging
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 
 SHAPES = 64
@@ -42,7 +43,13 @@ def compile_forward(model: nn.Module) -> None:
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, SHAPES)
     logging.getLogger("torch._dynamo.convert_frame").addFilter(LIMIT_REACHED)
-    model.compile(dynamic=False)  # type: ignore[no-untyped-call]
+    call: Any = model._call_impl
+    if type(model).__module__.startswith("torch."):
+        # Dynamo passes over the frames of torch's own modules: nn.Sequential would run as it is.
+        external: Any = importlib.import_module("torch._dynamo.external_utils")
+        call = external.wrap_inline(call)
+    # As `model.compile` does.
+    model._compiled_call_impl = torch.compile(call, dynamic=False)
 
 
 def compiled_graphs() -> int:
