@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tpukit.commands.reports.batch import as_fields, as_text
+from tpukit.commands.reports.inline import result_tables
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.batch.trial import Trial, memory_by_kind
@@ -38,6 +39,21 @@ def test_a_recommendation_for_people():
     assert "Collectives a step: 5 all-reduce (1 MiB a device)" in lines
     assert "Estimate (roofline" in text
     assert lines[-1] == "Train with: tpukit train"
+
+
+def test_a_cell_that_shows_the_trials_has_no_text_of_them(monkeypatch):
+    """`%tpukit` shows a table and a picture of them below the command's lines."""
+    found = recommendation()
+    shown = next(t for t in result_tables(as_fields(found, "mine", None)) if "verdict" in t[0])
+    assert [row[:3] for row in shown[1:]] == [
+        ["20", "15.00 GiB", "near"],
+        ["21", "17.00 GiB", "over"],
+    ]
+    text = "\n".join(as_text(found, "mine", None))
+    assert "batch a device" in text and "█" in text
+    monkeypatch.setenv("TPUKIT_RESULT", "result.json")
+    text = "\n".join(as_text(found, "mine", None))
+    assert "batch a device" not in text and "█" not in text and "Recommended: 20" in text
 
 
 def test_what_was_not_tried_is_said():

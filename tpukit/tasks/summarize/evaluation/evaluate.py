@@ -93,6 +93,7 @@ def evaluate_run(
         "samples": result.samples,
         "skipped": result.skipped,
         "metrics": result.metrics,
+        "methods": {"baseline": "better baseline"},
         "compilations": backend.compilations(),
         **shown,
     }

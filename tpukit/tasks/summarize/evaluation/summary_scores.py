@@ -44,10 +44,6 @@ def result_lines(result: SummaryScores) -> list[str]:
     lines = [f"{result.samples} samples of {result.data}; loss {metrics['loss']:.4f}"]
     if result.skipped:
         lines.append(f"{result.skipped} left out: their summaries are too long for the context")
-    if "names_copied" in metrics:
-        unseen = metrics.get("unseen_names_copied")
-        beside = "" if unseen is None else f"; {unseen:.1%} of those not in the training set"
-        lines.append(f"names copied: {metrics['names_copied']:.1%}{beside}")
     shown = {"Best": result.scored[::-1][:SHOWN], "Worst": result.scored[:SHOWN]}
     for title, samples in shown.items():
         for sample in samples:
