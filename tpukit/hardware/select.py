@@ -120,7 +120,9 @@ def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:
     """Keeps a computation on the CPU of this host from taking all of its memory."""
     kind = find_kind(options)
     on_cpu = kind == "cpu" or (kind == "tpu" and is_emulated(os.environ))
-    return watched_memory() if on_cpu and options.memory_limit is None else nullcontext()
+    if options.memory_limit is not None or not on_cpu:
+        return nullcontext()
+    return watched_memory(limited=kind == "cpu")
 
 
 def settle_kernels(

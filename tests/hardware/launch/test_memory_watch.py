@@ -127,6 +127,18 @@ def test_a_process_that_does_not_return_to_python_is_ended():
     assert done.stderr.startswith("Error: out of memory: ") and done.returncode == 1
 
 
+@pytest.mark.xla
+def test_xla_ends_with_the_same_error(tmp_path):
+    """With a limit, a device would wait for the one whose allocation failed, and abort."""
+    emulated = {**on_small_machine(2_000_000_000), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tpukit", "train", "--task", HUNGRY, "--hw", "tpu", "--num-workers",
+         "0", "--global-batch-size", "256", "--accumulate", "1", "--results-dir", str(tmp_path)],
+        env=emulated, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert "out of memory: " in runs.failure(done, 1)
+
+
 def test_a_process_that_holds_little_is_left_alone():
     """Others have taken all: its end would not help, and the next allocation may work."""
     code = "from tpukit.hardware.launch.memory_watch import MemoryWatch as W\nprint(W().look())"

@@ -138,9 +138,10 @@ def _summary(found: Recommendation) -> Iterator[str]:
     if found.exact:
         yield f"Largest: {largest}: it fits, and {found.smallest_failed} does not; both were tried."
     elif found.smallest_failed is not None:
+        exactly = " --exact finds the last sample." if found.target else ""
         yield (
             f"Largest tried that fits: {largest}{_filled(found)}; {found.smallest_failed} does not "
-            "fit. --exact finds the last sample."
+            f"fit.{exactly}"
         )
     elif any(trial.slow for trial in found.trials):
         yield f"Largest tried that fits: {largest}{_filled(found)}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +22,12 @@ from tpukit.hardware.eager.compiling import compiled_graphs
 from tpukit.hardware.eager.packed_linears import PackedLinears, can_pack
 from tpukit.hardware.eager.trained_linears import linear
 from tpukit.hardware.memory import (
+    available_bytes,
     data_bytes,
-    host_memory_bytes,
     limit_host_memory,
     meter_device_memory,
     meter_process_memory,
+    reserve_bytes,
     resident_bytes,
 )
 from tpukit.hardware.options import Precision
@@ -87,6 +89,10 @@ class CpuDevice:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.limit_bytes: int | None = None
+        # What the ranks of this host may hold, each its share.
+        room = max(0, available_bytes() - reserve_bytes())
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.room_bytes = resident_bytes()[0] + room // ranks
         self.bytes_before_limit = 0
         self.peak_bytes = 0
 
@@ -121,7 +127,7 @@ class CpuDevice:
 
     def _memory(self) -> Memory:
         if self.limit_bytes is None:
-            return Memory(*resident_bytes(), host_memory_bytes())
+            return Memory(*resident_bytes(), self.room_bytes)
         # What the limit counts; the kernel keeps no peak of it.
         used = data_bytes() - self.bytes_before_limit
         self.peak_bytes = max(self.peak_bytes, used)

@@ -5,6 +5,9 @@ less a reserve: a thread looks at it, and sets the limit on private memory (RLIM
 accordingly, whoever took the rest. An allocation beyond it fails, and the process ends with an
 error of its own. Where memory goes on shrinking (other processes, DataLoader workers, a system
 without the limit), the thread raises the error in the main thread, and ends the process at last.
+
+XLA does not recover from an allocation that fails (other devices wait for the one that failed, and
+abort): there is no limit around it, and its process is ended earlier.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ LOOK_SECONDS = 0.01, 0.5
 """Least and most time between two looks."""
 ASKED = re.compile(r"tried to allocate (\d+) bytes")
 RAISE_SHARE, END_SHARE = 0.5, 0.25
-"""Parts of the reserve: with less available the error is raised, and the process ended."""
+"""Parts of the reserve: with less available the error is raised, and the process ended; twice as
+much without a limit."""
 HINT = (
     "Use a smaller batch (--accumulate) or model, or close other programs; `tpukit probe-batch` "
     "finds what fits. --memory-limit SIZE sets a limit of your own instead."
@@ -44,13 +48,15 @@ HINT = (
 
 
 @contextmanager
-def watched_memory() -> Iterator[None]:
+def watched_memory(*, limited: bool = True) -> Iterator[None]:
     """Within the context this process leaves a reserve of the machine's memory free.
+
+    limited: whether allocations beyond it fail.
 
     Raises:
         OutOfMemoryError: it needed more.
     """
-    watch = MemoryWatch()
+    watch = MemoryWatch(limited=limited)
     try:
         with watch:
             yield
@@ -68,7 +74,8 @@ def watched_memory() -> Iterator[None]:
 class MemoryWatch:
     """The thread that looks, and what it does; see the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, limited: bool = True) -> None:
+        self.limited = limited
         self.reserve = reserve_bytes()
         self.unused = data_bytes() - private_bytes()
         """Mapped and not used before, stacks and tables: no tensor waits there."""
@@ -104,10 +111,12 @@ class MemoryWatch:
         """Sets the limit by what is available, or ends the process; seconds until the next look."""
         available = available_bytes()
         left = max(0, available - self.reserve)
-        self._limit(private_bytes() + self.unused + left)
+        if self.limited:
+            self._limit(private_bytes() + self.unused + left)
+        share = available / self.reserve / (1 if self.limited else 2)
         # What is small is not the cause, and its end would not help.
-        if available < RAISE_SHARE * self.reserve and tree_bytes() >= self.reserve:
-            self._end(at_once=available < END_SHARE * self.reserve)
+        if share < RAISE_SHARE and tree_bytes() >= self.reserve:
+            self._end(at_once=share < END_SHARE)
         least, most = LOOK_SECONDS
         return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
 

@@ -44,7 +44,8 @@ CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
 """For two compilations at a time: one keeps about one core busy, and takes 2 to 5 GiB."""
 EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 """Default time limits of a trial: the first one on a device compiles all of a run's programs."""
-NO_MEMORY_HERE = "std::bad_alloc"
+NO_MEMORY_HERE = "Error: out of memory: "
+"""What a process writes that `tpukit.hardware.launch.memory_watch` ends."""
 KILLED = "killed by the system for lack of memory (SIGKILL)"
 CRASH = "Fatal Python error:"
 STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
@@ -165,8 +166,10 @@ class ChildEvaluator:
         if death.return_code is None:
             return f"no result within {format_duration(self.seconds)} (--time-limit)"
         # What was ended here, at its time limit, has no code.
-        killed = death.return_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-        return KILLED if killed else death.describe()
+        if death.return_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            return KILLED
+        _, ended, words = death.output.partition(NO_MEMORY_HERE)
+        return f"out of memory: {words.partition(',')[0]}" if ended else death.describe()
 
     def _shows_size(self, death: Death) -> bool:
         """Whether a child died because its batch does not fit, or takes too long."""

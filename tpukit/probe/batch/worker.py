@@ -161,7 +161,7 @@ class TrialRunner:
 
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
-            with watched_memory():
+            with watched_memory(limited=False):
                 return _with_samples(self._compiled.run(request), self._compiled.task)
         if self.setup.world_size > 1:
             return _run_in_ranks(self.setup, request)
@@ -226,9 +226,15 @@ class TrialRunner:
             fits=False,
             used_bytes=requested,
             limit_bytes=limit or self.setup.config.memory_limit,
-            error=summary_line(str(error) or type(error).__name__),
+            error=_memory_cause(error),
             accumulate=request.accumulate,
         )
+
+
+def _memory_cause(error: Exception) -> str:
+    """Why a batch does not fit, in a line: of tpukit's own error how much memory there was."""
+    text = summary_line(str(error) or type(error).__name__)
+    return text.partition(",")[0] if isinstance(error, OutOfMemoryError) else text
 
 
 def _with_samples(trial: Trial, task: Task) -> Trial:
