@@ -117,6 +117,12 @@ def test_an_option_overrides_set_and_both_override_the_file(parsed, tmp_path):
     assert settings.task == {"model": "gpt2", "depth": 5} and settings.file.task == {"size": "tiny"}
 
 
+def test_the_command_that_goes_on_resumes(parsed, monkeypatch):
+    line = ["train", "--no-resume", "--lr", "0.1"]
+    monkeypatch.setattr("sys.argv", ["tpukit", *line])
+    assert parsed(*line[1:]).command.endswith("tpukit train --lr 0.1")
+
+
 def test_units_that_cannot_be_read_are_named(parsed):
     with pytest.raises(ConfigError, match="invalid duration 'soon'"):
         parsed("--max-time", "soon")

@@ -200,7 +200,9 @@ def read_settings(
     own = {name: value for name, value in task_options.items() if value is not None}
     file = read_config_file(sources.config) if sources.config else ConfigFile({}, {})
     set_here = [f"{name}={os.environ[name]}" for name in DECIDING if name in os.environ]
-    command = shlex.join([*set_here, "tpukit", *sys.argv[1:]])
+    # --no-resume again would set the stopped run aside.
+    words = [word for word in sys.argv[1:] if word != "--no-resume"]
+    command = shlex.join([*set_here, "tpukit", *words])
     return GivenSettings(merge(given, train), {**own, **task}, file, sources.preset, command)
 
 
