@@ -5,7 +5,8 @@
     python benchmarks/stale.py --run --quiet [...]   times as well: nothing else may be running
     python benchmarks/stale.py --pages               writes the pages, with their marks
 
-One measurement runs at a time; the pages are written after each.
+One measurement runs at a time; the pages are written after each. The TPU compiler's reports are
+kept by program: where code changed and a program did not, it is traced and not compiled again.
 """
 
 from __future__ import annotations
