@@ -166,6 +166,11 @@ def main() -> NoReturn:
     with own_temporary_folder():
         code = run(arguments)
     _end_workers()
+    if "RANK" in os.environ and "TPUKIT_STATUS" not in os.environ:
+        # torchrun's own rank; one of tpukit's launcher leaves its exit code before it ends.
+        from tpukit.hardware.launch.failures import end_rank
+
+        end_rank(code)
     sys.exit(code)
 
 

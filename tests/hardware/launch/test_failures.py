@@ -11,11 +11,14 @@ from contextlib import suppress
 
 import psutil
 import pytest
+import torch.distributed as dist
 from runs import TINY, environment, result, same_bytes, tpukit
 
+from tpukit.cli import main
 from tpukit.errors import InterruptedRunError, UsageError
 from tpukit.hardware import select
 from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.launch.launcher import STATUS_VARIABLE
 from tpukit.hardware.options import HardwareOptions
 from tpukit.train.storage.nodes import require_same_nodes
 
@@ -48,7 +51,7 @@ def of_two_ranks(monkeypatch):
     backend, destroyed = FakeBackend(), []
     backend.world_size = 2
     backend.collectives.close = lambda: destroyed.append(True)
-    monkeypatch.setattr(select, "open_backend", lambda options, log: backend)
+    monkeypatch.setattr(select, "open_backend", lambda *_: backend)
     return destroyed
 
 
@@ -71,6 +74,24 @@ def test_a_failure_leaves_the_group_alone_at_the_process_end_too(of_two_ranks):
                 raise ValueError
     select._AT_EXIT.close()
     assert not of_two_ranks
+
+
+@pytest.mark.parametrize(
+    ("variables", "ends_at_once"),
+    [({"RANK": "1"}, True), ({"RANK": "1", STATUS_VARIABLE: "folder"}, False), ({}, False)],
+)
+def test_a_failed_rank_of_torchrun_s_own_ends_at_once(monkeypatch, variables, ends_at_once):
+    """Under tpukit's launcher it has its exit code to leave first."""
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["tpukit", "train", "--no-such-option"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert ended == ([2] if ends_at_once else [])
 
 
 @pytest.mark.slow
