@@ -57,12 +57,16 @@ def test_an_empty_share_is_filled_from_its_own_micro_batch():
     assert MicroBatch(keys, 8, counts=(2, 1)).share(1, 2).filler == SampleKey(0, 7)
 
 
-@pytest.mark.parametrize(("rank", "rows"), [(0, 4), (1, 1), (2, 1)])
-def test_a_share_is_cut_to_its_samples(rank, rows):
-    keys = tuple(SampleKey(0, i) for i in range(5))
-    assert MicroBatch(keys, rows=12).share(rank, 3).cut().rows == rows
-    packed = MicroBatch(keys, rows=12, counts=(2, 1, 1, 0, 1)).share(rank, 3)
-    assert packed.cut().rows == rows
+@pytest.mark.parametrize(("samples", "rows"), [(5, [4, 2]), (4, [4]), (1, [2])])
+def test_no_device_has_both_samples_and_filled_rows(samples, rows):
+    keys = tuple(SampleKey(0, i) for i in range(samples))
+    parts = MicroBatch(keys, rows=16, shape=7).without_filled_rows(2)
+    assert [part.rows for part in parts] == rows
+    assert sum((part.keys for part in parts), ()) == keys
+    packed = MicroBatch(keys, rows=16, counts=(samples,))
+    assert packed.without_filled_rows(2) == [packed]
+    for share in (part.share(rank, 2) for part in parts for rank in range(2)):
+        assert (len(share.keys), share.shape) in [(share.rows, 7), (0, 7)]
 
 
 def test_draws_depend_on_seed_epoch_and_sample_alone():

@@ -11,10 +11,11 @@ from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.inference import in_data_order, infer
-from tpukit.train.loader import LoaderSettings, make_loader
+from tpukit.train.loader import LoaderSettings
 from tpukit.train.monitor.best import BestMetric, parse_best_metric
+from tpukit.train.monitor.compilation_watch import CompilationWatch
 from tpukit.train.monitor.evaluation import Evaluation, weighted_sums
-from tpukit.train.monitor.validation import own_shares
+from tpukit.train.monitor.validation import metrics_of
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder, open_run
@@ -138,34 +139,48 @@ class Mean(Tiny):
         return {"loss": losses["loss"].mean(), "worst": losses["worst"]}
 
 
-def evaluated(task, backend, ranks, rows):
-    """The means of a fresh model over the validation data, each rank's part computed in turn."""
-    torch.manual_seed(0)
-    model = task.build_model(backend)
-    evaluation = Evaluation(task, backend, model.eval())
-    settings = PlanSettings(rows, rows, ranks, 0, fixed_shapes=backend.compiles)
-    data = task.datasets().valid
-    for backend.rank in range(ranks):
-        backend.world_size = ranks
-        shares = own_shares(list(task.evaluation_batches(data, settings)), backend)
-        for batch in make_loader(task, data, shares, LoaderSettings(0, 0)):
-            evaluation.evaluation_step(batch)
-    return evaluation.read_evaluation(), model
+class Recorded(FakeBackend):
+    """One rank of several; the sums that it would add to the others' are kept."""
+
+    def __init__(self, rank, ranks):
+        super().__init__(devices=ranks)
+        self.rank, self.world_size = rank, ranks
+        self.rows_seen: list[int] = []
+
+    def batches(self, loader):
+        for batch in super().batches(loader):
+            self.rows_seen.append(len(batch["mask"]))
+            yield batch
+
+    def all_reduce_sum(self, tensor):
+        self.sums = tensor.clone()
+        return tensor
 
 
-@pytest.mark.parametrize(("ranks", "samples"), [(1, 21), (2, 21), (4, 17)])
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 21), (2, 21), (4, 17), (4, 15)])
 def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples):
-    """The last batch has 5 of 16 rows, or 1 of 4 ranks a sample."""
-    task = Mean(samples)
-    found, model = evaluated(task, FakeBackend(), ranks, 16)
+    """The last batch of 16 rows has 5 samples, 1 or 15: a rank's rows are all samples, or none."""
+    task, sums, rows_seen = Mean(samples), [], []
+    for rank in range(ranks):
+        backend = Recorded(rank, ranks)
+        torch.manual_seed(0)
+        model = task.build_model(backend).eval()
+        evaluation = Evaluation(task, backend, model)
+        evaluation.inputs.is_mean = True  # as after a step
+        settings = PlanSettings(16, 16, ranks, 0)
+        data = task.datasets().valid
+        batches = list(task.evaluation_batches(data, settings))
+        metrics_of(evaluation, data, batches, LoaderSettings(0, 0), CompilationWatch(backend))
+        sums.append(backend.sums)
+        rows_seen.append(backend.rows_seen)
+    weight, loss, worst = torch.stack(sums).sum(0)[:3].tolist()
+    assert weight == samples and all(seen == rows_seen[0] for seen in rows_seen)
     with torch.no_grad():
-        rows = [model(torch.from_numpy(row["x"])[None])[0] for row in task.valid]
-    errors = [
-        ((y - torch.from_numpy(row["y"])) ** 2).mean()
-        for y, row in zip(rows, task.valid, strict=True)
-    ]
-    assert found["loss"] == pytest.approx(float(torch.stack(errors).mean()), rel=1e-5)
-    assert found["worst"] == pytest.approx(float(torch.stack(errors).sqrt().mean()), rel=1e-5)
+        outputs = [model(torch.from_numpy(row["x"])[None])[0] for row in task.valid]
+    wanted = [torch.from_numpy(row["y"]) for row in task.valid]
+    errors = [(y - found).square().mean() for y, found in zip(wanted, outputs, strict=True)]
+    assert loss / weight == pytest.approx(float(torch.stack(errors).mean()), rel=1e-5)
+    assert worst / weight == pytest.approx(float(torch.stack(errors).sqrt().mean()), rel=1e-5)
 
 
 def test_what_weighs_nothing_may_be_nan():

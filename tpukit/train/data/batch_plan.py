@@ -60,10 +60,15 @@ class MicroBatch:
         samples = None if self.samples is None else self.samples[own] or self.samples[:1]
         return MicroBatch(keys, rows, self.shape, samples, counts, filler)
 
-    def cut(self) -> MicroBatch:
-        """Without rows that only fill up; one is left where there is no sample."""
-        used = self.keys if self.counts is None else self.counts
-        return replace(self, rows=max(1, len(used)))
+    def without_filled_rows(self, devices: int) -> list[MicroBatch]:
+        """The same samples where each device's rows are all samples, or none: in two parts where
+        they do not divide."""
+        if self.counts is not None:
+            return [self]
+        rest = len(self.keys) % devices
+        even, odd = self.keys[: len(self.keys) - rest], self.keys[len(self.keys) - rest :]
+        parts = ((even, len(even)), (odd, devices))
+        return [replace(self, keys=keys, rows=rows) for keys, rows in parts if keys]
 
 
 class SampleSource(Protocol):

@@ -114,7 +114,8 @@ def metrics_of(
 ) -> dict[str, float]:
     """The means and the computed metrics of one set; the model is in eval mode."""
     task, backend = evaluation.task, evaluation.backend
-    shares = own_shares(micro_batches, backend)
+    micro_batches = _countable(micro_batches, evaluation)
+    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
     accumulates = type(task).accumulate is not Task.accumulate
     parts: list[Rows] = []
     loader = make_loader(task, data, shares, loading, evaluation.inputs.see)
@@ -134,10 +135,14 @@ def metrics_of(
     return values
 
 
-def own_shares(micro_batches: Sequence[MicroBatch], backend: Backend) -> list[MicroBatch]:
-    """This rank's part of each; where no program is compiled for a shape, without filled rows."""
-    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
-    return shares if backend.compiles else [share.cut() for share in shares]
+def _countable(micro_batches: Sequence[MicroBatch], evaluation: Evaluation) -> Sequence[MicroBatch]:
+    """Without filled rows, where a mean would count them and no program is compiled for a shape."""
+    backend, is_mean = evaluation.backend, evaluation.inputs.is_mean
+    # Before the first batch of a run's test; one rank's rows always divide.
+    is_unknown = is_mean is None and backend.world_size == 1
+    if backend.compiles or not (is_mean or is_unknown):
+        return micro_batches
+    return [part for m in micro_batches for part in m.without_filled_rows(backend.devices)]
 
 
 def _computed(task: Task, rows: Rows) -> dict[str, float]:

@@ -160,7 +160,7 @@ def collate_packed(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     tokens = np.zeros((micro.rows, shape.length), np.int64)
     # What only fills a row attends to itself.
     starts = np.tile(np.arange(shape.length), (micro.rows, 1))
-    targets = Targets(-(-micro.rows // shape.rows), shape.targets)
+    targets = Targets(micro.rows // shape.rows, shape.targets)
     mask = np.zeros(micro.rows, np.float32)
     # A rank without samples of its own is given one that must not count.
     remaining = iter(samples[: len(micro.keys)])

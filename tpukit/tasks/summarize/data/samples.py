@@ -84,7 +84,7 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     """
     bucket = micro.shape
     assert isinstance(bucket, Bucket)
-    devices = -(-micro.rows // bucket.rows)
+    devices = micro.rows // bucket.rows
     tokens = np.zeros((micro.rows, bucket.length), np.int64)
     targets = Targets(devices, bucket.targets)
     mask = np.zeros(micro.rows, np.float32)
