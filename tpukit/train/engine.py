@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
@@ -24,6 +25,7 @@ from tpukit.train.monitor.best import BestMetric, stops_early
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
 from tpukit.train.monitor.non_finite import non_finite_loss
 from tpukit.train.monitor.profiled_steps import ProfiledSteps
+from tpukit.train.monitor.step_clock import StallWatch, StepClock
 from tpukit.train.monitor.validation import validation_scores
 from tpukit.train.requests import TrainingResult
 from tpukit.train.schedule import completes_pass, is_due
@@ -39,6 +41,8 @@ LONG_STEP_SECONDS = 10.0
 """Duration of a step from which on a request to stop drops it."""
 SHOWN_SECONDS = 3.0
 """Minimum time between two lines about the first step's micro-batches."""
+SHOWN_WAITING = 0.05
+"""Minimum part of the time spent on waiting for data that the progress line shows."""
 SHORT_RUN_SECONDS = 60.0
 """Estimated duration up to which none is logged."""
 LONG_RUN_SECONDS = 12 * 3600.0
@@ -125,11 +129,8 @@ class Engine:
         self.log = log
         self.writer = writer
         self.watch = CompilationWatch(self.backend)
-        self._window_started = time.monotonic()
-        self._window_steps = 0
-        self._rate = 0.0
-        self._trained_seconds = 0.0
-        self._trained_steps = 0
+        self.clock = StepClock(plan.split.global_batch_size)
+        self.stalls = StallWatch(self.backend.rank, self._report_stall)
         self._stepped = False
         self._step_seconds = 0.0
         self._saved_step = state.resumed_from or 0
@@ -143,7 +144,10 @@ class Engine:
         profile = ProfiledSteps(self.backend, traces, first_step)
         steps = self.training_batches(self.state.step, total)
         started = time.monotonic()
-        with Progress("step", total, done=first_step, enabled=self.log is not None) as progress:
+        with (
+            Progress("step", total, done=first_step, enabled=self.log is not None) as progress,
+            self.stalls,
+        ):
             self._restart_clock()
             self.stop.raises = False
             while self.state.step < total:
@@ -188,8 +192,12 @@ class Engine:
 
         Several ranks wait to the end: each would leave the loop at a step of its own.
         """
-        if self.backend.world_size > 1:
-            return next(steps)
+        with self.clock.waiting_for_data():
+            if self.backend.world_size > 1:
+                return next(steps)
+            return self._next_at_once(steps)
+
+    def _next_at_once(self, steps: Iterator[StepBatches]) -> StepBatches | None:
         try:
             with self.stop.at_once():
                 return next(steps)
@@ -214,7 +222,8 @@ class Engine:
         self.state.step += 1
         self.state.stream = step.stream
         self._stepped = True
-        self._window_steps += 1
+        self.clock.step()
+        self.stalls.step()
         unexpected = self.watch.done("train", shapes_of(step.batches))
         if unexpected and self.log:
             self.log.note(f"step {self.state.step}: {unexpected} unexpected compilation(s)")
@@ -286,8 +295,9 @@ class Engine:
     # -- once in a while ---------------------------------------------------------------------------
     def report(self, progress: Progress) -> None:
         """Reads the metrics (the one stop of the pipeline), logs them, checks the loss."""
+        self.stalls.pause()
         metrics = self.learner.read_metrics()
-        self._stop_clock()
+        self.clock.stop()
         self.watch.done("read")
         self.state.last_loss = metrics.means["loss"]
         row = {
@@ -298,7 +308,8 @@ class Engine:
             "gradient_norm": metrics.gradient_norm,
             "largest_gradient_norm": metrics.largest_gradient_norm,
             "skipped_steps": metrics.skipped,
-            "samples_per_second": self._rate,
+            "samples_per_second": self.clock.rate,
+            "data_waiting": self.clock.waiting,
             "compilations": self.backend.compilations(),
             **self._memory_row(),
         }
@@ -315,6 +326,7 @@ class Engine:
         """Metrics on every validation sample, with the EMA weights where they are kept."""
         if not self.plan.datasets.validation_sets():
             return
+        self.stalls.pause()
         self._require_finite(self.learner.first_bad_step())
         ema = self.learner.ema
         with ema.in_place_of_weights(self.backend) if ema else nullcontext():
@@ -348,6 +360,7 @@ class Engine:
 
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written once the loss was not finite."""
+        self.stalls.pause()
         self._require_finite(self.learner.first_bad_step())
         with self.stop.saving():
             snapshot = self.snapshot()
@@ -408,14 +421,14 @@ class Engine:
         numbers = self.backend.all_gather_objects(self.stop.signal_number)
         if not finished:
             self.state.stopped_by = next((n for n in numbers if n is not None), None)
-        seconds, loss = self._trained_seconds, self.state.last_loss
-        size = self.plan.split.global_batch_size
+        loss = self.state.last_loss
         return TrainingResult(
             steps=self.state.step,
             loss=loss if math.isfinite(loss) else None,
             best=self.state.best,
             run=str(self.plan.folder.path),
-            samples_per_second=self._trained_steps * size / seconds if seconds else 0.0,
+            samples_per_second=self.clock.mean_rate(),
+            data_waiting=self.clock.mean_waiting(),
             compilations=self.backend.compilations(),
             compilations_after_warmup=self.watch.after_warmup,
             graphs={kind: count for kind, count in self.watch.graphs.items() if count},
@@ -442,8 +455,10 @@ class Engine:
         """Loss, rate, memory, device load and compilations in one line."""
         loss = self.state.last_loss
         parts = [f"loss {loss:.4g}" if math.isfinite(loss) else "loss -"]
-        if self._rate:
-            parts.append(f"{self._rate:.3g} samples/s")
+        if self.clock.rate:
+            parts.append(f"{self.clock.rate:.3g} samples/s")
+        if self.clock.waiting >= SHOWN_WAITING:
+            parts.append(f"waits for data {self.clock.waiting:.0%}")
         usage = self.backend.usage()
         memory, load = usage.memory, usage.utilization_percent
         if memory:
@@ -470,7 +485,10 @@ class Engine:
     def _announce_compilation(self, step: StepBatches, progress: Progress) -> None:
         """Says what takes long: XLA compiles a graph for each new shape."""
         shapes = shapes_of(step.batches)
-        if self.backend.fixed_shapes and not self.watch.has_seen("train", shapes):
+        if self.watch.has_seen("train", shapes):
+            return
+        self.stalls.pause()
+        if self.backend.fixed_shapes:
             number = self.state.step + 1
             text = f"step {number}: compiling for a new batch shape (on a TPU this takes minutes)"
             self._recurring(text, progress)
@@ -485,16 +503,16 @@ class Engine:
             raise non_finite_loss(self.plan, first_bad_step)
 
     def _restart_clock(self) -> None:
-        """Times training alone: compilation of the first step and pauses are left out."""
-        self._window_started = time.monotonic()
-        self._window_steps = 0
+        """After the first step's compilation, and after pauses."""
+        self.clock.restart()
+        self.stalls.resume()
 
-    def _stop_clock(self) -> None:
-        seconds = time.monotonic() - self._window_started
-        if self._window_steps and seconds > 0:
-            self._rate = self._window_steps * self.plan.split.global_batch_size / seconds
-            self._trained_seconds += seconds
-            self._trained_steps += self._window_steps
+    def _report_stall(self, line: str, stack: str) -> None:
+        if self.log is None:
+            print(f"{line}\n{stack}", file=sys.stderr, flush=True)
+        else:
+            self.log.text(line)
+            self.log.note(stack)
 
 
 def _seconds_since(started: float) -> str:

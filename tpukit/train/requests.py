@@ -62,6 +62,8 @@ class TrainingResult:
     """Compilations by activity: start, train, evaluate, read, ..."""
     resumed_from: int | None
     finished: bool
+    data_waiting: float = 0.0
+    """Part of the training time that the host waited for data."""
     stopped_early: bool = False
     """Whether `early_stopping` ended the run."""
 

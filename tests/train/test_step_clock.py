@@ -1,0 +1,108 @@
+"""The share of time that a run waits for data, and the report of a step that hangs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tiny_task import Rows, Tiny
+
+import tpukit
+from tpukit.train.monitor import step_clock
+from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.task import Datasets
+
+
+class Clock:
+    """Time that passes where a test says so."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(step_clock, "time", Clock())
+    return step_clock.time
+
+
+class SlowRows(Rows):
+    """A sample takes 10 ms by the clock; one of them 10 s, and really a second."""
+
+    def __init__(self, clock, hangs):
+        super().__init__(64)
+        self.clock = clock
+        self.hangs = hangs
+
+    def __getitem__(self, index):
+        self.clock.now += 0.01
+        if self.hangs and index == 40:
+            self.clock.now += 10
+            time.sleep(1.0)
+        return super().__getitem__(index)
+
+
+class Slow(Tiny):
+    """A step of 4 samples reads for 40 ms and computes for `compute` seconds."""
+
+    name = "slow"
+
+    def __init__(self, clock, compute=0.0, hangs=False):
+        super().__init__()
+        self.clock = clock
+        self.compute_seconds = compute
+        self.hangs = hangs
+
+    def datasets(self):
+        return Datasets(SlowRows(self.clock, self.hangs), None)
+
+    def loss(self, model, batch):
+        self.clock.now += self.compute_seconds
+        return super().loss(model, batch)
+
+
+def fit(task, folder, **settings):
+    lines = []
+    options = {"global_batch_size": 4, "max_steps": 12, "log_every": 4, "num_workers": 0}
+    result = tpukit.fit(
+        task, results_dir=str(folder), hw="cpu", log=lines.append, **{**options, **settings}
+    )
+    return result, lines
+
+
+def test_the_share_of_waiting_is_that_of_a_slow_data_set(tmp_path, clock, capfd):
+    half, _ = fit(Slow(clock, compute=0.04), tmp_path / "half")
+    little, _ = fit(Slow(clock, compute=3.96), tmp_path / "little")
+    assert half.data_waiting == pytest.approx(0.5)
+    assert little.data_waiting == pytest.approx(0.01)
+    rows = [r for r in read_metrics(RunFolder(tmp_path / "half")) if r["kind"] == "train"]
+    assert [row["data_waiting"] for row in rows] == pytest.approx([0.5] * 3)
+    shown = capfd.readouterr().err
+    assert "waits for data 50%" in shown and "waits for data 1%" not in shown
+
+
+def test_a_step_that_hangs_is_reported_once_and_waited_for(tmp_path, monkeypatch, clock):
+    monkeypatch.setattr(step_clock, "SHORTEST_STALL_SECONDS", 0.3)
+    result, lines = fit(Slow(clock, hangs=True), tmp_path, max_steps=16)
+    assert result.finished
+    [line] = [line for line in lines if "no step for" in line]
+    assert "rank 0 is in __getitem__ (" in line and "test_step_clock.py" in line
+    assert "next_batches" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_slow_validation_is_no_stall(tmp_path, monkeypatch, clock):
+    class Validating(Slow):
+        def score(self, model, backend, data):
+            clock.now += 10
+            time.sleep(0.5)
+            return {}
+
+        def datasets(self):
+            return Datasets(SlowRows(clock, False), Rows(4))
+
+    monkeypatch.setattr(step_clock, "SHORTEST_STALL_SECONDS", 0.3)
+    _, lines = fit(Validating(clock), tmp_path, ckpt_every=6)
+    assert not [line for line in lines if "no step for" in line]
