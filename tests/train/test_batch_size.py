@@ -16,7 +16,7 @@ import tpukit
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import DeviceUsage, Memory
 from tpukit.hardware.fake import FakeBackend
-from tpukit.train.batch_size import RecomputingOps, split_batch, traced_bytes
+from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import plan_run
@@ -140,7 +140,7 @@ def test_a_batch_is_cut_where_memory_demands_it(tmp_path):
 
 def test_the_estimate_is_what_autograd_keeps():
     """16 tanh outputs and the first layer's, by hand; weights, gradients and two moments."""
-    task, ops = Wide(), RecomputingOps()
+    task, ops = Wide(), TracedOps()
     model = task.build_model(ops)
     [batch] = task.example_batches(10)
     estimate = traced_bytes(model, partial(task.loss, model), batch, "fp32", 3, ops)
@@ -156,8 +156,8 @@ def test_recomputed_parts_keep_their_inputs_alone():
             hidden = self.ops.recompute(model[1:-1], first(batch["x"]))
             return {"loss": (last(hidden) - batch["y"]).square().mean(1)}
 
-    def estimate(task):
-        ops = RecomputingOps()
+    def estimate(task, recomputes=True):
+        ops = TracedOps(recomputes=recomputes)
         model = task.build_model(ops)
         [batch] = task.example_batches(10)
         return traced_bytes(model, partial(task.loss, model), batch, "fp32", 3, ops)
@@ -165,6 +165,9 @@ def test_recomputed_parts_keep_their_inputs_alone():
     activation = 10 * 32768 * 4
     # The input and the output are kept as well; 16 tensors come back at a time.
     assert estimate(Recomputing()) - estimate(Wide()) == pytest.approx(activation, abs=activation)
+    # Without recomputation, twice the largest tensor is less than sixteen of them.
+    assert estimate(Recomputing(), recomputes=False) == pytest.approx(estimate(Wide()), rel=0.01)
+    assert not _recomputes(FakeBackend())
 
 
 def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):

@@ -132,6 +132,7 @@ def cut_to_memory(
         decide = partial(
             _fewest_that_fit, task, split.rows_per_device, examples, backend.precision,
             int(limit * USED_FRACTION), 3 + (config.ema_decay is not None),
+            TracedOps(recomputes=_recomputes(backend)),
         )  # fmt: skip
         found = _in_worker(decide)
     found = backend.all_gather_objects(found)[0]
@@ -179,9 +180,9 @@ def _fewest_that_fit(
     precision: Precision,
     limit_bytes: int,
     copies: int,
+    ops: TracedOps,
 ) -> tuple[int, int]:
     """Micro-batches of a step of `rows`, and the memory in bytes that one alone would take."""
-    ops = RecomputingOps()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = _without_values(task.for_probing(), ops, mode).train()
 
@@ -198,15 +199,32 @@ def _fewest_that_fit(
     return next((n for n in candidates if needed(rows // n) <= limit_bytes), rows), whole
 
 
-class RecomputingOps(TorchOps):
+def _recomputes(backend: Backend) -> bool:
+    """Whether the backend recomputes activations where a model asks for it: a CPU need not."""
+    calls = 0
+
+    def count(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * 2
+
+    if not backend.fixed_shapes:
+        backend.recompute(count, torch.ones(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+    return calls != 1
+
+
+class TracedOps(TorchOps):
     """Of what is recomputed in the backward pass, the inputs stay; one function's own tensors at a
     time come back."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, recomputes: bool = True) -> None:
+        self.recomputes = recomputes
         self.inputs: list[Tensor] = []
         self.largest_bytes = 0
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        if not self.recomputes:
+            return super().recompute(function, *tensors)
         self.inputs += tensors
         saved = SavedTensors()
         with saved:
@@ -257,7 +275,7 @@ def traced_bytes(
     batch: Batch,
     precision: Precision,
     copies: int,
-    ops: RecomputingOps,
+    ops: TracedOps,
 ) -> int:
     """Estimated peak memory of a forward and backward pass, in bytes.
 
