@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+from competitions import SHARES, image_competition
 from kernels import error_of, execute, notebook_of, printed, shown
+from PIL import Image
 from runs import ROOT, SUPPORT, VIRTUAL_TPU, result, tpukit
+from timm.data import create_transform, resolve_data_config
 from tiny_bert import write_bert, write_texts
+
+from tpukit import api
 
 FOLDER = ROOT / "notebooks"
 NAMES = ["kaggle_tpu", "kaggle_t4x2", "colab_tpu"]
@@ -204,7 +212,7 @@ SHORTER = {
     "--n 20000": "--n 60",
     "--start 4": "--start 2 --max 2 --preset quick --hw cpu",
     "--max-time 8h30m --log-every 10 --ckpt-every 100": "--preset quick --max-steps 2 --hw cpu",
-    "--epochs 10": "--max-steps 2 --log-every 1 --global-batch-size 16 --hw cpu",
+    "--epochs 10": "--epochs 2 --log-every 1 --global-batch-size 16 --hw cpu",
     "--max-time 8h30m": "",
     "model=convnext_tiny": "model=test_convnext --set image_size=32",
     "pretrained=timm": "pretrained=none",
@@ -253,27 +261,49 @@ def test_the_pages_cells_on_summaries_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
-    """A folder of images beside train.csv, and a sample with a column for each class."""
-    (tmp_path / "work").mkdir()
-    result(tpukit("data", "images", "--out", tmp_path / "shapes", "--n", "80", "--json"))
-    competition, labels = tmp_path / "competition", []
-    (competition / "train_images").mkdir(parents=True)
-    for file in sorted((tmp_path / "shapes").glob("train/*/*.png")):
-        shutil.copy(file, competition / "train_images")
-        labels.append(f"{file.stem},{file.parent.name}")
-    shutil.copytree(tmp_path / "shapes/test", competition / "test_images")
-    classes = sorted({label.split(",")[1] for label in labels})
-    ids = sorted((f.stem for f in (competition / "test_images").iterdir()), reverse=True)
-    (competition / "train.csv").write_text("\n".join(["id,label", *labels, ""]))
-    sample = [f"id,{','.join(classes)}", *(f"{i}{',0.1' * len(classes)}" for i in ids), ""]
-    (competition / "sample_submission.csv").write_text("\n".join(sample))
+    """Each epoch is validated; a training, a validation and a test image are damaged."""
+    competition = image_competition(tmp_path / "competition", images=170)
     cells = page_cells("2. An image competition", "3. A text competition")
     notebook = execute(notebook_of("%load_ext tpukit", *cells), tmp_path)
     require_success(notebook)
-    rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
-    assert list(rows[0]) == ["id", *classes] and [row["id"] for row in rows] == ids
     assert [len(shown(c, "image/png")) for c in notebook.cells] == [0, 0, 1, 2, 0, 0]
-    assert printed(notebook.cells[-1]).count("id,") == 2
+    train, test, predict, head = map(printed, notebook.cells[2:])
+    validated, _, unseen = competition.damaged
+    assert f"1 of 136 images cannot be read: {validated}.png" in train
+    assert "1 of 14 images cannot be read and are left out:" in test and validated in test
+    assert "1 of 34 images cannot be read and have a neutral row" in predict and unseen in predict
+    assert head.count("image_id,star,cross,circle") == 2
+    # 122 images to train on, 16 a step: an epoch is 7.6 steps.
+    run = tmp_path / "work/images"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "valid_loss" in line] == [8, 16]
+    sample, ids = competition.sample.read_text().splitlines(), [*competition.answers]
+    rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
+    assert ",".join(rows[0]) == sample[0]
+    assert [row["image_id"] for row in rows] == [line.split(",")[0] for line in sample[1:]] == ids
+    tested = csv.DictReader((run / "test-valid/predictions.csv").open())
+    valid = {validated, *(Path(row["file"]).stem for row in tested)}
+    trained_on = Counter(competition.labels[name] for name in competition.labels.keys() - valid)
+    frequencies = {name: count / 122 for name, count in trained_on.items()}
+    scores = plain_scores(run, competition)
+    assert [*scores] == [name for name in ids if name != unseen]
+    for row in rows:
+        expected = scores.get(row.pop("image_id"), frequencies)
+        assert {n: float(v) for n, v in row.items()} == pytest.approx(expected, abs=1e-5)
+
+
+def plain_scores(run, competition):
+    """The test images' probabilities by the run's model, timm and torch; damaged ones left out."""
+    trained, found = api.load(run, log=str), {}
+    config = resolve_data_config({"input_size": (3, 32, 32), "crop_pct": 1}, model=trained.model)
+    transform = create_transform(**config)
+    for name in competition.answers.keys() - {*competition.damaged}:
+        (file,) = (competition.folder / "test_images").glob(f"{name}.*")
+        image = transform(Image.open(file).convert("RGB"))
+        with torch.inference_mode():
+            both = trained.model(torch.stack([image, image.flip(2)])).softmax(1).mean(0)
+        found[name] = dict(zip(sorted(SHARES), both.tolist(), strict=True))
+    return {name: found[name] for name in competition.answers if name in found}
 
 
 @pytest.mark.slow
