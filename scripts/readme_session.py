@@ -1,9 +1,9 @@
 """Runs the session that README.md and README.zh.md show, and writes what it printed into both.
 
-    python scripts/readme_session.py [--picture]
+    python scripts/readme_session.py [--picture] [--keep-probe]
 
-It takes minutes of two cores; the probe needs the extra [plan]. --picture also takes
-docs/report.png of the run's report.html, with Chromium.
+It takes minutes of two cores; the probe needs the extra [plan], and --keep-probe leaves what README
+shows of it. --picture also takes docs/report.png of the run's report.html, with Chromium.
 """
 
 from __future__ import annotations
@@ -69,6 +69,15 @@ def shown(step: Step, lines: list[str]) -> list[str]:
     return [f"$ {step.command}", *kept]
 
 
+def shown_before(step: Step) -> list[str]:
+    """What README shows of a step."""
+    found = BLOCK.search(PAGES[0].read_text(encoding="utf-8"))
+    lines = found.group(1).splitlines() if found else []
+    start = lines.index(f"$ {step.command}")
+    ends = (i for i in range(start + 1, len(lines)) if lines[i].startswith("$ "))
+    return lines[start : next(ends, len(lines))]
+
+
 def take_picture(report: Path) -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -81,10 +90,14 @@ def take_picture(report: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--picture", action="store_true")
+    parser.add_argument("--keep-probe", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        lines = [line for step in SESSION for line in shown(step, run(step, folder))]
+        lines = []
+        for step in SESSION:
+            keep = options.keep_probe and "probe-batch" in step.command
+            lines += shown_before(step) if keep else shown(step, run(step, folder))
         if options.picture:
             take_picture(folder / "results" / "images" / "report.html")
     text = "".join(f"{line}\n" for line in lines)

@@ -49,6 +49,7 @@ def session():
 def form(line):
     """A line without what differs from run to run and from machine to machine."""
     line = re.sub(r"device [^,]+,", "device D,", line)
+    line = re.sub(r"waits for data \d+%", "", line)
     line = re.sub(r"(\d+h)?(\d+m)?\d+(\.\d+)?s\b", "T", line)
     line = re.sub(r"[\d.,]*\d( [KMG]iB)?", "0", line)
     return " ".join(line.split())
