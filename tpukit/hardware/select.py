@@ -116,11 +116,15 @@ def opened_backend(
             sys.modules["torch"].use_deterministic_algorithms(False)
 
 
+def computes_on_cpu(kind: Kind) -> bool:
+    """Whether the devices of this kind are the host's CPU, as virtual devices are."""
+    return kind == "cpu" or (kind == "tpu" and is_emulated(os.environ))
+
+
 def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:
     """Keeps a computation on the CPU of this host from taking all of its memory."""
     kind = find_kind(options)
-    on_cpu = kind == "cpu" or (kind == "tpu" and is_emulated(os.environ))
-    if options.memory_limit is not None or not on_cpu:
+    if options.memory_limit is not None or not computes_on_cpu(kind):
         return nullcontext()
     return watched_memory(limited=kind == "cpu")
 

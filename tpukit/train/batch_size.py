@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -148,7 +149,12 @@ def cut_to_memory(
 
 
 def _in_worker(decide: Callable[[], tuple[int, int] | None]) -> tuple[int, int] | None:
-    """What `decide` gives in a DataLoader worker: what models keep of a trace ends with it."""
+    """What `decide` gives in a DataLoader worker: what models keep of a trace ends with it.
+
+    None where workers are not forked: they would import the task anew.
+    """
+    if multiprocessing.get_start_method() != "fork":
+        return None
     loader: DataLoader[Any] = DataLoader(
         _Answer(decide), batch_size=None, num_workers=1, timeout=ESTIMATE_SECONDS,
         worker_init_fn=WorkerInit(), generator=torch.Generator(),

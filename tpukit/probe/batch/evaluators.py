@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import signal
 import sys
@@ -12,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
 from tpukit.errors import JobError, TpukitError
-from tpukit.hardware.detect import EMULATED_KERNELS, is_emulated
+from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.launch.holders import BUSY, PAUSES
-from tpukit.hardware.select import find_kind, rank_count
+from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB, format_duration
 from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
@@ -220,7 +219,7 @@ class MeasuredEvaluator(ChildEvaluator):
         compiles = kind != "cpu" or config.compile
         default = COMPILED_SECONDS if compiles else EAGER_SECONDS
         super().__init__(setup, world_size, seconds or default)
-        self.on_cpu = kind == "cpu" or is_emulated(os.environ)
+        self.on_cpu = computes_on_cpu(kind)
         # A limit stands for a device whose memory is the question.
         self.by_speed = self.on_cpu and config.memory_limit is None
         self.environment = {}

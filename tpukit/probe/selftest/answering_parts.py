@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpukit.hardware.detect import is_emulated
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.process import die_with_parent
@@ -57,6 +56,8 @@ class DeviceParts:
         """Opens the device, adds on it, and reads its memory."""
         import torch
 
+        from tpukit.hardware.select import computes_on_cpu
+
         backend = self.backend
         total = backend.to_host({"total": torch.ones(8, device=backend.device).sum()})["total"]
         if float(total) != 8.0:
@@ -69,7 +70,7 @@ class DeviceParts:
             limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
             text += f"; memory {format_bytes(memory.used)}{limit} used on the fullest"
         answer = {"message": text, "values": values}
-        if memory is None and not is_emulated(os.environ):
+        if memory is None and not computes_on_cpu(backend.kind):
             answer["warning"] = MEMORY_UNKNOWN
         return answer
 

@@ -68,7 +68,7 @@ class Evaluation:
 
     def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
         """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
-        with self.backend.autocast(), self.inputs.traced(batch):
+        with self.backend.autocast(), self.inputs.watching(batch):
             returned = self.backend.call(self.model, self.task.loss, batch)
         outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
         self.inputs.look_at(outputs)

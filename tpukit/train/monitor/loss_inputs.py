@@ -94,7 +94,7 @@ class LossInputs:
 
     # -- called by the engine ----------------------------------------------------------------------
     @contextmanager
-    def traced(self, batch: Batch) -> Iterator[None]:
+    def watching(self, batch: Batch) -> Iterator[None]:
         """Around the loss of a device batch: the first pass of a shape shows what it indexes."""
         shapes = _shapes(batch)
         if not self.checks_indices or shapes in self._uses:
