@@ -145,6 +145,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     code = {"code": code_of(path.stem)} if path.stem in DECIDES else {}
     text = json.dumps({**result, **code}, indent=2, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for folder in (ROOT, sysconfig.get_path("purelib")):
+    # An environment may lie in the checkout: the longer path first.
+    for folder in (sysconfig.get_path("purelib"), ROOT):
         text = text.replace(f"{folder}/", "")
     path.write_text(text + "\n", encoding="utf-8")

@@ -116,9 +116,14 @@ def opened_backend(
             sys.modules["torch"].use_deterministic_algorithms(False)
 
 
+def are_virtual(kind: Kind) -> bool:
+    """Whether the devices of this kind are virtual ones of the emulation on CPU."""
+    return kind == "tpu" and is_emulated(os.environ)
+
+
 def computes_on_cpu(kind: Kind) -> bool:
     """Whether the devices of this kind are the host's CPU, as virtual devices are."""
-    return kind == "cpu" or (kind == "tpu" and is_emulated(os.environ))
+    return kind == "cpu" or are_virtual(kind)
 
 
 def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:

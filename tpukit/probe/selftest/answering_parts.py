@@ -56,7 +56,7 @@ class DeviceParts:
         """Opens the device, adds on it, and reads its memory."""
         import torch
 
-        from tpukit.hardware.select import computes_on_cpu
+        from tpukit.hardware.select import are_virtual
 
         backend = self.backend
         total = backend.to_host({"total": torch.ones(8, device=backend.device).sum()})["total"]
@@ -70,7 +70,7 @@ class DeviceParts:
             limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
             text += f"; memory {format_bytes(memory.used)}{limit} used on the fullest"
         answer = {"message": text, "values": values}
-        if memory is None and not computes_on_cpu(backend.kind):
+        if memory is None and not are_virtual(backend.kind):
             answer["warning"] = MEMORY_UNKNOWN
         return answer
 

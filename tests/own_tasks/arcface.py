@@ -1,0 +1,62 @@
+"""Image retrieval: a timm backbone, GeM pooling and ArcFace."""
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tpukit import infer
+from tpukit.train.task import Datasets, Task, TrainingDefaults, named
+
+
+class Photos(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        image = np.random.default_rng(index).normal(index % 4, 1, (3, 32, 32))
+        return image.astype(np.float32), index % 4
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = timm.create_model("test_resnet", num_classes=0, global_pool="")
+        self.power = nn.Parameter(torch.ones(1) * 3)
+        self.centres = nn.Parameter(torch.randn(4, self.body.num_features))
+
+    def embed(self, image):
+        maps = self.body(image).clamp(min=1e-6)
+        pooled = maps.pow(self.power).mean((2, 3)).pow(1 / self.power)
+        return F.normalize(pooled)
+
+    def forward(self, image):
+        return (self.embed(image) @ F.normalize(self.centres).T).float()
+
+
+class ArcFace(Task):
+    defaults = TrainingDefaults(global_batch_size=16, epochs=2, lr=1e-3)
+
+    def build_model(self, ops):
+        return Net()
+
+    def datasets(self):
+        return Datasets(named(Photos(64), "image", "label"), named(Photos(21), "image", "label"))
+
+    def loss(self, model, batch):
+        cosine, label = model(batch["image"]), batch["label"]
+        angle = torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6))
+        own = F.one_hot(label, 4).bool()
+        scores = 30 * torch.where(own, torch.cos(angle + 0.3), cosine)
+        right = (cosine.argmax(1) == label).float()
+        return {"loss": F.cross_entropy(scores, label, reduction="none"), "accuracy": right}
+
+    def predict(self, model, backend, request, log):
+        data = self.datasets().valid
+        found = infer(self, data, lambda batch: model(batch["image"]), backend)
+        np.savetxt(request.out, found)
+        return {"rows": len(found), "path": str(request.out)}
