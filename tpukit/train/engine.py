@@ -38,7 +38,7 @@ from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task
 DEFAULT_CKPT_EVERY = 500
 """Maximum number of steps between two checkpoints where none is given."""
 LONG_STEP_SECONDS = 10.0
-"""Duration of a step from which on a request to stop drops it."""
+"""Duration of a step from which on the next one can be dropped, after half of that."""
 SHOWN_SECONDS = 3.0
 """Minimum time between two lines about the first step's micro-batches."""
 SHOWN_WAITING = 0.05
