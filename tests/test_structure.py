@@ -1,0 +1,40 @@
+"""The script that counts how wide the code is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "structure.py"
+
+
+def test_the_counts_are_those_of_the_sources():
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--json"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    files = [*(ROOT / "tpukit").rglob("*.py")]
+    assert found["files"]["package"] == len(files)
+    assert found["lines"]["package"] == sum(len(f.read_text().splitlines()) for f in files)
+    assert found["lines"]["tests"] == sum(found["rooms"]["tests"].values())
+    [task] = [
+        node
+        for node in ast.parse((ROOT / "tpukit" / "train" / "task.py").read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "Task"
+    ]
+    public = {n.name for n in task.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"}
+    assert found["task_methods"] == len(public)
+    assert found["seam_members"] >= 10 and found["loop"]["names"] >= found["loop"]["modules"] >= 5
+
+
+def test_circles_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import structure
+
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a"}}
+    assert structure.circles(arrows) == [["b", "c"]]
+    assert structure.circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
