@@ -43,7 +43,14 @@ def test_the_changelog_names_this_version():
 
 
 def test_a_wheel_is_built_without_an_environment():
-    words = ["make", "--no-print-directory", "--dry-run", "--always-make", "PYTHON=any-python", "wheel"]
+    words = [
+        "make",
+        "--no-print-directory",
+        "--dry-run",
+        "--always-make",
+        "PYTHON=any-python",
+        "wheel",
+    ]
     made = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert made.splitlines() == ["any-python -m pip wheel --quiet --no-deps --wheel-dir dist ."]
 
