@@ -7,7 +7,6 @@ import hashlib
 import os
 import pickle
 import re
-import socket
 import stat
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from tpukit.hardware.launch.launcher import torchrun_command
 from tpukit.io.cache import VARIABLE, cache_folder
 from tpukit.io.secrets import without_secrets
 from tpukit.io.temporary import own_temporary_folder
-from tpukit.probe.hosts.agent import Agent
 from tpukit.tasks.eit.data.normalisation import find_normalisation
 from tpukit.tasks.eit.data.sample_file import read_sample
 from tpukit.tasks.eit.model.published import read_published
@@ -93,20 +91,6 @@ def test_only_a_users_own_torchrun_may_listen_on_the_network():
         command = torchrun_command(["tpukit"], 2, port)
         assert "--local-addr=127.0.0.1" in command
         assert not [word for word in command if word.startswith(("--nnodes", "--rdzv"))]
-
-
-def test_an_agent_listens_only_while_it_is_asked_to():
-    agent, process = Agent(), psutil.Process()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
-    def on_the_port():
-        return [c for c in process.net_connections() if c.laddr and c.laddr.port == port]
-
-    agent.listen(port)
-    assert on_the_port()
-    agent.close()
-    assert not on_the_port()
 
 
 # -- writes ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ WITHOUT_DATA: dict[str, list[str]] = {
     "data images": ["--n", "10", "--out", NOWHERE],
 }
 """Each command, so that a value that is accepted starts no long work."""
-STARTS_RANKS = {"--devices": ["--hw", "tpu"], "--hosts": ["--quick"]}
+STARTS_RANKS = {"--devices": ["--hw", "tpu"]}
 
 
 @functools.cache

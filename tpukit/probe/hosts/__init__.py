@@ -1,1 +1,0 @@
-"""`doctor --hosts`: whether several hosts are alike and reach each other."""
