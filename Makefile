@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check slow wheel install
+.PHONY: demo test check slow docs wheel install
 
 install: $(VENV)/.installed
 
@@ -26,6 +26,10 @@ check: install
 
 slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Pages that are written from the code; a test compares them.
+docs: install
+	$(BIN)/python scripts/reference.py
 
 # One wheel for any machine, in dist/; needs no environment.
 wheel:
