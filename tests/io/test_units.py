@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpukit.errors import ConfigError
@@ -38,6 +38,7 @@ def test_a_size_in_a_command_is_as_it_was_typed(text):
 
 
 @given(st.integers(1, 2**60))
+@example(2**53 + 1)
 def test_a_size_in_a_command_is_read_as_the_same(count):
     assert parse_bytes(size_text(count)) == count
 

@@ -77,3 +77,23 @@ def running(process: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+HANGING = """
+import multiprocessing, signal, time
+from tpukit.io.process import WorkerInit
+
+def hang(sender):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sender.send(0)
+    time.sleep(600)
+
+WorkerInit()
+receiver, sender = multiprocessing.Pipe(duplex=False)
+multiprocessing.Process(target=hang, args=(sender,), daemon=True).start()
+receiver.recv()
+"""
+
+
+def test_no_process_waits_at_its_end_for_a_worker_that_hangs():
+    subprocess.run([sys.executable, "-c", HANGING], timeout=60, check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +18,7 @@ import tpukit
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import DeviceUsage, Memory
 from tpukit.hardware.fake import FakeBackend
+from tpukit.train import batch_size
 from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig
 from tpukit.train.requests import TrainingRequest
@@ -178,6 +181,12 @@ def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):
             return super().loss(model, batch)
 
     assert split_of(Reading(), SmallDevice(), tmp_path).accumulate == 1
+
+
+def test_an_estimate_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(batch_size, "ESTIMATE_SECONDS", 1.0)
+    assert batch_size._in_worker(partial(time.sleep, 600)) is None
+    assert multiprocessing.active_children() == []
 
 
 def test_a_model_whose_constructor_reads_values_is_traced(tmp_path):

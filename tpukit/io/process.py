@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -39,6 +41,7 @@ class WorkerInit:
 
     def __init__(self) -> None:
         self.main = os.getpid()
+        _kill_workers_at_exit()
 
     def __call__(self, worker: int) -> None:
         ignore_stop_signals()
@@ -46,6 +49,20 @@ class WorkerInit:
         # The thread that hands tensors over prints what it meets where the main process stops;
         # errors of the data travel on another way.
         sys.excepthook = lambda *_: None
+
+
+@functools.cache
+def _kill_workers_at_exit() -> None:
+    # Registered after multiprocessing's own hook, so called before it: that one waits without a
+    # limit, also for a worker that hangs since its fork and ignores SIGTERM.
+    import multiprocessing.util
+
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            if child.daemon:
+                child.kill()
+
+    atexit.register(kill)
 
 
 def ignore_stop_signals() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader, Dataset
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 USED_FRACTION = 0.85
 """Part of a device's memory that an estimated step may take."""
-ESTIMATE_SECONDS = 120.0
-"""Longest wait for an estimate; without one a batch is not cut."""
+ESTIMATE_SECONDS = 60.0
+"""Maximum seconds of an estimate; without one a batch is not cut."""
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -149,34 +149,38 @@ def cut_to_memory(
 
 
 def _in_worker(decide: Callable[[], tuple[int, int] | None]) -> tuple[int, int] | None:
-    """What `decide` gives in a DataLoader worker: what models keep of a trace ends with it.
+    """What `decide` gives in a forked process: what models keep of a trace ends with it.
 
-    None where workers are not forked: they would import the task anew.
+    None where it raises, is killed or takes too long, and where processes are not forked: they
+    would import the task anew.
     """
     if multiprocessing.get_start_method() != "fork":
         return None
-    loader: DataLoader[Any] = DataLoader(
-        _Answer(decide), batch_size=None, num_workers=1, timeout=ESTIMATE_SECONDS,
-        worker_init_fn=WorkerInit(), generator=torch.Generator(),
-    )  # fmt: skip
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    worker = multiprocessing.Process(target=_send, args=(decide, WorkerInit(), sender), daemon=True)
+    worker.start()
+    sender.close()
     try:
-        return next(iter(loader), None)
-    except RuntimeError:  # the worker was killed, or hangs
-        return None
+        found: tuple[int, int] | None = receiver.recv() if receiver.poll(ESTIMATE_SECONDS) else None
+    except EOFError:
+        found = None
+    # A fork of a process with threads may hang, where it ignores a request to end.
+    worker.kill()
+    worker.join()
+    receiver.close()
+    return found
 
 
-class _Answer(Dataset[Any]):
-    def __init__(self, decide: Callable[[], tuple[int, int] | None]) -> None:
-        self.decide = decide
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> tuple[int, int] | None:
-        try:
-            return self.decide()
-        except Exception:  # whatever a user's task raises on tensors without values
-            return None
+def _send(
+    decide: Callable[[], tuple[int, int] | None], initialize: WorkerInit, sender: Connection
+) -> None:
+    initialize(0)
+    torch.set_num_threads(1)
+    try:
+        found = decide()
+    except Exception:  # whatever a user's task raises on tensors without values
+        found = None
+    sender.send(found)
 
 
 def _fewest_that_fit(
