@@ -2,8 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The environment without make's own variables, and a second try for each test that fails.
+PYTEST := env -u MAKEFLAGS -u MAKELEVEL $(BIN)/python -m pytest --reruns 1 -r aR
+# Of the slow tests: part K/N of all, and the time (seconds since 1970) from which none begins.
+PART ?= 0/1
+UNTIL ?= 0
 
-.PHONY: demo test check slow docs wheel install
+.PHONY: demo test pytest slow lint ruff format mypy imports docs wheel install
 
 install: $(VENV)/.installed
 
@@ -16,16 +21,29 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	PATH="$(abspath $(BIN)):$$PATH" bash docs/demo.sh
 
-# Tests, linter, formatter, types and the import contract.
+# Tests and, beside them, linter, formatter, types and the import contract; names what failed.
 test: install
-	$(BIN)/python -m pytest
+	@$(MAKE) --keep-going --jobs 2 pytest lint
 
-# Linter, formatter, types and the import contract alone.
-check: install
-	$(BIN)/python -m pytest tests/test_style.py
+pytest: install
+	$(PYTEST)
 
 slow: install
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow --part $(PART) --until $(UNTIL)
+
+lint: ruff format mypy imports
+
+ruff: install
+	$(BIN)/ruff check .
+
+format: install
+	$(BIN)/ruff format --check .
+
+mypy: install
+	$(BIN)/mypy
+
+imports: install
+	$(BIN)/lint-imports
 
 # Pages that are written from the code; a test compares them.
 docs: install

@@ -555,7 +555,7 @@ def campaign() -> str:
         "An attack fails where it ends in anything but a correct result or an error of tpukit's in "
         "one or two lines; a run that was killed or damaged must end in the same bytes.",
         table(["attack", "made", "failed", "in the whole campaign"], rows),
-        "`PYTHONPATH=.:tests:tests/support python -m campaign`, "
+        "`PYTHONPATH=.:scripts:tests/support python -m campaign`, "
         f"[campaign.json](../benchmarks/results/campaign.json){stale('campaign')}; {versions}.",
     ])  # fmt: skip
 

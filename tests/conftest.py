@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -13,20 +15,51 @@ MARKS_THAT_NEED = {"xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command line does
 
 
+LEFT_OUT = "left out: its time was over"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="the K-th of N parts of the tests, from 0")
+    parser.addoption("--until", type=float, metavar="SECONDS",
+                     help="begin no test after this time since 1970")  # fmt: skip
+
+
 def pytest_configure() -> None:
     """Children must be interruptible, also where this process was started in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of torch_xla and of the TPU compiler are skipped where these are not installed."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of one part; skips those of torch_xla and libtpu where it is missing."""
+    if config.option.part:
+        part, parts = map(int, config.option.part.split("/"))
+        others = [i for i in items if zlib.crc32(i.nodeid.encode()) % parts != part]
+        items[:] = [i for i in items if zlib.crc32(i.nodeid.encode()) % parts == part]
+        config.hook.pytest_deselected(items=others)
     for mark, module in MARKS_THAT_NEED.items():
         if find_spec(module) is None:
             skip = pytest.mark.skip(reason=f"needs {module}")
             for item in items:
                 if item.get_closest_marker(mark):
                     item.add_marker(skip)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begins no test after the given time; the second try of one that failed is not left out."""
+    until = item.config.option.until
+    if until and time.time() > until and getattr(item, "execution_count", 1) == 1:
+        pytest.skip(LEFT_OUT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the tests that were left out."""
+    skipped = terminalreporter.getreports("skipped")
+    names = [report.nodeid for report in skipped if LEFT_OUT in str(report.longrepr)]
+    if names:
+        terminalreporter.section(f"{len(names)} tests left out: no time")
+        terminalreporter.write_line("\n".join(names))
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def test_names_of_the_guide_exist():
 def test_commands_of_the_guide_and_the_workflows_exist():
     texts = [GUIDE, *(text for path in CONFIGS for text in strings(read(path)))]
     made = {target for text in texts for target in MAKE.findall(text)}
-    assert {"test", "check", "slow", "docs", "wheel"} <= made <= targets()
+    assert {"test", "lint", "slow", "docs", "wheel"} <= made <= targets()
     shown = CliRunner().invoke(app, ["doctor", "--help"], env={"COLUMNS": "200"}).output
     named = {option for text in texts for option in re.findall(r"tpukit doctor (--[a-z]+)", text)}
     assert "--report" in named and all(option in shown for option in named)
@@ -83,7 +83,7 @@ def test_workflows_lint_test_and_build():
     runs = {name: " ".join(step.get("run", "") for step in job["steps"])
             for name, job in jobs.items()}  # fmt: skip
     assert set(runs) == {"lint", "suite", "wheel"}
-    assert "make check" in runs["lint"] and "make test" in runs["suite"]
+    assert "make lint" in runs["lint"] and "make test" in runs["suite"]
     assert "make wheel" in runs["wheel"]
 
 

@@ -1,30 +1,19 @@
-"""One name, one thing: no two public classes, functions or files share a name without a reason."""
+"""One name, one thing: no two public classes or functions share a name without a reason."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MOST_MODULES = 12
-"""In one folder, without `__init__.py`."""
 
 SHARED_NAMES = {
     "main": "the entry point of each program",
     "predict": "the command, and the Python function that does the same",
 }
 """Public class or function -> why several modules define it."""
-
-SHARED_FILES = {
-    "__init__.py": "one per package",
-    "backend.py": "the protocol, and each implementation of it",
-    "task.py": "the protocol, and each implementation of it",
-    "evaluate.py": "each task's evaluation",
-    "prediction.py": "each task's prediction",
-}
-"""File name -> why several folders have one."""
 
 
 def modules() -> list[Path]:
@@ -56,22 +45,9 @@ def test_no_two_public_classes_or_functions_share_a_name():
     assert shared(places, SHARED_NAMES) == {}
 
 
-def test_no_two_files_share_a_name():
-    places = [(path.name, str(path.relative_to(ROOT))) for path in modules()]
-    assert shared(places, SHARED_FILES) == {}
-
-
-def test_no_folder_is_crowded():
-    counts = Counter(path.parent for path in modules() if path.name != "__init__.py")
-    crowded = {str(p.relative_to(ROOT)): n for p, n in counts.items() if n > MOST_MODULES}
-    assert crowded == {}
-
-
 def test_every_allowed_name_is_still_shared():
     names = [name for path in modules() for name in public_names(path.read_text(encoding="utf-8"))]
     assert [name for name in SHARED_NAMES if names.count(name) < 2] == []
-    files = [path.name for path in modules()]
-    assert [name for name in SHARED_FILES if files.count(name) < 2] == []
 
 
 def test_names_that_are_shared_are_found():

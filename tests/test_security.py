@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from runs import TINY, environment, failure, result, tpukit
+from runs import ROOT, TINY, environment, failure, result, tpukit
 
 from tpukit.errors import TpukitError, UsageError
 from tpukit.hardware.host import RealHost
@@ -33,17 +33,8 @@ from tpukit.tasks.eit.data.sample_file import read_sample
 from tpukit.tasks.eit.model.published import read_published
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
-PAGE = Path(__file__).parents[1] / "SECURITY.md"
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "2", "--num-workers", "0"]
 SECRET = "do-not-show-7f3a9c"
-
-
-def test_the_page_and_its_tests():
-    sentences = [line for line in PAGE.read_text().splitlines() if line.startswith("- ")]
-    named = [name for line in sentences for name in re.findall(r"\(`(test_\w+)`\)", line)]
-    assert len(named) == len(sentences)
-    own = {name for name in globals() if name.startswith("test_")}
-    assert sorted(named) == sorted(own - {"test_the_page_and_its_tests"})
 
 
 # -- opens -------------------------------------------------------------------------------------
@@ -102,7 +93,7 @@ def test_training_writes_to_its_folders_alone(tmp_path):
                  "HOME": str(places["home"]), "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
     command = [sys.executable, "-m", "tpukit", *TRAIN, "--max-steps", "2", "--results-dir",
                str(places["run"])]  # fmt: skip
-    repository = str(PAGE.parent)
+    repository = str(ROOT)
     subprocess.run(command, env=environment({**variables, "PYTHONPATH": repository}),
                    cwd=places["cwd"], check=True, stderr=subprocess.DEVNULL)  # fmt: skip
     assert (places["run"] / "config.toml").exists()

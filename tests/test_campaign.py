@@ -1,19 +1,17 @@
-"""The campaign: a sample of each kind by default, all of it with `-m slow`."""
+"""The campaign of scripts/campaign: a sample of each kind. All of it takes hours."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from runs import ROOT, SUPPORT
 
-TESTS = Path(__file__).parents[1]
 
-
-def campaign(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
-    paths = [str(TESTS.parent), str(TESTS), str(TESTS / "support")]
+def campaign(folder, *options):
+    paths = map(str, (ROOT, ROOT / "scripts", SUPPORT))
     return subprocess.run(
         [sys.executable, "-m", "campaign", "--folder", str(folder), *map(str, options)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -32,12 +30,3 @@ def test_a_sample(tmp_path, kind, count):
     again = campaign(tmp_path, "--only", kind, "--most", count)
     assert again.stdout == done.stdout, "what was done is not repeated"
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == count
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(4 * 3600)
-def test_the_whole_campaign(tmp_path):
-    folder = Path(os.environ.get("TPUKIT_CAMPAIGN", tmp_path))
-    done = campaign(folder)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]

@@ -1,6 +1,6 @@
 """Attacks on tpukit, by number: seeded, resumable, each one reproduced by one command.
 
-    PYTHONPATH=tests:tests/support python -m campaign [--folder DIR] [--only KIND] [--number N]
+    PYTHONPATH=.:scripts:tests/support python -m campaign [--folder DIR] [--only KIND] [--number N]
 
 Without --number all attacks run that DIR/results.jsonl does not record yet. Prints the counts, and
 of each failure the command that repeats it.
@@ -34,7 +34,7 @@ ATTACKS: dict[str, tuple[Callable[[int], None], int]] = {
     "two-writers": (two_writers, 20),
 }
 """Each kind with how many there are."""
-COMMAND = "PYTHONPATH=.:tests:tests/support python -m campaign"
+COMMAND = "PYTHONPATH=.:scripts:tests/support python -m campaign"
 
 
 def attack(kind: str, number: int) -> str:
