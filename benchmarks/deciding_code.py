@@ -27,7 +27,7 @@ def within(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tpukit/{folder}/{name}" for name in names)
 
 
-STEP = ("tpukit/train/step.py", "tpukit/hardware/optimizers")
+STEP = ("tpukit/train/learner.py", "tpukit/hardware/optimizers")
 XLA = (
     *within("hardware/xla", "backend.py", "flash_attention.py", "lowerings.py", "mesh.py",
             "model_code.py", "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),

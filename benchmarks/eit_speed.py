@@ -31,7 +31,7 @@ from tpukit.tasks.eit.model.diffusion import View
 from tpukit.tasks.eit.model.network import reference_network
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.config import TrainConfig
-from tpukit.train.step import build_learner
+from tpukit.train.learner import build_learner
 
 Precision = Literal["fp32", "bf16"]
 

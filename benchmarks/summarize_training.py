@@ -69,7 +69,7 @@ def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
     from tpukit.tasks.summarize.evaluation.evaluate import ListedSamples
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
-    from tpukit.train.step import build_learner
+    from tpukit.train.learner import build_learner
     from tpukit.train.task import PlanSettings
 
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))

@@ -73,7 +73,7 @@ def trace_torch_tpu(name: str, kernels: bool) -> tuple[bytes, Any]:
 
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.train.step import build_learner
+    from tpukit.train.learner import build_learner
 
     precision: Any = "fp32" if name == CHECKED else "bf16"
     backend: Any = open_backend(HardwareOptions(hw="tpu", precision=precision, compile=False))
@@ -126,7 +126,7 @@ def persistent(learner: Any) -> list[Any]:
     states = [value for state in learner.optimizer.state.values() for value in state.values()]
     averages = list(learner.ema.weights.values()) if learner.ema else []
     kept = [*learner.model.parameters(), *learner.model.buffers(), *states, *averages]
-    kept += vars(learner).values()
+    kept += [*vars(learner.sums).values(), *vars(learner).values()]
     return [t for t in kept if isinstance(t, torch.Tensor) and t.device.type == "tpu"]
 
 
@@ -136,7 +136,7 @@ def check_torch_tpu() -> float:
 
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.train.step import build_learner
+    from tpukit.train.learner import build_learner
 
     outputs, _ = trace_torch_tpu(CHECKED, kernels=False)[1]
     backend = open_backend(HardwareOptions(hw="tpu", precision="fp32", compile=False))

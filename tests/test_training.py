@@ -197,7 +197,7 @@ def test_decoupled_decay_and_clipping_equal_plain_torch(tmp_path):
     sys.path.insert(0, str(Path(TINY.split(":")[0]).parent))
     from tiny_task import Tiny
 
-    from tpukit.train.storage.restore import seed_everything
+    from tpukit.train.learner import seed_everything
     from tpukit.train.task import PlanSettings, sample_rng
 
     run = tmp_path / "run"

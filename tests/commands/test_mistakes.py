@@ -13,8 +13,10 @@ from runs import VIRTUAL_TPU, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import UsageError
+from tpukit.train.loader import example_batches
 from tpukit.train.mistakes.host_reads import code_warnings
 from tpukit.train.mistakes.returned import check_examples
+from tpukit.train.task import PlanSettings
 
 FILE = mistaken_tasks.__file__
 SOURCE = Path(FILE).read_text().splitlines()
@@ -219,17 +221,17 @@ def test_a_probe_names_the_users_line():
 
 
 def test_example_batches_are_of_each_shape_and_checked():
-    task = mistaken_tasks.Sound()
-    [batch] = task.example_batches(6)
+    task, planned = mistaken_tasks.Sound(), PlanSettings(6, 6, 1, 0)
+    [batch] = example_batches(task, planned)
     assert {name: tuple(t.shape) for name, t in batch.items()} == {
         "x": (6, 4),
         "y": (6, 2),
         "mask": (6,),
     }
     assert batch["mask"].sum() == 6
-    lengths = [tuple(b["x"].shape) for b in mistaken_tasks.TwoLengths().example_batches(6)]
+    lengths = [tuple(b["x"].shape) for b in example_batches(mistaken_tasks.TwoLengths(), planned)]
     assert lengths == [(6, 8), (6, 4)]
-    [batch] = mistaken_tasks.WithoutMask().example_batches(6)
+    [batch] = example_batches(mistaken_tasks.WithoutMask(), planned)
     assert batch["mask"].tolist() == [1.0] * 6
     with pytest.raises(UsageError, match=r"example_batches .*without 'mask'"):
         check_examples([{"x": batch["x"]}], mistaken_tasks.WithoutMask.example_batches)

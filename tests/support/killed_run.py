@@ -53,8 +53,8 @@ class Countdown:
 
 def arm(at: str) -> None:
     """Places the events: each file written, synced, renamed, removed; steps; compilation."""
-    from tpukit.train import engine, step
-    from tpukit.train.storage import checkpoint, restore
+    from tpukit.train import batch_sums, engine, learner
+    from tpukit.train.storage import checkpoint
 
     countdown = Countdown(at)
     countdown.wrap(os, "fsync", "fsync")
@@ -62,20 +62,20 @@ def arm(at: str) -> None:
     countdown.wrap(os, "rename", "renamed", after=True)
     countdown.wrap(os, "replace", "replace")
     countdown.wrap(shutil, "rmtree", "rmtree")
-    countdown.wrap(step.Learner, "train_step", "step")
-    countdown.wrap(step.Learner, "evaluation_step", "evaluate")
-    countdown.wrap(restore, "build_learner", "build")
+    countdown.wrap(learner.Learner, "train_step", "step")
+    countdown.wrap(batch_sums.BatchSums, "add", "evaluate")
+    countdown.wrap(learner, "build_learner", "build")
     countdown.wrap(engine.Engine, "snapshot", "snapshot")
     _cut_a_written_file(countdown, checkpoint)
     if countdown.event == "compile":
         # The first step compiles: milliseconds into it.
-        original = step.Learner.train_step
+        original = learner.Learner.train_step
 
         def timed(*args, **kwargs):
             threading.Timer(countdown.left / 1000, die).start()
             return original(*args, **kwargs)
 
-        step.Learner.train_step = timed
+        learner.Learner.train_step = timed
 
 
 def _cut_a_written_file(countdown: Countdown, checkpoint: object) -> None:

@@ -85,7 +85,7 @@ def zoo(name):
     from zoo_stages import ROWS, differences, state, without_dropout
 
     from tpukit.train.config import TrainConfig
-    from tpukit.train.step import build_learner
+    from tpukit.train.learner import build_learner
 
     task, config = Zoo(entries()[name]), TrainConfig(ema_decay=0.9)
     torch.manual_seed(0)

@@ -239,7 +239,7 @@ def second_derivatives():
     from physics_task import Poisson
 
     from tpukit.train.config import TrainConfig
-    from tpukit.train.storage.restore import load_learner
+    from tpukit.train.learner import load_learner
 
     backend, task = opened(devices=1), Poisson()
     learner, counts = load_learner(task, TrainConfig(), backend), []
@@ -259,7 +259,7 @@ def _dropped_out(disturbed):
     from tiny_task import Tiny
 
     from tpukit.train.config import TrainConfig
-    from tpukit.train.storage.restore import load_learner
+    from tpukit.train.learner import load_learner
 
     backend, task = opened(devices=1), Tiny(dropout=0.3)
     learner = load_learner(task, TrainConfig(), backend)

@@ -20,16 +20,16 @@ def leave_out_in_processes() -> None:
 
 def leave_out_on_virtual_devices() -> None:
     """Only the first device's rows count, as if the others' gradients never arrived."""
-    from tpukit.train import step
+    from tpukit.train.batch_sums import BatchSums
 
-    forward = step.Learner._forward
+    forward = BatchSums.forward
 
     def first_rows(self, batch, *names):
         kept = batch["mask"].clone()
         kept[kept.shape[0] // 8 :] = 0
         return forward(self, {**batch, "mask": kept}, *names)
 
-    step.Learner._forward = first_rows
+    BatchSums.forward = first_rows
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tpukit.train.step import Learner
+    from tpukit.train.learner import Learner
 
     State = dict[str, dict[str, Tensor]]
     """Tensors on the host by kind and name."""
@@ -31,7 +31,7 @@ ROWS, TOLERANCE = 8, 1e-4
 CHECKS = {"trains": ("equals", "one-graph"), "compiles": ("compiles",)}
 """Stage -> what it checks: a step equals the CPU's, no compilation after the warm-up, the bf16 step
 compiles for a v5e."""
-PRELOADED = ["timm", "torchvision", "transformers", "torch_xla", "tpukit.train.step"]
+PRELOADED = ["timm", "torchvision", "transformers", "torch_xla", "tpukit.train.learner"]
 """Imported once in the server that each model's process is forked from."""
 ENVIRONMENT = {
     "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "USE_TORCH_XLA": "0",
@@ -133,7 +133,7 @@ def trains(name: str, values: dict[str, Any]) -> None:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
-    from tpukit.train.step import build_learner
+    from tpukit.train.learner import build_learner
 
     torch.set_num_threads(1)
     config = TrainConfig(ema_decay=0.9)
@@ -183,9 +183,9 @@ def validate(learner: Learner) -> None:
     """A validation with the EMA weights, as the engine does it."""
     learner.model.eval()
     with learner.ema.in_place_of_weights(learner.backend):
-        learner.evaluation_step(batches(learner, seed=100)[0])
+        learner.sums.add(batches(learner, seed=100)[0])
     learner.model.train()
-    learner.read_evaluation()
+    learner.sums.read()
 
 
 def differences(left: State, right: State) -> dict[str, float]:

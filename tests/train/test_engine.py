@@ -12,11 +12,11 @@ from tiny_task import Rows, Tiny, Weighted
 from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.io.interrupts import StopRequest
+from tpukit.train.batch_sums import weighted_sums
 from tpukit.train.config import TrainConfig
-from tpukit.train.monitor.evaluation import weighted_sums
+from tpukit.train.learner import build_learner
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.step import build_learner
 from tpukit.train.storage.run_folder import RunFolder, open_run
 from tpukit.train.storage.run_log import read_metrics
 

@@ -15,11 +15,10 @@ from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.optimizers.choice import require_whole_matrices
 from tpukit.train.config import TrainConfig, build
+from tpukit.train.learner import build_learner, seed_everything
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.step import build_learner
 from tpukit.train.storage.checkpoint import Snapshot, list_checkpoints
-from tpukit.train.storage.restore import seed_everything
 from tpukit.train.storage.run_folder import RunFolder, open_run
 from tpukit.train.storage.run_log import read_metrics
 from tpukit.train.task import ParameterGroup

@@ -11,6 +11,7 @@ from tpukit.errors import DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.data.stream import StreamPlan
+from tpukit.train.loader import example_batches
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder
@@ -190,7 +191,7 @@ def test_a_stream_is_no_validation_set(train):
 
 
 def test_a_batch_to_probe_comes_from_the_streams_first_sample():
-    [batch] = Streaming().example_batches(4)
+    [batch] = example_batches(Streaming(), PlanSettings(4, 4, 1, 0))
     assert batch["x"].shape == (4, 8) and batch["mask"].tolist() == [1.0] * 4
 
 

@@ -9,12 +9,12 @@ from tiny_task import Rows, Tiny
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
+from tpukit.train.batch_sums import BatchSums, weighted_sums
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.inference import in_data_order, infer
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.monitor.best import BestMetric, parse_best_metric
 from tpukit.train.monitor.compilation_watch import CompilationWatch
-from tpukit.train.monitor.evaluation import Evaluation, weighted_sums
 from tpukit.train.monitor.validation import metrics_of
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
@@ -165,7 +165,7 @@ def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples):
         backend = Recorded(rank, ranks)
         torch.manual_seed(0)
         model = task.build_model(backend).eval()
-        evaluation = Evaluation(task, backend, model)
+        evaluation = BatchSums(task, backend, model)
         evaluation.inputs.is_mean = True  # as after a step
         settings = PlanSettings(16, 16, ranks, 0)
         data = task.datasets().valid

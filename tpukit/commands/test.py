@@ -105,17 +105,15 @@ def test(
 
 def evaluation(trained: TrainedTask, options: TestOptions) -> Use:
     """What `test` does with the model of a trained task."""
-    from tpukit.train.mistakes.returned import expect
+    from tpukit.train.monitor.validation import metrics_of_run
     from tpukit.train.report.metric_table import metric_lines
     from tpukit.train.report.run_report import report_test
     from tpukit.train.requests import EvaluationRequest
 
     request = EvaluationRequest(trained.run, trained.checkpoint, **dataclasses.asdict(options))
-    method = trained.task.evaluate
 
     def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        found = method(model, backend, request, log)
-        fields = expect(found, dict, method, "a dict of JSON fields")
+        fields = metrics_of_run(trained.task, model, backend, request, log)
         if backend.is_main and not shown_in_cell():
             for line in metric_lines(fields):
                 log(line)

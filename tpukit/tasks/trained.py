@@ -21,6 +21,7 @@ from tpukit.tasks.registry import (
     own_class,
 )
 from tpukit.train.mistakes.returned import expect
+from tpukit.train.storage.exported_weights import export
 from tpukit.train.storage.run_folder import RunFolder, TrainedRun, open_run, read_config
 from tpukit.train.task import Task
 
@@ -56,7 +57,7 @@ class TrainedTask:
     def export(self, folder: str | Path) -> list[Path]:
         """Writes the weights for use without tpukit; the files."""
         artifacts = self.run.checkpoint.artifacts() if self.run else {}
-        return self.task.export(self.weights(), artifacts, Path(folder))
+        return export(self.task, self.weights(), artifacts, Path(folder))
 
     def model_on(self, backend: Backend) -> nn.Module:
         """The model as the hardware of a backend runs it best, on its device, in eval mode."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend
-from tpukit.train.config import EMAUpdates
+from tpukit.train.config import EMAUpdates, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,14 @@ class EMA:
 
 @torch.no_grad()
 def start_ema(
-    parameters: Mapping[str, nn.Parameter],
-    buffers: Mapping[str, Tensor],
-    schedule: EMASchedule,
-) -> EMA:
-    """EMA weights that start at the present values."""
+    config: TrainConfig, parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]
+) -> EMA | None:
+    """EMA weights that start at the present values; None where the config has none."""
+    if config.ema_decay is None:
+        return None
+    schedule = EMASchedule(
+        config.ema_decay, config.ema_every, config.ema_warmup, config.ema_updates
+    )
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     weights = {name: t.detach().clone() for name, t in {**trained, **buffers}.items()}
     return EMA(trained, buffers, weights, schedule)

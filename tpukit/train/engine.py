@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from tpukit.errors import JobError, UsageError
@@ -18,25 +17,20 @@ from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.interrupts import StopRequest
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes, format_duration
-from tpukit.train.batch_size import BatchSplit
-from tpukit.train.config import TrainConfig
-from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
-from tpukit.train.monitor.best import BestMetric, stops_early
+from tpukit.train.learner import Learner, StepMetrics
+from tpukit.train.loader import PlannedMicroBatches, make_loader
+from tpukit.train.monitor.best import stops_early
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
 from tpukit.train.monitor.non_finite import non_finite_loss
 from tpukit.train.monitor.profiled_steps import ProfiledSteps
 from tpukit.train.monitor.step_clock import StallWatch, StepClock
 from tpukit.train.monitor.validation import validation_scores
+from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingResult
-from tpukit.train.schedule import completes_pass, is_due
-from tpukit.train.step import Learner, StepMetrics
+from tpukit.train.schedule import is_due
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
-from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import RunLog
-from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task
 
-DEFAULT_CKPT_EVERY = 500
-"""Maximum number of steps between two checkpoints where none is given."""
 LONG_STEP_SECONDS = 10.0
 """Duration of a step from which on the next one can be dropped, after half of that."""
 SHOWN_SECONDS = 3.0
@@ -49,35 +43,6 @@ LONG_RUN_SECONDS = 12 * 3600.0
 """Estimated duration from which on a shorter run is suggested."""
 LARGE_GRADIENT = 1e3
 SMALL_GRADIENT = 1e-7
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """What is run: decided before the first step, the same in every rank."""
-
-    task: Task
-    datasets: Datasets
-    batches: BatchPlan
-    split: BatchSplit
-    settings: PlanSettings
-    config: TrainConfig
-    total_steps: int
-    best: BestMetric
-    identity: dict[str, Any]
-    loading: LoaderSettings
-    folder: RunFolder
-    steps_per_pass: Fraction | None = None
-    """Optimizer steps of a pass over the data after which the run validates and saves."""
-
-    def saves_after(self, done: int, total: int) -> bool:
-        """Whether the run validates and saves after step `done` (from 1); `total`: the last."""
-        if is_due(done, self.config.ckpt_every or DEFAULT_CKPT_EVERY, total):
-            return True
-        return (
-            self.steps_per_pass is not None
-            and done > 0
-            and completes_pass(done, self.steps_per_pass)
-        )
 
 
 class StepBatches(NamedTuple):
@@ -284,7 +249,7 @@ class Engine:
         )
         loader = make_loader(
             self.plan.task, self.plan.datasets.train, sampler, self.plan.loading,
-            self.learner.inputs.see,
+            self.learner.sums.inputs.see,
         )  # fmt: skip
         batches = self.backend.batches(loader)
         for batch in batches:
@@ -441,7 +406,7 @@ class Engine:
     def _log_row(self, row: Mapping[str, Any]) -> None:
         assert self.log is not None
         self.log.metric_line(row)
-        for warning in self.learner.inputs.warnings():
+        for warning in self.learner.sums.inputs.warnings():
             self.log.text(warning)
         try:
             self.plan.task.on_log(row)

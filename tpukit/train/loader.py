@@ -33,6 +33,7 @@ from tpukit.train.task import (
     Sample,
     SampleKey,
     Task,
+    overrides,
     sample_rng,
 )
 
@@ -49,7 +50,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         self.task = task
         self.data = data
         self.seed = seed
-        self._stacks = type(task).collate is Task.collate
+        self._stacks = not overrides(task, "collate")
 
     def __getitem__(self, micro: MicroBatch) -> Batch | TpukitError:
         try:
@@ -109,29 +110,32 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def _place_of_samples(self) -> str:
         """Where the user's code makes what is stacked."""
-        if type(self.task).draw is not Task.draw:
+        if overrides(self.task, "draw"):
             return place_of(self.task.draw)
         return place_of_samples(self.data, self.task.datasets)
 
 
-def batches_of_each_shape(task: Task, data: Any, rows: int) -> list[Batch]:
-    """One sample of the data repeated, for each shape in the first steps of the task's plan; the
-    costliest batch first."""
+def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> list[Batch]:
+    """Host batches of each shape of a run planned with `settings`, the costliest first.
+
+    The task's own examples, or one sample of its training data (`data` where it is open) repeated.
+    """
+    if overrides(task, "probe_batches") or overrides(task, "example_batches"):
+        return task.probe_batches(settings)
+    # A stream that is open must not be read for this.
+    if data is None or is_stream(data):
+        data = task.datasets().train
+    task.known_samples = None if is_stream(data) else len(data)
+    return _batches_of_each_shape(task, data, settings.micro_rows)
+
+
+def _batches_of_each_shape(task: Task, data: Any, rows: int) -> list[Batch]:
     plan = task.plan(data, PlanSettings(rows, rows, 1, seed=0))
     steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
     shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
     made = MicroBatchData(task, data, seed=0)
     batches = [made.filled(micro) for micro in shapes.values()]
     return sorted(batches, key=lambda batch: -sum(t.numel() for t in batch.values()))
-
-
-def example_batches(task: Task, data: Any, settings: PlanSettings) -> list[Batch]:
-    """The task's own examples for a run planned with `settings`, or of opened data where it has
-    none."""
-    methods = ("example_batches", "probe_batches")
-    if is_stream(data) or any(getattr(type(task), m) is not getattr(Task, m) for m in methods):
-        return task.probe_batches(settings)
-    return batches_of_each_shape(task, data, settings.micro_rows)
 
 
 class MicroBatchLoader(DataLoader[Batch | TpukitError]):

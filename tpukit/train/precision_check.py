@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Batch, Precision
+from tpukit.train.batch_sums import weighted_sums
+from tpukit.train.learner import Learner
 from tpukit.train.mistakes.returned import check_loss
-from tpukit.train.monitor.evaluation import weighted_sums
-from tpukit.train.step import Learner
 
 if TYPE_CHECKING:
-    from tpukit.train.engine import RunPlan
+    from tpukit.train.plan import RunPlan
 
 LOSS_TOLERANCE = 0.02
 LEAST_COSINE = 0.99

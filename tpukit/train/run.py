@@ -7,40 +7,34 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
-from fractions import Fraction
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from tpukit.errors import CheckpointError, ConfigError, DataError, InterruptedRunError
-from tpukit.hardware.backend import Backend, Batch
+from tpukit.errors import InterruptedRunError
+from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
-from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
-from tpukit.train.batch_size import BatchSplit, cut_to_memory, split_batch
-from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import StreamPlan, is_stream
-from tpukit.train.engine import Engine, RunPlan, RunState
-from tpukit.train.loader import LoaderSettings, example_batches
+from tpukit.train.engine import Engine, RunState
+from tpukit.train.learner import Learner, load_learner
 from tpukit.train.mistakes.host_reads import code_warnings
-from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
-from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
+from tpukit.train.monitor.best import stops_early
 from tpukit.train.monitor.kept_predictions import predictions_of, run_program
+from tpukit.train.plan import RunPlan, plan_run
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.report.run_report import RunReport
 from tpukit.train.requests import TrainingRequest, TrainingResult
-from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
 from tpukit.train.storage.nodes import require_same_nodes
-from tpukit.train.storage.restore import load_learner
 from tpukit.train.storage.resume import (
     as_recorded,
     claim_folder,
     find_checkpoint,
     require_same_arithmetic,
 )
-from tpukit.train.storage.run_folder import RunFolder, read_config, versions, write_config
+from tpukit.train.storage.run_folder import versions, write_config
 from tpukit.train.storage.run_log import (
     RunLog,
     cut_metrics,
@@ -48,7 +42,6 @@ from tpukit.train.storage.run_log import (
     read_metrics,
     task_failures_kept,
 )
-from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task
 
 
 def train_run(
@@ -140,138 +133,6 @@ def _already_finished(
     )
 
 
-# -- the plan ------------------------------------------------------------------------------------
-def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = False) -> RunPlan:
-    """Opens the data and does the arithmetic of batches and steps.
-
-    resumes: a run that goes on keeps its micro-batches on the same hardware.
-    """
-    task, config = request.task, request.config
-    if not backend.is_main:
-        backend.barrier()  # rank 0 builds caches, the others find them
-    datasets = expect(
-        task.datasets(), Datasets, task.datasets, "Datasets(train, valid); valid may be None"
-    )
-    if backend.is_main:
-        backend.barrier()
-    _check_sizes(task, datasets, config)
-    split = _split(request, datasets, backend, resumes=resumes)
-    settings = PlanSettings(
-        config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
-        fixed_shapes=backend.compiles,
-    )  # fmt: skip
-    batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
-    total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
-    return RunPlan(
-        task=task,
-        datasets=datasets,
-        batches=batches,
-        split=split,
-        settings=settings,
-        config=config,
-        total_steps=total,
-        best=_best_metric(config, datasets),
-        identity={**_identity(task, config, total), **datasets.identity},
-        loading=LoaderSettings(
-            workers=backend.loader_workers(config.num_workers),
-            seed=config.global_seed,
-            start_worker=WorkerInit(),
-            timeout=config.loader_timeout,
-        ),
-        folder=request.folder,
-        steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
-    )
-
-
-def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig) -> Fraction | None:
-    """None for a stream, which has no end, and without validation data."""
-    if is_stream(datasets.train) or not datasets.validation_sets():
-        return None
-    if isinstance(batches, ShuffledPlan):
-        return Fraction(batches.samples, config.global_batch_size)
-    return Fraction(batches.steps_per_epoch())
-
-
-def _split(
-    request: TrainingRequest, datasets: Datasets, backend: Backend, *, resumes: bool
-) -> BatchSplit:
-    """The micro-batches that were asked for, those that the run had, or as few as memory allows."""
-    task, config = request.task, request.config
-    most = task.defaults.rows_per_device
-    accumulate = config.accumulate
-    if accumulate is None and resumes:
-        accumulate = backend.all_gather_objects(_recorded_steps(request.folder, backend))[0]
-        if accumulate is not None:
-            split = split_batch(config.global_batch_size, backend.devices, accumulate)
-            return replace(split, reason="as the run did before")
-    split = split_batch(config.global_batch_size, backend.devices, accumulate, most)
-    if accumulate is not None or most is not None:
-        return split
-
-    def examples(rows: int) -> list[Batch]:
-        settings = PlanSettings(rows, rows, 1, config.global_seed, fixed_shapes=backend.compiles)
-        return example_batches(task, datasets.train, settings)
-
-    return cut_to_memory(split, task, config, backend, examples)
-
-
-def _recorded_steps(folder: RunFolder, backend: Backend) -> int | None:
-    """Accumulation steps of the run so far, where it ran on this kind and number of devices."""
-    try:
-        decided = read_config(folder).get("decided", {})
-    except CheckpointError:  # imported without one, or damaged
-        return None
-    here = {**backend.describe(), "devices": backend.devices}
-    same = all(decided.get(name) == here.get(name) for name in ("hardware", "device", "devices"))
-    return int(decided["accumulate"]) if same and "accumulate" in decided else None
-
-
-def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:
-    for name, data in datasets.validation_sets().items():
-        sample_count(data, f"validation ({name})" if name else "validation", task.datasets)
-    if is_stream(datasets.train):
-        return
-    samples = sample_count(datasets.train, "training", task.datasets)
-    if config.global_batch_size > samples:
-        raise DataError(
-            f"--global-batch-size {config.global_batch_size} is larger than the training data"
-            f" ({samples} samples).",
-            f"Choose at most {samples}, or add data.",
-        )
-
-
-def _count(data: Any) -> int | None:
-    """Samples of a data set; None for a stream."""
-    return None if is_stream(data) else len(data)
-
-
-def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
-    """The configured metric, or the loss on the first validation set."""
-    sets = datasets.validation_sets()
-    if config.early_stopping and not sets:
-        raise ConfigError(
-            f"early_stopping = {config.early_stopping}: the task has no validation data.",
-            "Return some as `Datasets.valid`, or leave early_stopping out.",
-        )
-    first = next(iter(sets), "")
-    metric = parse_best_metric(config.best_metric or "")
-    return metric or BestMetric("_".join(filter(None, ("valid", first, "loss"))))
-
-
-def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:
-    own = expect(task.identity(), dict, task.identity, "a dict of plain values")
-    values = {"task": task.name, **own}
-    values |= {name: getattr(config, name) for name in ARITHMETIC}
-    values |= {n: getattr(config, n) for n, older in ADDED_ARITHMETIC.items()
-               if getattr(config, n) != older}  # fmt: skip
-    if config.schedule != "constant" or type(task).learning_rate is not Task.learning_rate:
-        # The rate depends on how long the run is.
-        values["total_steps"] = total_steps
-    if config.sync_batchnorm:
-        values["sync_batchnorm"] = True
-    return values
-
-
 # -- training ------------------------------------------------------------------------------------
 def _train_from(
     request: TrainingRequest,
@@ -361,6 +222,11 @@ def _config_tables(
         },
         "versions": versions(),
     }
+
+
+def _count(data: Any) -> int | None:
+    """Samples of a data set; None for a stream."""
+    return None if is_stream(data) else len(data)
 
 
 def _validation_samples(plan: RunPlan) -> int:

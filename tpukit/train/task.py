@@ -177,7 +177,8 @@ class Task(ABC):
     """Whether `predict` averages over `request.averaged` (`--run` given several times)."""
     given_settings: Mapping[str, Any] = MappingProxyType({})
     """The constructor's arguments; kept where it is called."""
-    _samples: int | None = None
+    known_samples: int | None = None
+    """Number of training samples, once the data was opened."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -274,25 +275,18 @@ class Task(ABC):
     def example_batches(self, rows: int) -> list[Batch]:
         """Host batches of each shape that training uses, the costliest first.
 
-        By default one sample of the training data repeated, for each shape in the first steps of
-        the plan; override it to probe where the data is not at hand.
+        Default: one sample of the training data repeated, for each shape in the first steps of the
+        plan (`loader.example_batches`). Override it to probe where the data is not at hand.
         """
-        from tpukit.train.loader import batches_of_each_shape
-
-        data = self.datasets().train
-        self._samples = None if is_stream(data) else len(data)
-        return batches_of_each_shape(self, data, rows)
+        raise NotImplementedError
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""
         return self.example_batches(settings.micro_rows)
 
     def count_samples(self) -> int | None:
-        """Training samples, where that costs little: a larger batch has no use.
-
-        By default known once `example_batches` has opened the data.
-        """
-        return self._samples
+        """Number of training samples, where that costs little: a larger batch has no use."""
+        return self.known_samples
 
     def for_probing(self) -> Self:
         """The task where only shapes matter: it reads no weights and asks no network."""
@@ -336,13 +330,10 @@ class Task(ABC):
     ) -> list[Path]:
         """Writes a run's weights and artifacts for use without tpukit; the files.
 
-        A safetensors file of the model's state dict, with a README (`test --export DIR`).
+        Default: a safetensors file of the model's state dict, with a README
+        (`exported_weights.export`).
         """
-        from tpukit.train.storage.exported_weights import README_FILE, readme, write_export
-
-        tensors = self.plain_model(weights).state_dict()
-        text = readme(self, tensors, artifacts)
-        return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
+        raise NotImplementedError
 
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
         """Weights from a checkpoint file of other code (`test --checkpoint FILE`)."""
@@ -357,17 +348,12 @@ class Task(ABC):
         request: EvaluationRequest,
         log: Callable[[str], None],
     ) -> dict[str, Any]:
-        """The JSON fields of `tpukit test`; by default the metrics of the validation data.
+        """The JSON fields of `tpukit test`. Default: the metrics of the validation data.
 
         `model` is prepared, in eval mode, and holds the run's best (EMA) weights. Every rank calls
         this; only rank 0 writes files. `log` prints a line for people.
         """
-        from tpukit.train.monitor.validation import run_metrics
-
-        fields = run_metrics(self, model, backend, request, log)
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in fields["metrics"].items())
-        log(f"{fields['samples']} samples: {metrics}")
-        return fields
+        raise NotImplementedError
 
     def check_prediction(self, request: PredictionRequest) -> None:
         """Raises what `predict` would, as far as it is known before a device is opened."""
@@ -388,3 +374,8 @@ class Task(ABC):
             "Add `def predict(self, model, backend, request, log)` to the task class;"
             " docs/own_task.py has one.",
         )
+
+
+def overrides(task: Task, method: str) -> bool:
+    """Whether the task's class has a method of its own instead of the default."""
+    return getattr(type(task), method) is not getattr(Task, method)

@@ -10,7 +10,7 @@ from tpukit.probe.compiler.leaving_device import leaving_error
 
 USER = FrameSummary("/home/user/task.py", 20, "loss", line="outputs = model(batch)")
 LIBRARY = FrameSummary("/env/site-packages/transformers/masks.py", 30, "mask", line="if all(x):")
-ENGINE = FrameSummary("/env/site-packages/tpukit/train/step.py", 5, "train_step", line="loss()")
+ENGINE = FrameSummary("/env/site-packages/tpukit/train/learner.py", 5, "train_step", line="loss()")
 TORCH = FrameSummary("/env/site-packages/torch/nn/modules/module.py", 40, "call", line="forward()")
 STANDARD = FrameSummary("/usr/lib/python3.11/contextlib.py", 81, "inner", line="return func()")
 

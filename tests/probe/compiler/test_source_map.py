@@ -35,6 +35,6 @@ def test_without_a_line_of_the_models_the_innermost_stays():
 
 def test_libraries_and_the_engine_are_not_the_model():
     assert SourceLine("/home/user/model.py", 1).is_model_code
-    assert not SourceLine("/x/tpukit/train/step.py", 1).is_model_code
+    assert not SourceLine("/x/tpukit/train/learner.py", 1).is_model_code
     assert not SourceLine("<string>", 1).is_model_code
     assert SourceLine("/x/tpukit/tasks/eit/blocks.py", 1).is_model_code

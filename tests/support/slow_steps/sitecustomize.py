@@ -12,7 +12,7 @@ class SlowSteps(MetaPathFinder):
     """Changes `Learner.train_step` as its module is imported."""
 
     def find_spec(self, fullname, path, target=None):
-        if fullname != "tpukit.train.step":
+        if fullname != "tpukit.train.learner":
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)

@@ -14,8 +14,8 @@ from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.model import network
 from tpukit.tasks.eit.task import NORMALISATION_FILE, EITTask
 from tpukit.train.config import resolve
+from tpukit.train.learner import build_learner
 from tpukit.train.schedule import learning_rate
-from tpukit.train.step import build_learner
 from tpukit.train.task import sample_rng, stack_samples
 
 

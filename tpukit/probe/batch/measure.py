@@ -17,10 +17,10 @@ from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.batch.pace import LONG_ENOUGH_SECONDS, TIMED_STEPS
 from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
 from tpukit.train.config import TrainConfig
+from tpukit.train.learner import Learner, load_learner
+from tpukit.train.loader import example_batches
 from tpukit.train.mistakes.returned import check_examples
-from tpukit.train.step import Learner
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
-from tpukit.train.storage.restore import load_learner
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import RunLog
 from tpukit.train.task import PlanSettings, Task
@@ -108,7 +108,7 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     settings = PlanSettings(
         rows * request.accumulate, rows, devices, 0, fixed_shapes=backend.compiles
     )
-    return check_examples(task.probe_batches(settings), task.example_batches)
+    return check_examples(example_batches(task, settings), task.example_batches)
 
 
 def _copies(batch: Batch) -> Iterator[Batch]:
@@ -155,8 +155,8 @@ def _evaluate(learner: Learner, batch: Batch) -> None:
     average = learner.ema
     with average.in_place_of_weights(learner.backend) if average else nullcontext():
         learner.model.eval()
-        learner.evaluation_step(batch)
-        learner.read_evaluation()
+        learner.sums.add(batch)
+        learner.sums.read()
         learner.model.train()
 
 

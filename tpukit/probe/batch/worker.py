@@ -205,10 +205,11 @@ class TrialRunner:
     def _loaded_task(self) -> Task:
         """The task, and what it and a run's companions import."""
         from tpukit.probe.batch.measure import run_companions
+        from tpukit.train.loader import example_batches
         from tpukit.train.task import PlanSettings
 
         task = self._task()
-        task.probe_batches(PlanSettings(1, 1, 1, 0))
+        example_batches(task, PlanSettings(1, 1, 1, 0))
         with run_companions():
             pass
         return task

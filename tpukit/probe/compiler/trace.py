@@ -40,8 +40,9 @@ from tpukit.probe.compiler.placeholders import (
     without_storage,
 )
 from tpukit.train.config import TrainConfig
+from tpukit.train.learner import Learner, build_learner
+from tpukit.train.loader import example_batches
 from tpukit.train.mistakes.returned import MODEL, check_examples, expect
-from tpukit.train.step import Learner, build_learner
 from tpukit.train.task import PlanSettings, Task
 
 
@@ -172,7 +173,7 @@ def trace_step(
         settings = PlanSettings(
             micro_rows * accumulate, micro_rows, backend.devices, seed=0, fixed_shapes=True
         )
-        host = check_examples(task.probe_batches(settings), task.example_batches)[0]
+        host = check_examples(example_batches(task, settings), task.example_batches)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     with no_execution():
         learner.train_step(batches, lr=config.lr)
@@ -183,7 +184,7 @@ def trace_step(
             parameter.grad = None
         backend.watch(lambda: _state(learner))
         learner.model.eval()
-        learner.evaluation_step(batches[0])
+        learner.sums.add(batches[0])
     count = sum(p.numel() for p in backend.parameters(learner.model).values())
     return TracedStep(training, backend.programs[-1], count)
 
@@ -207,9 +208,10 @@ def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn
             averages = learner.ema.weights
             averages |= {n: backend.mesh.zeros_like(averages[n]) for n in learner.ema.parameters}
             averages |= {n: backend.placeholders.like(b) for n, b in learner.ema.buffers.items()}
-    for name, value in vars(learner).items():
-        if isinstance(value, Tensor):
-            setattr(learner, name, backend.placeholders.like(value))
+    for part in (learner.sums, learner):
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                setattr(part, name, backend.placeholders.like(value))
     backend.programs.clear()
     backend.watch(lambda: _state(learner))
     return learner
@@ -227,7 +229,11 @@ def _state(learner: Learner) -> list[Tensor]:
     ]
     averages = list(learner.ema.weights.values()) if learner.ema else []
     buffers = [b for b in learner.model.buffers() if is_on_xla(b)]
-    sums = [value for value in vars(learner).values() if isinstance(value, Tensor)]
+    sums = [
+        value
+        for value in (*vars(learner.sums).values(), *vars(learner).values())
+        if isinstance(value, Tensor)
+    ]
     kept = [*parameters, *buffers, *optimizer, *averages, *sums]
     return [*kept, *(gradients if learner.backend._adds_up else [])]  # type: ignore[attr-defined]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tpukit.hardware.backend import Backend
 from tpukit.probe.batch.trial import TASK_FACTORY
 from tpukit.train.config import TrainConfig
-from tpukit.train.step import build_learner
-from tpukit.train.storage.restore import seed_everything
+from tpukit.train.learner import build_learner, seed_everything
+from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings, Task
 
 ROWS = 8
@@ -52,7 +52,7 @@ def compare_or_keep(
 
 def _host_batch(task: Task, devices: int) -> dict[str, Tensor]:
     rows = devices * math.ceil(ROWS / devices)
-    batch = task.probe_batches(PlanSettings(rows, rows, devices, 0))[0]
+    batch = example_batches(task, PlanSettings(rows, rows, devices, 0))[0]
     generator = torch.Generator().manual_seed(2)
     # Rows that are all the same leave BatchNorm nothing but rounding.
     return {

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Batch, ModelOps
-from tpukit.train.task import Datasets, PlanSettings, Task, TrainingDefaults
+from tpukit.train.task import Datasets, PlanSettings, Task, TrainingDefaults, stack_samples
 
 WIDTH = 32
 SAMPLES = 256
@@ -57,7 +57,7 @@ class SelfTestTask(Task):
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         if 0 < self.kill_above < settings.micro_rows / settings.devices:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().probe_batches(settings)
+        return [stack_samples([NoisySums()[0]] * settings.micro_rows, settings.micro_rows)]
 
     def on_log(self, row: Mapping[str, Any]) -> None:
         if self.kill_at and row["step"] >= self.kill_at:

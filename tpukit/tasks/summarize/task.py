@@ -180,7 +180,7 @@ class SummarizeTask(Task):
         if self.train_file.is_file():
             train = self.datasets().train
             assert isinstance(train, SizedSamples)
-            self._samples = len(train.sizes)
+            self.known_samples = len(train.sizes)
             if self._packs(settings):
                 return [example_pack(_packed_shape(train, settings), settings.devices)]
             buckets = _buckets(train, settings)

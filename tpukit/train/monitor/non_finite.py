@@ -14,7 +14,7 @@ from tpukit.train.loader import MicroBatchData
 from tpukit.train.mistakes.raised import place_of
 
 if TYPE_CHECKING:
-    from tpukit.train.engine import RunPlan
+    from tpukit.train.plan import RunPlan
 
 KINDS = ("nan", "inf", "-inf")
 """The likeliest mistake first: -inf may be meant, in the bias of an attention."""

@@ -11,17 +11,17 @@ from torch import nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
+from tpukit.train.batch_sums import BatchSums
 from tpukit.train.inference import ROWS_PER_DEVICE, Rows, in_data_order
 from tpukit.train.loader import LoaderSettings, make_loader
-from tpukit.train.mistakes.returned import task_mistake
+from tpukit.train.mistakes.returned import expect, task_mistake
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
-from tpukit.train.monitor.evaluation import Evaluation
-from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task
+from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
 
 if TYPE_CHECKING:
-    from tpukit.train.engine import RunPlan
+    from tpukit.train.learner import Learner
+    from tpukit.train.plan import RunPlan
     from tpukit.train.requests import EvaluationRequest
-    from tpukit.train.step import Learner
 
 
 def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) -> dict[str, float]:
@@ -36,7 +36,7 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
     learner.model.eval()
     for name, data in plan.datasets.validation_sets().items():
         micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
-        values = metrics_of(learner, data, micro_batches, loading, watch)
+        values = metrics_of(learner.sums, data, micro_batches, loading, watch)
         values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
         watch.done("score")
         found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
@@ -45,17 +45,28 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
     return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
 
 
-def run_metrics(
+def metrics_of_run(
     task: Task,
     model: nn.Module,
     backend: Backend,
     request: EvaluationRequest,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The JSON fields of `tpukit test` for a task without an `evaluate`: its validation metrics.
+    """The JSON fields of `tpukit test`: the task's own, or its validation metrics."""
+    if not overrides(task, "evaluate"):
+        return _run_metrics(task, model, backend, request, log)
+    fields = task.evaluate(model, backend, request, log)
+    return expect(fields, dict, task.evaluate, "a dict of JSON fields")
 
-    Raises UsageError where the task has no validation data.
-    """
+
+def _run_metrics(
+    task: Task,
+    model: nn.Module,
+    backend: Backend,
+    request: EvaluationRequest,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """Raises UsageError where the task has no validation data."""
     sets = _with_data_path(task, request).datasets().validation_sets()
     if not sets:
         raise UsageError(
@@ -67,18 +78,20 @@ def run_metrics(
     settings = PlanSettings(
         rows, rows, backend.devices, request.seed, fixed_shapes=backend.compiles
     )
-    evaluation, watch = Evaluation(task, backend, model), CompilationWatch(backend)
+    sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}
     samples = 0
     for name, data in sets.items():
         micro_batches = list(_first(task.evaluation_batches(data, settings), request.limit))
         samples += sum(len(micro.keys) for micro in micro_batches)
         loading = LoaderSettings(0, request.seed)
-        values = metrics_of(evaluation, data, micro_batches, loading, watch)
+        values = metrics_of(sums, data, micro_batches, loading, watch)
         metrics |= {"_".join(filter(None, (name, k))): value for k, value in values.items()}
-    for warning in evaluation.inputs.warnings():
+    for warning in sums.inputs.warnings():
         log(warning)
     metrics = backend.all_gather_objects(metrics)[0]
+    text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    log(f"{samples} samples: {text}")
     return {"task": task.name, "samples": samples, "metrics": metrics}
 
 
@@ -106,28 +119,28 @@ def _first(micro_batches: Iterable[MicroBatch], limit: int | None) -> Iterator[M
 
 
 def metrics_of(
-    evaluation: Evaluation,
+    sums: BatchSums,
     data: SampleSource,
     micro_batches: Sequence[MicroBatch],
     loading: LoaderSettings,
     watch: CompilationWatch,
 ) -> dict[str, float]:
     """The means and the computed metrics of one set; the model is in eval mode."""
-    task, backend = evaluation.task, evaluation.backend
-    micro_batches = _countable(micro_batches, evaluation)
+    task, backend = sums.task, sums.backend
+    micro_batches = _countable(micro_batches, sums)
     shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
-    accumulates = type(task).accumulate is not Task.accumulate
+    accumulates = overrides(task, "accumulate")
     parts: list[Rows] = []
-    loader = make_loader(task, data, shares, loading, evaluation.inputs.see)
+    loader = make_loader(task, data, shares, loading, sums.inputs.see)
     for batch in backend.batches(loader):
-        evaluation.evaluation_step(batch)
+        sums.add(batch)
         watch.done("evaluate", shapes_of([batch]))
         if accumulates:
-            parts.append(evaluation.rows_of(batch))
+            parts.append(sums.rows_of(batch))
             watch.done("accumulate", shapes_of([batch]))
     # Rank 0 warns, and another one's rows may fill up.
-    evaluation.inputs.has_filled_rows = backend.any_rank(evaluation.inputs.has_filled_rows)
-    values = evaluation.read_evaluation()
+    sums.inputs.has_filled_rows = backend.any_rank(sums.inputs.has_filled_rows)
+    values = sums.read()
     watch.done("read_evaluation")
     if accumulates:
         rows = in_data_order(backend.all_gather_objects(parts), micro_batches)
@@ -135,9 +148,9 @@ def metrics_of(
     return values
 
 
-def _countable(micro_batches: Sequence[MicroBatch], evaluation: Evaluation) -> Sequence[MicroBatch]:
+def _countable(micro_batches: Sequence[MicroBatch], sums: BatchSums) -> Sequence[MicroBatch]:
     """Without filled rows, where a mean would count them and no program is compiled for a shape."""
-    backend, is_mean = evaluation.backend, evaluation.inputs.is_mean
+    backend, is_mean = sums.backend, sums.inputs.is_mean
     # Before the first batch of a run's test; one rank's rows always divide.
     is_unknown = is_mean is None and backend.world_size == 1
     if backend.compiles or not (is_mean or is_unknown):

@@ -5,18 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tpukit.errors import DataError
 from tpukit.io.files import replacing, write_file
-
-if TYPE_CHECKING:
-    from tpukit.train.task import Task
+from tpukit.train.task import Task, overrides
 
 WEIGHTS_FILE, README_FILE = "model.safetensors", "README.md"
+
+
+def export(
+    task: Task, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
+) -> list[Path]:
+    """The task's own export of a run, or its model's state dict with a README; the files."""
+    if overrides(task, "export"):
+        return task.export(weights, artifacts, folder)
+    tensors = task.plain_model(weights).state_dict()
+    text = readme(task, tensors, artifacts)
+    return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
 
 
 def write_export(

@@ -13,8 +13,8 @@ from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
 from tpukit.train.config import ADDED_ARITHMETIC, TrainConfig
-from tpukit.train.engine import RunPlan
 from tpukit.train.mistakes.returned import expect
+from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingRequest
 from tpukit.train.storage.checkpoint import (
     Checkpoint,
@@ -23,7 +23,7 @@ from tpukit.train.storage.checkpoint import (
     point,
     read_pointer,
 )
-from tpukit.train.storage.restore import open_initial_run
+from tpukit.train.storage.initial_weights import open_initial_run
 from tpukit.train.storage.run_folder import RunFolder, locked
 from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
 from tpukit.train.task import Task

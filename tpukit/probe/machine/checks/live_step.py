@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend, Batch, ModelOps, OptimizerSettings
-from tpukit.train.step import Learner
+from tpukit.train.learner import Learner
 from tpukit.train.task import Datasets, Task
 
 WIDTH = 64

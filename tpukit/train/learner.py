@@ -1,30 +1,27 @@
-"""One optimizer step and one evaluation pass: what the engine repeats and what a trial measures."""
+"""One optimizer step: what the engine repeats and what a trial measures."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tpukit.errors import UsageError
-from tpukit.hardware.backend import (
-    Backend,
-    BackendState,
-    Batch,
-    OptimizerSettings,
-    ParameterGroup,
-)
-from tpukit.hardware.optimizers.choice import require_steppable
+from tpukit.hardware.backend import Backend, BackendState, Batch
+from tpukit.train.batch_sums import MOST_SUMS, BatchSums
 from tpukit.train.config import TrainConfig
-from tpukit.train.ema import EMA, EMASchedule, start_ema
-from tpukit.train.mistakes.returned import expect
-from tpukit.train.monitor.evaluation import MOST_SUMS, Evaluation
-from tpukit.train.storage.optimizer_state import OptimizerState
-from tpukit.train.storage.state_dict import persistent_buffers
-from tpukit.train.task import Task
+from tpukit.train.ema import EMA, start_ema
+from tpukit.train.mistakes.returned import MODEL, expect
+from tpukit.train.optimizer import OptimizerState, build_optimizer
+from tpukit.train.storage.checkpoint import Checkpoint
+from tpukit.train.storage.initial_weights import load_initial_weights
+from tpukit.train.storage.state_dict import load_weights, persistent_buffers
+from tpukit.train.task import Datasets, Task
 
+MASK_63 = 2**63 - 1
 SMALLEST = 2
 """Index of the smallest gradient norm among the norms kept on the device."""
 
@@ -46,7 +43,7 @@ class StepMetrics:
     """The first step (from 1) whose loss was not finite."""
 
 
-class Learner(Evaluation):
+class Learner:
     """A task's model on a backend, with its optimizer and EMA weights.
 
     All metrics stay on the device until `read_metrics`: reading one is a stop of the pipeline.
@@ -61,7 +58,10 @@ class Learner(Evaluation):
         ema: EMA | None,
         clip_norm: float | None,
     ) -> None:
-        super().__init__(task, backend, model)
+        self.task = task
+        self.backend = backend
+        self.model = model
+        self.sums = BatchSums(task, backend, model)
         self.optimizer = optimizer
         self.optimizer_state = OptimizerState(optimizer, backend.parameters(model))
         self.ema = ema
@@ -96,7 +96,7 @@ class Learner(Evaluation):
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last):
-                self._names, part = self._forward(batch, self._names)
+                self._names, part = self.sums.forward(batch, self._names)
                 if before is not None and interrupt is not None and interrupt(index + 1):
                     self._drop_step(before)
                     return False
@@ -188,55 +188,58 @@ def _fresh_norms(device: torch.device) -> Tensor:
     return torch.where(torch.arange(4, device=device) == SMALLEST, float("inf"), zeros)
 
 
+def seed_everything(seed: int) -> None:
+    """Seeds the host's generators: the weights of a new model come from torch's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed & MASK_63)
+
+
 def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainConfig) -> Learner:
     """The learner of a model whose weights are loaded and which is on the CPU still."""
     prepared = backend.prepare(model)
     prepared.train()
     optimizer = build_optimizer(task, backend, prepared, config)
-    ema = None
-    if config.ema_decay is not None:
-        ema = start_ema(
-            backend.parameters(prepared),
-            persistent_buffers(backend.unwrap(prepared)),
-            EMASchedule(config.ema_decay, config.ema_every, config.ema_warmup, config.ema_updates),
-        )
+    buffers = persistent_buffers(backend.unwrap(prepared))
+    ema = start_ema(config, backend.parameters(prepared), buffers)
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.
     backend.finish()
     return learner
 
 
-def build_optimizer(
-    task: Task, backend: Backend, model: nn.Module, config: TrainConfig
-) -> torch.optim.Optimizer:
-    """The task's own optimizer over a prepared model, or the one that the config names.
+def load_learner(
+    task: Task,
+    config: TrainConfig,
+    backend: Backend,
+    checkpoint: Checkpoint | None = None,
+    data: Datasets | None = None,
+) -> Learner:
+    """The learner as a checkpoint left it, or as the seed and the data initialise it.
 
-    Raises UsageError where the engine cannot step it.
+    data: None where only shapes matter (a memory trial).
     """
-    settings = OptimizerSettings(
-        (config.beta1, config.beta2),
-        task.defaults.adam.eps,
-        config.optimizer,
-        config.lr,
-        config.momentum,
-    )
-    groups = list(task.parameter_groups(backend.unwrap(model), config.weight_decay))
-    for group in groups:
-        expect(
-            group, ParameterGroup, task.parameter_groups, "ParameterGroup(parameters, ...) objects"
-        )
-    own = task.build_optimizer(groups, settings)
-    if own is not None:
-        require_steppable(own)
-    optimizer = backend.optimizer(groups, settings, own)
-    known = {id(parameter) for parameter in backend.parameters(model).values()}
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if not trained or not known.issuperset(map(id, trained)):
-        raise UsageError(
-            f"the optimizer of {type(task).__name__} trains "
-            + ("no parameter." if not trained else "tensors that are not the model's parameters."),
-            "Build it over the groups that `build_optimizer` is given, and leave some parameters"
-            " with requires_grad.",
-            id="optimizer",
-        )
-    return optimizer
+    seed_everything(config.global_seed)
+    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    if checkpoint is not None:
+        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
+    elif data is not None and config.init_from is not None:
+        load_initial_weights(model, task, config.init_from)
+    elif data is not None:
+        task.initialize(model, data)
+    learner = build_learner(task, backend, model, config)
+    backend.seed(config.global_seed)
+    if checkpoint is None:
+        return learner
+    tensors = checkpoint.tensors("optimizer")
+    learner.optimizer_state.restore(backend, checkpoint.state.optimizer, tensors)
+    if learner.ema:
+        # Before buffers were averaged, a checkpoint held only the model's own.
+        kept = {**checkpoint.tensors("model"), **checkpoint.tensors("ema")}
+        backend.load(learner.ema.weights, kept)
+    backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
+    learner.set_steps_done(checkpoint.state.step)
+    backend.load_state({"scaler": checkpoint.state.scaler})
+    if len(checkpoint.state.random) == backend.world_size:
+        backend.load_state({"random": checkpoint.state.random[backend.rank]})
+    return learner

@@ -20,22 +20,31 @@ MOST_SUMS = 16
 """Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
 
 
-class Evaluation:
-    """Sums over a data set with a model's present weights; they stay on the device until read."""
+class BatchSums:
+    """The forward pass, and weighted sums over a data set that stay on the device until read."""
 
     def __init__(self, task: Task, backend: Backend, model: nn.Module) -> None:
         self.task = task
         self.backend = backend
         self.model = model
         self.inputs = LossInputs(task, backend, model)
-        self._evaluation_names: list[str] = []
-        self._evaluation = torch.zeros(MOST_SUMS, device=backend.device)
+        self._names: list[str] = []
+        self._totals = torch.zeros(MOST_SUMS, device=backend.device)
+
+    def forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
+        """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
+        with self.backend.autocast(), self.inputs.watching(batch):
+            returned = self.backend.call(self.model, self.task.loss, batch)
+        outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
+        self.inputs.look_at(outputs)
+        names = metric_names(outputs, known, self.task.loss)
+        return names, weighted_sums(outputs, names, batch["mask"])
 
     @torch.no_grad()
-    def evaluation_step(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """Adds one batch's weighted sums, with the model's present weights."""
-        self._evaluation_names, part = self._forward(batch, self._evaluation_names)
-        self._evaluation += part
+        self._names, part = self.forward(batch, self._names)
+        self._totals += part
         self.backend.finish()
 
     @torch.no_grad()
@@ -57,23 +66,13 @@ class Evaluation:
         host = self.backend.to_host({**found, "mask": batch["mask"]})
         return {name: tensor.numpy() for name, tensor in host.items()}
 
-    def read_evaluation(self) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
         """The weighted means over all ranks; starts the sums anew."""
-        totals = self.backend.all_reduce_sum(self._evaluation)
+        totals = self.backend.all_reduce_sum(self._totals)
         weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
-        self._evaluation.zero_()
+        self._totals.zero_()
         self.backend.finish()
-        names = self._evaluation_names
-        return {name: total / weight for name, total in zip(names, sums, strict=False)}
-
-    def _forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
-        """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
-        with self.backend.autocast(), self.inputs.watching(batch):
-            returned = self.backend.call(self.model, self.task.loss, batch)
-        outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
-        self.inputs.look_at(outputs)
-        names = metric_names(outputs, known, self.task.loss)
-        return names, weighted_sums(outputs, names, batch["mask"])
+        return {name: total / weight for name, total in zip(self._names, sums, strict=False)}
 
 
 def metric_names(

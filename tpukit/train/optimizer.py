@@ -1,4 +1,4 @@
-"""An optimizer's state as a checkpoint holds it: tensors by name, other values as JSON."""
+"""A run's optimizer: built for a prepared model, its state as a checkpoint holds it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,51 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, UsageError
-from tpukit.hardware.backend import Backend
+from tpukit.hardware.backend import Backend, OptimizerSettings, ParameterGroup
+from tpukit.hardware.optimizers.choice import require_steppable
+from tpukit.train.config import TrainConfig
+from tpukit.train.mistakes.returned import expect
+from tpukit.train.task import Task
 
 SET_EACH_STEP = ("params", "lr")
 """Options of a group that a checkpoint leaves out."""
 Plain = int | float | bool | str | None
+
+
+def build_optimizer(
+    task: Task, backend: Backend, model: nn.Module, config: TrainConfig
+) -> Optimizer:
+    """The task's own optimizer over a prepared model, or the one that the config names.
+
+    Raises UsageError where the engine cannot step it.
+    """
+    settings = OptimizerSettings(
+        (config.beta1, config.beta2),
+        task.defaults.adam.eps,
+        config.optimizer,
+        config.lr,
+        config.momentum,
+    )
+    groups = list(task.parameter_groups(backend.unwrap(model), config.weight_decay))
+    for group in groups:
+        expect(
+            group, ParameterGroup, task.parameter_groups, "ParameterGroup(parameters, ...) objects"
+        )
+    own = task.build_optimizer(groups, settings)
+    if own is not None:
+        require_steppable(own)
+    optimizer = backend.optimizer(groups, settings, own)
+    known = {id(parameter) for parameter in backend.parameters(model).values()}
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not trained or not known.issuperset(map(id, trained)):
+        raise UsageError(
+            f"the optimizer of {type(task).__name__} trains "
+            + ("no parameter." if not trained else "tensors that are not the model's parameters."),
+            "Build it over the groups that `build_optimizer` is given, and leave some parameters"
+            " with requires_grad.",
+            id="optimizer",
+        )
+    return optimizer
 
 
 class OptimizerState:

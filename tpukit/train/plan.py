@@ -1,0 +1,179 @@
+"""What a run does: its data, batches and steps, decided before the first one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from tpukit.errors import CheckpointError, ConfigError, DataError
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.io.process import WorkerInit
+from tpukit.train.batch_size import BatchSplit, cut_to_memory, split_batch
+from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
+from tpukit.train.data.stream import is_stream
+from tpukit.train.loader import LoaderSettings, example_batches
+from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
+from tpukit.train.monitor.best import BestMetric, parse_best_metric
+from tpukit.train.requests import TrainingRequest
+from tpukit.train.schedule import completes_pass, is_due
+from tpukit.train.storage.run_folder import RunFolder, read_config
+from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task, overrides
+
+DEFAULT_CKPT_EVERY = 500
+"""Maximum number of steps between two checkpoints where none is given."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is run: decided before the first step, the same in every rank."""
+
+    task: Task
+    datasets: Datasets
+    batches: BatchPlan
+    split: BatchSplit
+    settings: PlanSettings
+    config: TrainConfig
+    total_steps: int
+    best: BestMetric
+    identity: dict[str, Any]
+    loading: LoaderSettings
+    folder: RunFolder
+    steps_per_pass: Fraction | None = None
+    """Optimizer steps of a pass over the data after which the run validates and saves."""
+
+    def saves_after(self, done: int, total: int) -> bool:
+        """Whether the run validates and saves after step `done` (from 1); `total`: the last."""
+        if is_due(done, self.config.ckpt_every or DEFAULT_CKPT_EVERY, total):
+            return True
+        return (
+            self.steps_per_pass is not None
+            and done > 0
+            and completes_pass(done, self.steps_per_pass)
+        )
+
+
+def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = False) -> RunPlan:
+    """Opens the data and does the arithmetic of batches and steps.
+
+    resumes: a run that goes on keeps its micro-batches on the same hardware.
+    """
+    task, config = request.task, request.config
+    if not backend.is_main:
+        backend.barrier()  # rank 0 builds caches, the others find them
+    datasets = expect(
+        task.datasets(), Datasets, task.datasets, "Datasets(train, valid); valid may be None"
+    )
+    if backend.is_main:
+        backend.barrier()
+    _check_sizes(task, datasets, config)
+    split = _split(request, datasets, backend, resumes=resumes)
+    settings = PlanSettings(
+        config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
+        fixed_shapes=backend.compiles,
+    )  # fmt: skip
+    batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
+    total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
+    return RunPlan(
+        task=task,
+        datasets=datasets,
+        batches=batches,
+        split=split,
+        settings=settings,
+        config=config,
+        total_steps=total,
+        best=_best_metric(config, datasets),
+        identity={**_identity(task, config, total), **datasets.identity},
+        loading=LoaderSettings(
+            workers=backend.loader_workers(config.num_workers),
+            seed=config.global_seed,
+            start_worker=WorkerInit(),
+            timeout=config.loader_timeout,
+        ),
+        folder=request.folder,
+        steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
+    )
+
+
+def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig) -> Fraction | None:
+    """None for a stream, which has no end, and without validation data."""
+    if is_stream(datasets.train) or not datasets.validation_sets():
+        return None
+    if isinstance(batches, ShuffledPlan):
+        return Fraction(batches.samples, config.global_batch_size)
+    return Fraction(batches.steps_per_epoch())
+
+
+def _split(
+    request: TrainingRequest, datasets: Datasets, backend: Backend, *, resumes: bool
+) -> BatchSplit:
+    """The micro-batches that were asked for, those that the run had, or as few as memory allows."""
+    task, config = request.task, request.config
+    most = task.defaults.rows_per_device
+    accumulate = config.accumulate
+    if accumulate is None and resumes:
+        accumulate = backend.all_gather_objects(_recorded_steps(request.folder, backend))[0]
+        if accumulate is not None:
+            split = split_batch(config.global_batch_size, backend.devices, accumulate)
+            return replace(split, reason="as the run did before")
+    split = split_batch(config.global_batch_size, backend.devices, accumulate, most)
+    if accumulate is not None or most is not None:
+        return split
+
+    def examples(rows: int) -> list[Batch]:
+        settings = PlanSettings(rows, rows, 1, config.global_seed, fixed_shapes=backend.compiles)
+        return example_batches(task, settings, datasets.train)
+
+    return cut_to_memory(split, task, config, backend, examples)
+
+
+def _recorded_steps(folder: RunFolder, backend: Backend) -> int | None:
+    """Accumulation steps of the run so far, where it ran on this kind and number of devices."""
+    try:
+        decided = read_config(folder).get("decided", {})
+    except CheckpointError:  # imported without one, or damaged
+        return None
+    here = {**backend.describe(), "devices": backend.devices}
+    same = all(decided.get(name) == here.get(name) for name in ("hardware", "device", "devices"))
+    return int(decided["accumulate"]) if same and "accumulate" in decided else None
+
+
+def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:
+    for name, data in datasets.validation_sets().items():
+        sample_count(data, f"validation ({name})" if name else "validation", task.datasets)
+    if is_stream(datasets.train):
+        return
+    samples = sample_count(datasets.train, "training", task.datasets)
+    if config.global_batch_size > samples:
+        raise DataError(
+            f"--global-batch-size {config.global_batch_size} is larger than the training data"
+            f" ({samples} samples).",
+            f"Choose at most {samples}, or add data.",
+        )
+
+
+def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
+    """The configured metric, or the loss on the first validation set."""
+    sets = datasets.validation_sets()
+    if config.early_stopping and not sets:
+        raise ConfigError(
+            f"early_stopping = {config.early_stopping}: the task has no validation data.",
+            "Return some as `Datasets.valid`, or leave early_stopping out.",
+        )
+    first = next(iter(sets), "")
+    metric = parse_best_metric(config.best_metric or "")
+    return metric or BestMetric("_".join(filter(None, ("valid", first, "loss"))))
+
+
+def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:
+    own = expect(task.identity(), dict, task.identity, "a dict of plain values")
+    values = {"task": task.name, **own}
+    values |= {name: getattr(config, name) for name in ARITHMETIC}
+    values |= {n: getattr(config, n) for n, older in ADDED_ARITHMETIC.items()
+               if getattr(config, n) != older}  # fmt: skip
+    if config.schedule != "constant" or overrides(task, "learning_rate"):
+        # The rate depends on how long the run is.
+        values["total_steps"] = total_steps
+    if config.sync_batchnorm:
+        values["sync_batchnorm"] = True
+    return values
