@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from tpukit.commands.launching import in_this_process
-from tpukit.commands.options.hardware import hardware_options
+from tpukit.commands.options.hardware import USED, hardware_options
 from tpukit.commands.options.option_sets import PARSERS
 from tpukit.commands.options.training import (
     GivenSettings,
@@ -266,7 +266,7 @@ def _take(
 
 def _hardware(options: Mapping[str, Any], kind: type, log: Log) -> HardwareOptions:
     """What is left of a call's options when its own kind is taken out: the hardware's."""
-    known = ["hw", "devices", "precision", "kernels"]
+    known = [name for name in USED if name != "master_port"]
     for name in options.keys() - set(known):
         near = nearest(name, known + [field.name for field in dataclasses.fields(kind)])
         raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)

@@ -266,6 +266,15 @@ class Backend(ModelOps, Protocol):
         """
         ...
 
+    def uneven_passes(
+        self, model: nn.Module, filler: Callable[[], object]
+    ) -> AbstractContextManager[Any]:
+        """Around forward passes of `model` (unwrapped) that each rank makes as many of as it needs.
+
+        `filler` makes one pass, of any shape: sharded weights are gathered from all ranks in each.
+        """
+        ...
+
     def profile(self, folder: Path) -> AbstractContextManager[Any]:
         """Writes a profiler trace of what runs inside into `folder`."""
         ...

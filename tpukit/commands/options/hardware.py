@@ -8,7 +8,7 @@ from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.hardware.options import HardwareOptions
 from tpukit.train.config import build
 
-USED = ("hw", "devices", "precision", "kernels", "master_port")
+USED = ("hw", "devices", "precision", "shard", "kernels", "master_port")
 UseHardware = Annotated[Given, options_of(HardwareOptions, {"Hardware": USED})]
 
 

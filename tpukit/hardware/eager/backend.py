@@ -184,14 +184,33 @@ class EagerBackend(TorchOps):
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
-        # torch.compile cannot trace the packed products.
-        packs = self.precision == "fp32" and not self.compiles
+        # torch.compile cannot trace the packed products, and gathered weights are freed again.
+        whole = not isinstance(self.parallelism, FSDP)
+        packs = self.precision == "fp32" and not self.compiles and whole
         packed = self.eager.packed_weights() if packs else nullcontext()
         # Generation has many shapes, each used a few times.
         uncompiled = self.compiles and not self.fixed_shapes
         stance = torch.compiler.set_stance("force_eager") if uncompiled else nullcontext()
         with self.autocast(), packed, stance:
             yield
+
+    @contextmanager
+    def uneven_passes(self, model: nn.Module, filler: Callable[[], object]) -> Iterator[None]:
+        if not isinstance(self.parallelism, FSDP):
+            yield
+            return
+
+        def announce(*_: Any) -> None:
+            self.any_rank(True)
+
+        # Before FSDP's own hook, which waits for the other ranks' shards.
+        hook = model.register_forward_pre_hook(announce, prepend=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+        while self.any_rank(False):
+            filler()
 
     @contextmanager
     def profile(self, folder: Path) -> Iterator[None]:

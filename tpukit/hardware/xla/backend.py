@@ -181,6 +181,11 @@ class XlaBackend(XlaOps):
         # Casts kept from the first pass would make it another graph than the rest.
         return nullcontext()
 
+    def uneven_passes(
+        self, model: nn.Module, filler: Callable[[], object]
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
+
     @contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)

@@ -353,9 +353,7 @@ class SummarizeTask(Task):
         was_training = model.training
         model.eval()
         try:
-            made = generate_summaries(
-                model, backend, prompts, decoding, self.tokenizer, batch_size, share=False
-            )
+            made = generate_summaries(model, backend, prompts, decoding, self.tokenizer, batch_size)
         finally:
             model.train(was_training)
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]

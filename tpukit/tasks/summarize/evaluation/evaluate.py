@@ -121,9 +121,7 @@ def evaluate_summaries(
     limit, block_size = task.config.max_new_tokens, task.model_config.block_size
     prompts = dialogue_prompts((row.dialogue for row in rows), task.tokenizer, block_size, limit)
     batch_size = task.config.generation_slots
-    made = generate_summaries(
-        model, backend, prompts, Decoding(limit), task.tokenizer, batch_size, share=True
-    )
+    made = generate_summaries(model, backend, prompts, Decoding(limit), task.tokenizer, batch_size)
     metrics = {"loss": loss, **score_rows(rows, made, task.train_file, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]

@@ -30,12 +30,11 @@ from tpukit.tasks.summarize.evaluation.submission import (
     require_writable,
     write_rows,
 )
-from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Generator
+from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
-    clean_summary,
     dialogue_prompts,
-    make_generator,
     plan_prompts,
+    summaries_of_chunks,
 )
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.storage.run_folder import TrainedRun
@@ -117,8 +116,18 @@ def predict_rows(
     key = _key(run, job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
-        generator = make_generator(model, backend, plan, job.decoding, task.tokenizer)
-        _generate_missing(task, generator, backend, plan, journal)
+        own = range(backend.rank, len(plan.chunks), backend.world_size)
+        missing = [number for number in own if number not in journal.chunks]
+        if backend.any_rank(bool(missing)):
+            total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
+            chunks = summaries_of_chunks(
+                model, backend, plan, missing, job.decoding, task.tokenizer
+            )
+            shown = backend.is_main
+            with Progress("Writing summaries", total, done=done, enabled=shown) as progress:
+                for number, texts in chunks:
+                    journal.add(number, texts)
+                    progress.update(len(journal.rows))
         parts = backend.all_gather_objects(journal.rows)
         if backend.is_main:
             made = {row: text for part in parts for row, text in part.items()}
@@ -129,27 +138,6 @@ def predict_rows(
         backend.barrier()
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)
-
-
-def _generate_missing(
-    task: SummarizeTask,
-    generator: Generator,
-    backend: Backend,
-    plan: GenerationPlan,
-    journal: Journal,
-) -> None:
-    own = range(backend.rank, len(plan.chunks), backend.world_size)
-    missing = [number for number in own if number not in journal.chunks]
-    if not backend.any_rank(bool(missing)):
-        return
-    total = sum(len(plan.chunks[number]) for number in own)
-    done = len(journal.rows)
-    with Progress("Writing summaries", total, done=done, enabled=backend.is_main) as progress:
-        for number in missing:
-            tokens = generator.run(plan.chunks[number])
-            texts = {row: clean_summary(task.tokenizer.decode(t)) for row, t in tokens.items()}
-            journal.add(number, texts)
-            progress.update(len(journal.rows))
 
 
 # -- the journal ----------------------------------------------------------------------------------

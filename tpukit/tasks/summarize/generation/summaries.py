@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import torch
 from torch import nn
 
 from tpukit.hardware.backend import Backend
@@ -63,26 +64,42 @@ def generate_summaries(
     decoding: Decoding,
     tokenizer: Tokenizer,
     batch_size: int,
-    *,
-    share: bool,
 ) -> list[str]:
-    """The summary of each prompt; every rank gets all.
-
-    share: the ranks share the work. Without it every rank does the same work and stays in step
-    with the others, which FSDP needs.
-    """
-    ranks = backend.world_size if share else 1
-    plan = plan_prompts(prompts, backend, batch_size, ranks)
-    generator = make_generator(model, backend, plan, decoding, tokenizer)
-    texts = {
-        row: clean_summary(tokenizer.decode(tokens))
-        for chunk in plan.chunks[backend.rank % ranks :: ranks]
-        for row, tokens in generator.run(chunk).items()
-    }
-    if share:
-        parts = backend.all_gather_objects(texts)
-        texts = {row: text for part in parts for row, text in part.items()}
+    """The summary of each prompt. The ranks share the work; every rank gets all."""
+    plan = plan_prompts(prompts, backend, batch_size, backend.world_size)
+    own = range(backend.rank, len(plan.chunks), backend.world_size)
+    made = summaries_of_chunks(model, backend, plan, own, decoding, tokenizer)
+    texts = {row: text for _, chunk in made for row, text in chunk.items()}
+    parts = backend.all_gather_objects(texts)
+    texts = {row: text for part in parts for row, text in part.items()}
     return [texts[prompt.row] for prompt in prompts]
+
+
+def summaries_of_chunks(
+    model: nn.Module,
+    backend: Backend,
+    plan: GenerationPlan,
+    numbers: Iterable[int],
+    decoding: Decoding,
+    tokenizer: Tokenizer,
+) -> Iterator[tuple[int, dict[int, str]]]:
+    """The summaries by row of each of these chunks of the plan.
+
+    Every rank must exhaust it, whatever the number of its chunks.
+    """
+    generator = make_generator(model, backend, plan, decoding, tokenizer)
+    plain, nothing = backend.unwrap(model), torch.zeros((1, 1), dtype=torch.long)
+
+    @torch.no_grad()
+    def filler() -> None:
+        (batch,) = backend.batches([{"tokens": nothing}])
+        with backend.same_weights():
+            plain(batch["tokens"])
+
+    with backend.uneven_passes(plain, filler):
+        for number in numbers:
+            tokens = generator.run(plan.chunks[number])
+            yield number, {n: clean_summary(tokenizer.decode(t)) for n, t in tokens.items()}
 
 
 def clean_summary(text: str) -> str:
