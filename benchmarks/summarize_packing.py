@@ -48,7 +48,7 @@ def plans(devices: int, buckets: int, batch: int, micro_rows: int) -> tuple[Any,
     from tpukit.train.task import PlanSettings
 
     data = ListedSamples([Example(list(t), n) for t, n in make_samples()], buckets)
-    settings = PlanSettings(batch, micro_rows, devices, 0, fixed_shapes=True)
+    settings = PlanSettings(batch, micro_rows, devices, 0, compiles=True)
     shapes = data.bucketing.buckets(micro_rows // devices)
     packed = PackedShape.of(data.bucketing, settings)
     return data, {

@@ -79,15 +79,16 @@ def fit(
     """
     refuse_while_importing()
     settings = _settings(options, preset, config)
-    hardware = settings.hardware()
-    in_this_process(hardware, log)
+    kind = prepare_environment(settings.hardware())
     if _is_out_of_reach(task):
         if settings.train.get("num_workers"):
             log("num_workers=0: spawned processes cannot import a class of a notebook's cell.")
         settings = dataclasses.replace(settings, train={**settings.train, "num_workers": 0})
-    request = settings.request(task, find_kind(hardware))
+    request = settings.request(task, kind)
     for remark in request.remarks():
         log(remark)
+    hardware = settings.backend_options(request.config)
+    in_this_process(hardware, log)
     with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,27 @@ from tiny_bert import write_bert, write_texts
 
 import tpukit as package
 
-DOCS = Path(__file__).parents[2] / "docs" / "tasks"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "tasks"
 CPU = (["--hw", "cpu"], {})
 TWO_RANKS = (["--hw", "cpu", "--devices", "2"], {})
 XLA = (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
 WAYS = {"cpu": CPU, "two-ranks": TWO_RANKS, "xla": XLA}
+
+
+PUBLIC = re.compile(r"^ *from (tpukit[.\w]*) import ([^(\n]+|\([^)]+\))", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(DOCS.parent.rglob("*.py")), *sorted(DOCS.parent.glob("*.md")),
+     ROOT / "README.md", ROOT / "notebooks" / "cells.md"],
+    ids=lambda page: page.name,
+)  # fmt: skip
+def test_examples_import_public_names(page):
+    for module, names in PUBLIC.findall(page.read_text(encoding="utf-8")):
+        assert module == "tpukit", f"{page.name} imports from {module}"
+        assert {name.strip() for name in names.strip("()").split(",")} - {""} <= {*package.__all__}
 
 
 @pytest.fixture(scope="module")

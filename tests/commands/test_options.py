@@ -8,6 +8,7 @@ from typing import Annotated
 
 import pytest
 import typer
+from tiny_task import Tiny
 from typer.testing import CliRunner
 
 from tpukit.commands.options.option_sets import Given, field_docs, options_of, with_option_sets
@@ -19,6 +20,7 @@ from tpukit.commands.options.training import (
 )
 from tpukit.errors import ConfigError
 from tpukit.train.config import TrainConfig
+from tpukit.train.task import Preset
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,21 @@ def test_an_option_overrides_set_and_both_override_the_file(parsed, tmp_path):
     hardware = settings.hardware()
     assert (hardware.hw, hardware.devices, hardware.precision) == ("tpu", 3, "bf16")
     assert settings.task == {"model": "gpt2", "depth": 5} and settings.file.task == {"size": "tiny"}
+
+
+def test_a_tasks_preset_reaches_the_hardware(parsed, monkeypatch):
+    """What a run records is what its backend computes with, and what is probed."""
+    preset = {"precision": "fp32", "shard": True}
+    monkeypatch.setattr(Tiny, "presets", {"safe": Preset(train=preset)})
+    settings = dataclasses.replace(parsed(), preset="safe", task={})
+    config = settings.request(Tiny).config
+    hardware = settings.backend_options(config)
+    assert (hardware.precision, hardware.shard) == ("fp32", True)
+    assert (config.precision, config.shard) == ("fp32", True)
+
+    monkeypatch.setattr(Tiny, "presets", {"safe": Preset(train={"hw": "cpu"})})
+    with pytest.raises(ConfigError, match=r"(?s)'safe' .* sets hw.*--hw cpu"):
+        settings.request(Tiny)
 
 
 def test_the_command_that_goes_on_resumes(parsed, monkeypatch):

@@ -46,4 +46,5 @@ def test_a_task_says_epochs_or_steps(defaults, expected):
 def test_short_runs_on_gpus_are_not_compiled(monkeypatch, kind, preset, given, expected):
     monkeypatch.setattr(training, "find_kind", lambda options: kind)
     settings = GivenSettings(given, {}, ConfigFile({}, {}), preset)
-    assert settings.hardware().compile is expected
+    config = resolve(given, {"epochs": 1})
+    assert settings.backend_options(config).compile is expected

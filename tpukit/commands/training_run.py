@@ -22,8 +22,7 @@ def run_training(
 
     With `plan` it prints the compiler's answer for that TPU instead, and gives None.
     """
-    hardware = settings.hardware()
-    kind = prepare_environment(hardware)
+    kind = prepare_environment(settings.hardware())
     # Bad options end here, once, instead of in every process.
     request = settings.request(task, None if plan else kind)
     for remark in request.remarks():
@@ -31,6 +30,7 @@ def run_training(
     if plan is not None:
         plan_for_training(request, plan, output)
         return None
+    hardware = settings.backend_options(request.config)
     wait_for_ending_owner(request.folder.lock, partial(_name_ending_run, request, output))
     in_all_ranks(hardware, kind, output)
     with opened_backend(hardware, output.text, runs=request.run_folders) as backend:

@@ -33,7 +33,7 @@ def infer(
     The ranks share the work; every rank must call it and gets all outputs.
     """
     rows = rows_per_device * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, seed=0, fixed_shapes=backend.compiles)
+    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
     micro_batches = list(task.evaluation_batches(data, settings))
     # Filled rows stay: what a sample gives does not depend on how many come with it.
     shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]

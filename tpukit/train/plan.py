@@ -70,7 +70,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     split = _split(request, datasets, backend, resumes=resumes)
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
-        fixed_shapes=backend.compiles,
+        compiles=backend.compiles,
     )  # fmt: skip
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
@@ -121,7 +121,7 @@ def _split(
         return split
 
     def examples(rows: int) -> list[Batch]:
-        settings = PlanSettings(rows, rows, 1, config.global_seed, fixed_shapes=backend.compiles)
+        settings = PlanSettings(rows, rows, 1, config.global_seed, compiles=backend.compiles)
         return example_batches(task, settings, datasets.train)
 
     return cut_to_memory(split, task, config, backend, examples)

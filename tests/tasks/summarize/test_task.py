@@ -39,7 +39,7 @@ def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type:
 def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # type: ignore[no-untyped-def]
     """In whatever order they are asked for, and by a task that planned nothing."""
     task = SummarizeTask(**{**vars(task.config), "packing": False})
-    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0, fixed_shapes=True)
+    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0, compiles=True)
     plan = task.plan(data.train, settings)
     trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
     other = SummarizeTask(**vars(task.config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shlex
 import sys
@@ -33,7 +34,7 @@ from tpukit.train.config import (
 
 if TYPE_CHECKING:
     from tpukit.train.requests import TrainingRequest
-    from tpukit.train.task import Task
+    from tpukit.train.task import Preset, Task
 
 DEFAULT_EPOCHS = 10
 """Of a task that says neither epochs nor steps."""
@@ -104,18 +105,17 @@ class GivenSettings:
     """What goes on with a run that stopped."""
 
     def hardware(self) -> HardwareOptions:
-        """The hardware part, before torch is imported."""
+        """The hardware part, before a task that may import torch is imported."""
         names = {field.name for field in dataclasses.fields(HardwareOptions)}
         values = merge(self.train, self.file.train, preset_values(self.preset, {}))
-        options = build(
-            HardwareOptions, {n: v for n, v in values.items() if n in names}, option_name
-        )
-        steps = values.get("max_steps")
-        is_short = isinstance(steps, int) and steps < STEPS_WORTH_COMPILING
-        is_short = is_short or self.preset == "quick"
-        if options.compile is None and is_short and find_kind(options) == "gpu":
-            return dataclasses.replace(options, compile=False)
-        return options
+        return build(HardwareOptions, {n: v for n, v in values.items() if n in names}, option_name)
+
+    def backend_options(self, config: TrainConfig) -> HardwareOptions:
+        """The hardware part of a run's config: what its backend is opened with."""
+        is_short = self.preset == "quick" or (config.max_steps or math.inf) < STEPS_WORTH_COMPILING
+        if config.compile is None and is_short and find_kind(config) == "gpu":
+            return dataclasses.replace(config, compile=False)
+        return config
 
     def request(self, task: str | type[Task] | Task, kind: Kind | None = None) -> TrainingRequest:
         """The request for a task: by name or `FILE:CLASS`, a class, or an object that is taken
@@ -137,6 +137,7 @@ class GivenSettings:
                 if name not in ("name", "source")}  # fmt: skip
         name = self.preset or self._preset_for_cpu(cls, {**file, **self.task}, kind)
         preset = cls.presets.get(name or "", Preset())
+        _refuse_hardware_kind(cls, name, preset)
         layers = [self.train, self.file.train, preset_values(name, preset.train)]
         if isinstance(task, Task):
             self._refuse_settings_of_an_object(cls.name)
@@ -174,6 +175,16 @@ class GivenSettings:
                 " has its settings already.",
                 f"{guess}Give settings of a task to its constructor.",
             )
+
+
+def _refuse_hardware_kind(task: type[Task], name: str | None, preset: Preset) -> None:
+    """Raises ConfigError where a task's preset sets what is decided before the task is imported."""
+    if "hw" in preset.train:
+        raise ConfigError(
+            f"preset {name!r} of task {task.name!r} sets hw, which is chosen before the task's file"
+            " is imported.",
+            f"Remove it from {task.__name__}.presets and give --hw {preset.train['hw']}.",
+        )
 
 
 def _require_another_folder(init_from: str | None, folder: Path) -> None:

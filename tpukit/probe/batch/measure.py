@@ -105,9 +105,7 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     """This rank's part of a batch in each shape, the costliest first."""
     devices = backend.devices // backend.world_size
     rows = request.batch * devices
-    settings = PlanSettings(
-        rows * request.accumulate, rows, devices, 0, fixed_shapes=backend.compiles
-    )
+    settings = PlanSettings(rows * request.accumulate, rows, devices, 0, compiles=backend.compiles)
     return check_examples(example_batches(task, settings), task.example_batches)
 
 

@@ -171,7 +171,7 @@ def trace_step(
     with backend.placeholders.of_kind("batch"):
         micro_rows = rows * backend.devices
         settings = PlanSettings(
-            micro_rows * accumulate, micro_rows, backend.devices, seed=0, fixed_shapes=True
+            micro_rows * accumulate, micro_rows, backend.devices, seed=0, compiles=True
         )
         host = check_examples(example_batches(task, settings), task.example_batches)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]

@@ -165,7 +165,7 @@ class SummarizeTask(Task):
             return iter(evaluation_packs(data.sizes, shape, settings.devices))
         return evaluation_plan(
             data.sizes, _buckets(data, settings), settings.devices,
-            fixed_shapes=settings.fixed_shapes,
+            fixed_shapes=settings.compiles,
         )  # fmt: skip
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
@@ -173,7 +173,7 @@ class SummarizeTask(Task):
 
     def _packs(self, settings: PlanSettings) -> bool:
         asked = self.config.packing
-        return settings.fixed_shapes if asked is None else asked
+        return settings.compiles if asked is None else asked
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """With data, its shapes; without, rows as long as the context, a tenth of it targets."""

@@ -101,8 +101,13 @@ class PlanSettings:
     devices: int
     """Rows are split over these: every micro-batch's rows are a multiple of it."""
     seed: int
-    fixed_shapes: bool = False
-    """Whether a program is compiled for each shape of a batch."""
+    compiles: bool = False
+    """Whether training compiles a program for each shape of its batches."""
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """The earlier name of `compiles`, for tasks that read it."""
+        return self.compiles
 
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:

@@ -75,9 +75,7 @@ def _run_metrics(
             " docs/own_task.py has one.",
         )
     rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(
-        rows, rows, backend.devices, request.seed, fixed_shapes=backend.compiles
-    )
+    settings = PlanSettings(rows, rows, backend.devices, request.seed, compiles=backend.compiles)
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}
     samples = 0

@@ -28,7 +28,7 @@ def make_plan(
     sizes: SampleSizes, rows: int, devices: int, batch: int, count: int, *, fixed: bool = True
 ) -> BucketPlan:
     buckets = Bucketing.of(sizes, None, count).buckets(rows)
-    settings = PlanSettings(batch, rows * devices, devices, 0, fixed_shapes=fixed)
+    settings = PlanSettings(batch, rows * devices, devices, 0, compiles=fixed)
     return BucketPlan(sizes, buckets, settings)
 
 

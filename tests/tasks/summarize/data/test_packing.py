@@ -35,7 +35,7 @@ def sizes_like_samsum(count=4000):
 
 
 def plan_of(sizes, batch, micro_rows, devices):
-    settings = PlanSettings(batch, micro_rows, devices, 0, fixed_shapes=True)
+    settings = PlanSettings(batch, micro_rows, devices, 0, compiles=True)
     shape = PackedShape.of(Bucketing.of(sizes, None, 8), settings)
     return PackedPlan(sizes, shape, settings)
 
@@ -83,7 +83,7 @@ def test_little_is_padding_and_steps_keep_their_samples(micro_rows, devices):
     sizes = sizes_like_samsum()
     packed = plan_of(sizes, 256, micro_rows, devices)
     buckets = Bucketing.of(sizes, None, 8).buckets(micro_rows // devices)
-    settings = PlanSettings(256, micro_rows, devices, 0, fixed_shapes=True)
+    settings = PlanSettings(256, micro_rows, devices, 0, compiles=True)
     bucketed = BucketPlan(sizes, buckets, settings)
     places = {}
     for name, plan in (("packed", packed), ("bucketed", bucketed)):
@@ -163,7 +163,7 @@ def test_rows_are_packed_where_shapes_are_compiled(tmp_path):
                          vocabulary_size=300, block_size=256)  # fmt: skip
     data = task.datasets()
     for fixed in (True, False):
-        planned = PlanSettings(32, 16, 2, 0, fixed_shapes=fixed)
+        planned = PlanSettings(32, 16, 2, 0, compiles=fixed)
         trained = [m for step in range(4) for m in task.plan(data.train, planned).step(step)]
         validated = list(task.evaluation_batches(data.valid, planned))
         assert all((micro.counts is not None) == fixed for micro in trained + validated)

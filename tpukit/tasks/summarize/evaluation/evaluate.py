@@ -162,7 +162,7 @@ def mean_loss(
 ) -> float:
     """Mean cross entropy of all targets."""
     rows = ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, 0, fixed_shapes=backend.compiles)
+    settings = PlanSettings(rows, rows, backend.devices, 0, compiles=backend.compiles)
     shares = [
         micro.share(backend.rank, backend.world_size)
         for micro in task.evaluation_batches(data, settings)
