@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from runs import environment
 
 from tpukit.errors import DataError
-from tpukit.probe.lint.fix import apply_fix, plan_fix, plan_fixes
+from tpukit.probe.lint.fix import apply_fix, plan_fix, plan_fixes, unified
 from tpukit.probe.lint.scan import scan_paths
 
 XM = "import torch_xla.core.xla_model as xm\n"
@@ -230,6 +231,28 @@ def test_nothing_else_changes(tmp_path):
     assert after == before.replace("xm.xla_device( )", "torch_xla.device( )").replace(
         XM, "import torch_xla\n"
     )
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="no patch here")
+@pytest.mark.parametrize("ends", [("\n", "\n"), ("", ""), ("\n", ""), ("", "\n")])
+def test_patch_takes_a_diff(tmp_path, ends):
+    old = [f"line {i % 7}" for i in range(60)]
+    new = [*old[:5], "new", *old[6:30], *old[33:59], "last"]
+    before, after = "\n".join(old) + ends[0], "\n".join(new) + ends[1]
+    (tmp_path / "a").write_text(before)
+    text = unified("a", before, after) + "\n"
+    subprocess.run(["patch", "-p0"], input=text.encode(), cwd=tmp_path, check=True)
+    assert (tmp_path / "a").read_text() == after
+
+
+def test_a_long_file_changes_in_the_rewritten_lines_only(tmp_path):
+    body = "def f{0}(x):\n    y = x\n    if y:\n        return xm.xla_device()\n    return xm\n\n"
+    text = "import torch_xla.core.xla_model as xm\n" + "".join(body.format(i) for i in range(400))
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    lines = plan_fix(path).diff.splitlines()[2:]
+    assert sum(line.startswith("-") for line in lines) <= 402
+    assert sum(line.startswith("+") for line in lines) <= 403
 
 
 def test_an_import_that_a_package_exports_stays(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import io
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,6 @@ from tpukit.io.files import replacing, sync_file
 from tpukit.knowledge.calls import LEFT
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.prefilter import may_concern
-from tpukit.probe.lint.rewriting.line_diff import unified
 from tpukit.probe.lint.rewriting.notebook_text import with_sources
 from tpukit.probe.lint.scan import ignored, places_of, source_files
 from tpukit.probe.lint.source import (
@@ -76,6 +77,17 @@ def plan_fix(path: Path, *, moves: bool = False) -> FileFix | None:
     remarks = tuple(dict.fromkeys(place.remark for place in fixed if place.remark))
     diff = unified(str(path), text, new)
     return FileFix(path, diff, new.encode(encoding), len(fixed), remarks)
+
+
+def unified(path: str, old: str, new: str) -> str:
+    """The difference as `diff -u` shows it; `patch -p0` takes it."""
+    # Of the characters that end a line in Python, files have the newline alone.
+    before, after = (list(io.StringIO(text, newline="\n")) for text in (old, new))
+    lines = difflib.unified_diff(before, after, path, path)
+    return "\n".join(
+        line[:-1] if line.endswith("\n") else f"{line}\n\\ No newline at end of file"
+        for line in lines
+    )
 
 
 def _fixed_module(module: Module, moves: bool) -> tuple[str, list[ModuleFinding]]:

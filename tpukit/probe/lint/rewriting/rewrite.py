@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -23,7 +24,6 @@ from tpukit.probe.lint.rewriting.call_arguments import (
 )
 from tpukit.probe.lint.rewriting.edits import ImportPlanner, unused_imports
 from tpukit.probe.lint.rewriting.moved_calls import MOVES, moved_call, moved_text
-from tpukit.probe.lint.rewriting.statement_units import Unit, first_line, units_at
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}
@@ -46,100 +46,26 @@ def rewrite(
     wanted = [place for place in places if place.fix is not None]
     if not wanted:
         return text, []
+    try:
+        module = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+    except (cst.ParserSyntaxError, RecursionError, ValueError):
+        return text, []
     planner = ImportPlanner(tree, Names(tree))
-    parts = _Parts(text, tree)
     # Whether a call can be rewritten is known only at the call: a first pass finds out.
     trial: list[ModuleFinding] = []
-    for unit, module in parts.holding(place.line for place in wanted):
-        module.visit(_Rewriter(wanted, planner, trial, unit))
+    module.visit(_Rewriter(wanted, planner, trial))
     if not trial:
         return text, []
     dropped = planner.doubled()
     if not exports:
-        dropped |= unused_imports(tree, trial, parts.lines, leaving)
-    touched = {line for line, _ in dropped} | {i.after_line for i in planner.insertions} - {0}
-    touched |= {place.line for place in trial}
+        dropped |= unused_imports(tree, trial, text.split("\n"), leaving)
     fixed: list[ModuleFinding] = []
-    new: list[tuple[Unit, list[str]]] = []
-    for unit, module in parts.holding(touched):
-        code = module.visit(_Rewriter(trial, planner, fixed, unit, dropped)).code
-        new.append((unit, unit.lines_of(code)))
-    result = parts.replaced(new, _head(tree), planner.at_head())
+    result = module.visit(_Rewriter(trial, planner, fixed, dropped)).code
     try:
         ast.parse(result)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text, []
     return result, fixed
-
-
-class _Parts:
-    """The units of a module, parsed when they are asked for."""
-
-    def __init__(self, text: str, tree: ast.Module) -> None:
-        self.lines = text.split("\n")
-        self._text = text
-        self._tree = tree
-        self._newline = "\r\n" if "\r\n" in text else "\n"
-        # Python ends a line there too; the units count newlines alone.
-        self._whole = "\r" in text.replace("\r\n", "") or "\f" in text
-        self._parsed: dict[Unit, MetadataWrapper | None] = {}
-
-    def holding(self, lines: Iterable[int]) -> list[tuple[Unit, MetadataWrapper]]:
-        """The smallest units with these lines that can be parsed; none holds another."""
-        found: dict[Unit, MetadataWrapper] = {}
-        for line in sorted(set(lines)):
-            for unit in self._units(line):
-                parsed = self._parse(unit)
-                if parsed is not None:
-                    found[unit] = parsed
-                    break
-        return [
-            (unit, module)
-            for unit, module in sorted(found.items(), key=lambda item: item[0].first)
-            if not any(_is_inside(unit, other) for other in found if other is not unit)
-        ]
-
-    def _units(self, line: int) -> list[Unit]:
-        if self._whole:
-            return [Unit(1, len(self.lines))]
-        return units_at(self._tree, self.lines, line, self._newline)
-
-    def _parse(self, unit: Unit) -> MetadataWrapper | None:
-        if unit not in self._parsed:
-            try:
-                module = cst.parse_module(unit.text(self.lines))
-                self._parsed[unit] = MetadataWrapper(module, unsafe_skip_copy=True)
-            except (cst.ParserSyntaxError, RecursionError, ValueError):
-                self._parsed[unit] = None
-        return self._parsed[unit]
-
-    def replaced(
-        self, new: Sequence[tuple[Unit, list[str]]], head: int, imports: Sequence[str]
-    ) -> str:
-        """The module's text with the units' new lines, and with imports above a line."""
-        lines = list(self.lines)
-        end = "\r" if self._newline == "\r\n" else ""
-        for unit, its_lines in reversed(new):
-            lines[unit.first - 1 : unit.last] = its_lines
-        added = sum(len(its) - (u.last - u.first + 1) for u, its in new if u.last < head)
-        at = head - 1 + added
-        lines[at:at] = [statement + end for statement in imports]
-        return "\n".join(lines)
-
-
-def _is_inside(unit: Unit, other: Unit) -> bool:
-    holds = other.first <= unit.first and unit.last <= other.last
-    return holds and (other.first, other.last) != (unit.first, unit.last)
-
-
-def _head(tree: ast.Module) -> int:
-    """The line above which new imports go: below the docstring and `__future__`."""
-    for statement in tree.body:
-        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        if not is_text and not is_future:
-            return first_line(statement)
-    return 1
 
 
 class _Rewriter(cst.CSTTransformer):
@@ -152,7 +78,6 @@ class _Rewriter(cst.CSTTransformer):
         places: Sequence[ModuleFinding],
         planner: ImportPlanner,
         fixed: list[ModuleFinding],
-        unit: Unit,
         dropped: set[Position] | None = None,
     ) -> None:
         """fixed: gains the places that are rewritten. dropped: places of imported names that
@@ -160,8 +85,10 @@ class _Rewriter(cst.CSTTransformer):
         super().__init__()
         self.planner = planner
         self.fixed = fixed
-        self._unit = unit
         self._dropped = dropped
+        self._comments: list[cst.EmptyLine] = []
+        """Lines above a statement that was removed, for the next one."""
+        self._comments_of: dict[cst.CSTNode, list[cst.EmptyLine]] = {}
         self._at: dict[tuple[int, int, int, int], list[ModuleFinding]] = {}
         self._starts: dict[Position, list[ModuleFinding]] = {}
         for place in places:
@@ -172,12 +99,12 @@ class _Rewriter(cst.CSTTransformer):
     # -- where a node stands ---------------------------------------------------
     def _places(self, node: cst.CSTNode) -> list[ModuleFinding]:
         where = self.get_metadata(PositionProvider, node)
-        start, end, more = where.start, where.end, self._unit.offset
-        return self._at.get((start.line + more, start.column, end.line + more, end.column), [])
+        start, end = where.start, where.end
+        return self._at.get((start.line, start.column, end.line, end.column), [])
 
     def _start(self, node: cst.CSTNode) -> Position:
         start = self.get_metadata(PositionProvider, node).start
-        return start.line + self._unit.offset, start.column
+        return start.line, start.column
 
     def _done(self, place: ModuleFinding) -> None:
         if place not in self.fixed:
@@ -354,23 +281,60 @@ class _Rewriter(cst.CSTTransformer):
                 kept.append(alias)
         return _rebuilt(updated, kept, moved)
 
+    # -- statements ------------------------------------------------------------
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.BaseCompoundStatement):
+            self._comments_of[node], self._comments = self._comments, []
+        return super().on_visit(node)
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        left = super().on_leave(original_node, updated_node)
+        above = self._comments_of.pop(original_node, None)
+        return left.with_changes(leading_lines=[*above, *left.leading_lines]) if above else left
+
     def leave_SimpleStatementLine(  # noqa: N802
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
         first = self._start(original_node)[0]
-        last = self.get_metadata(PositionProvider, original_node).end.line + self._unit.offset
-        new: list[cst.BaseStatement] = [
-            cst.parse_statement(insertion.statement)
-            for insertion in self.planner.insertions
-            if first <= insertion.after_line <= min(last, self._unit.last)
-            and self._dropped is not None
-        ]
-        if not updated_node.body and new:
-            head = new[0].with_changes(leading_lines=updated_node.leading_lines)
-            return cst.FlattenSentinel([head, *new[1:]])
-        if not updated_node.body:
+        last = self.get_metadata(PositionProvider, original_node).end.line
+        above = [*self._comments, *updated_node.leading_lines]
+        kept = [updated_node] if updated_node.body else []
+        if self._dropped is not None:
+            lines = range(first, last + 1)
+            kept += _statements(
+                i.statement for i in self.planner.insertions if i.after_line in lines
+            )
+        self._comments = [] if kept else above
+        if not kept:
             return cst.RemoveFromParent()
-        return cst.FlattenSentinel([updated_node, *new]) if new else updated_node
+        return cst.FlattenSentinel([kept[0].with_changes(leading_lines=above), *kept[1:]])
+
+    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
+        """New imports stand below the docstring and `__future__`."""
+        new = _statements(self.planner.at_head()) if self._dropped is not None else []
+        body = list(updated_node.body)
+        at = next((n for n, statement in enumerate(body) if not _is_head(statement)), len(body))
+        if new and at < len(body):
+            new[0] = new[0].with_changes(leading_lines=body[at].leading_lines)
+            body[at] = body[at].with_changes(leading_lines=())
+        footer = [*self._comments, *updated_node.footer]
+        return updated_node.with_changes(body=[*body[:at], *new, *body[at:]], footer=footer)
+
+
+def _statements(texts: Iterable[str]) -> list[cst.SimpleStatementLine]:
+    return [cast(cst.SimpleStatementLine, cst.parse_statement(text)) for text in texts]
+
+
+def _is_head(statement: cst.CSTNode) -> bool:
+    """Whether a statement is a text or imports from `__future__`."""
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    match statement.body[0]:
+        case cst.Expr(value=cst.SimpleString() | cst.ConcatenatedString()):
+            return True
+        case cst.ImportFrom(module=cst.Name("__future__")):
+            return True
+    return False
 
 
 def _special(
