@@ -73,12 +73,12 @@ def padding(shape: Sequence[int], itemsize: int) -> float:
 
 def compiled_bytes(name: str, batch: int) -> tuple[int]:
     """Bytes of temporaries in the compiled training step."""
-    from tpukit.probe.batch.evaluators import COMPILER_ENVIRONMENT
+    from tpukit.probe.trials.evaluators import COMPILER_ENVIRONMENT
 
     os.environ.update(COMPILER_ENVIRONMENT, CPU_NUM_DEVICES="1")
-    from tpukit.probe.batch.trial import TrialRequest
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
-    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.targets import find_target
+    from tpukit.probe.trial import TrialRequest
     from tpukit.tasks.registry import load_task
     from tpukit.train.config import TrainConfig
 

@@ -41,7 +41,9 @@ ENGINE = (
     "tpukit/hardware/prefetch.py",
 )
 COMPILER = (*STEP, *XLA, "tpukit/probe/compiler")
-SEARCH = (*COMPILER, *within("probe/batch", "search.py", "recommend.py", "trial.py"))
+SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
+          *within("probe/batch", "search.py", "recommend.py"))  # fmt: skip
+TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
 EIT = (*within("tasks/eit", "model", "task.py"), "tpukit/train/ema.py")
 IMAGES = within("tasks/images", "classifier.py", "task.py", "images_config.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
@@ -76,10 +78,10 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "probe_compiler_gpt2-lean": SEARCHES["summarize"],
     "probe_compiler_gpt2-memory": SEARCHES["summarize"],
     "probe_compiler_slices": SEARCHES["summarize"],
-    "probe_peers_eit": ("tpukit/probe/batch", *ENGINE, *EAGER, *EIT),
-    "probe_peers_eit_xla": ("tpukit/probe/batch", *ENGINE, *XLA, *EIT),
-    "probe_peers_summarize": ("tpukit/probe/batch", *ENGINE, *EAGER, *SUMMARIZE),
-    "probe_peers_summarize_xla": ("tpukit/probe/batch", *ENGINE, *XLA, *SUMMARIZE),
+    "probe_peers_eit": (*TRIALS, *ENGINE, *EAGER, *EIT),
+    "probe_peers_eit_xla": (*TRIALS, *ENGINE, *XLA, *EIT),
+    "probe_peers_summarize": (*TRIALS, *ENGINE, *EAGER, *SUMMARIZE),
+    "probe_peers_summarize_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
     "summarize_generation": (*EAGER, *within("tasks/summarize", "generation", "model")),
     "summarize_packing": (*COMPILER, *SUMMARIZE),

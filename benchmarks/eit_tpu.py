@@ -55,9 +55,9 @@ def make_task(form: str) -> Any:
 
 def ask(form: str, target: str, rows: int, effort: str) -> dict[str, Any]:
     """The compiler's report on one form and batch."""
-    from tpukit.probe.batch.trial import TrialRequest
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
-    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.targets import find_target
+    from tpukit.probe.trial import TrialRequest
     from tpukit.train.config import TrainConfig
 
     config = TrainConfig(lr=1e-5, ema_decay=0.995, ema_every=10, precision="bf16")
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     from tpukit.probe.compiler.compile import check_versions
-    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.targets import find_target
 
     devices = str(find_target(options.target).devices)
     os.environ.update(ENVIRONMENT | {"CPU_NUM_DEVICES": devices})

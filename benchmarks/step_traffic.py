@@ -48,8 +48,8 @@ def compiled(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The scheduled program and the compiler's figures."""
     from tpukit.probe.compiler.compile import TpuCompiler
     from tpukit.probe.compiler.report_cache import report, scheduled_hlo
-    from tpukit.probe.compiler.targets import find_target
     from tpukit.probe.compiler.trace import open_tracing, trace_step
+    from tpukit.probe.targets import find_target
     from tpukit.tasks.registry import load_task
     from tpukit.train.config import TrainConfig
 

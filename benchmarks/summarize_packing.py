@@ -61,8 +61,8 @@ def compiled(shape: Any, packed: bool, target: Any) -> dict[str, Any]:
     """One chip's micro-batch: what the compiler says of it, and how long it compiled."""
     from tpukit.probe.compiler.compile import TpuCompiler
     from tpukit.probe.compiler.report_cache import report
-    from tpukit.probe.compiler.targets import find_target
     from tpukit.probe.compiler.trace import open_tracing, trace_step
+    from tpukit.probe.targets import find_target
     from tpukit.tasks.summarize.data.packing import example_pack
     from tpukit.tasks.summarize.data.samples import example_batch
     from tpukit.tasks.summarize.task import SummarizeTask
@@ -133,7 +133,7 @@ def main() -> None:
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
     from tpukit.probe.compiler.compile import installed_versions
-    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.targets import find_target
 
     target, cases = find_target(options.target), []
     known = earlier(options.out, installed_versions())

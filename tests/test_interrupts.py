@@ -75,7 +75,7 @@ def test_other_commands_end_with_their_cell(tmp_path):
         cells.run(f"import os; os.environ[{MARK!r}] = {mark!r}")
         for command, is_time in (
             ("data dialogues --out texts --n 2000000", lambda: any(tmp_path.glob("texts/.*"))),
-            (f"probe-batch {' '.join(probe)}", running("tpukit.probe.batch.worker")),
+            (f"probe-batch {' '.join(probe)}", running("tpukit.probe.trials.worker")),
         ):
             shown = cells.run(f"!{sys.executable} -m tpukit {command}", interrupt_when=is_time)
             assert "Traceback" not in shown

@@ -24,7 +24,7 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.commands.predict import DecodingOptions, PredictOptions, prediction
-from tpukit.commands.probe_batch import (
+from tpukit.commands.sizing import (
     check_search,
     settings_to_repeat,
     size_batch,
@@ -210,7 +210,7 @@ def find_batch(
     call = partial(_call, task)
     if isinstance(task, str):
         return size_batch(request, task_source(request), target, search, log, call)
-    from tpukit.probe.batch.carried import carried
+    from tpukit.probe.trials.carried import carried
 
     with carried(request.task) as source:
         return size_batch(request, source, target, search, log, call)

@@ -8,8 +8,8 @@ from tpukit.commands.reports.batch import as_fields, as_text
 from tpukit.commands.reports.inline import result_tables
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
-from tpukit.probe.batch.trial import Trial, memory_by_kind
-from tpukit.probe.compiler.targets import find_target
+from tpukit.probe.targets import find_target
+from tpukit.probe.trial import Trial, memory_by_kind
 
 
 def recommendation() -> Recommendation:

@@ -8,7 +8,7 @@ import pytest
 from runs import TINY, failure, tpukit
 
 from tpukit.cli import app
-from tpukit.commands import probe_batch, summarize_train, train
+from tpukit.commands import sizing, summarize_train, train
 from tpukit.errors import DataError
 from tpukit.tasks.summarize.evaluation.summary_scores import write_predictions
 
@@ -36,7 +36,7 @@ def request_of(command, module, monkeypatch):
 def test_train_with_repeats_the_run_that_was_sized(command, module, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     sized = request_of(command, module, monkeypatch)
-    again = request_of(probe_batch.training_command(sized, 48, 3), module, monkeypatch)
+    again = request_of(sizing.training_command(sized, 48, 3), module, monkeypatch)
     expected = {**vars(sized.config), "global_batch_size": 48, "accumulate": 3}
     assert vars(again.config) == expected
     assert again.task.identity() == sized.task.identity()

@@ -157,8 +157,8 @@ def test_no_time_left_is_a_skip():
 @pytest.mark.slow
 def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
     """The TPU's parts, with another device in its place."""
-    from tpukit.probe.compiler.targets import find_target
     from tpukit.probe.selftest.predicted import measure_beside_prediction
+    from tpukit.probe.targets import find_target
 
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
     answer = measure_beside_prediction("cpu", "eit", {"size": "tiny"}, 8, find_target("v5e-1"))
@@ -172,8 +172,8 @@ def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_batch_that_the_compiler_names_is_tried(tmp_path, monkeypatch):
     from tpukit.probe.batch.search import SearchSettings
-    from tpukit.probe.compiler.targets import find_target
     from tpukit.probe.selftest import predicted
+    from tpukit.probe.targets import find_target
 
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(predicted, "SearchSettings", lambda **_: SearchSettings(start=2, max=2))

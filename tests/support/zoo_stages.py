@@ -253,9 +253,9 @@ def compiles(name: str, values: dict[str, Any]) -> None:
     """The bf16 step compiles for a v5e."""
     from zoo_models import Zoo, entries
 
-    from tpukit.probe.batch.trial import TrialRequest
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
-    from tpukit.probe.compiler.targets import find_target
+    from tpukit.probe.targets import find_target
+    from tpukit.probe.trial import TrialRequest
     from tpukit.train.config import TrainConfig
 
     trials = CompiledTrials(Zoo(entries()[name]), TrainConfig(), find_target("v5e-1"))

@@ -9,9 +9,10 @@ from pathlib import Path
 from tpukit.commands.launching import in_all_ranks
 from tpukit.commands.options.training import GivenSettings
 from tpukit.commands.output import Output
-from tpukit.commands.probe_batch import plan_for_training
+from tpukit.commands.sizing import check_search, size_batch, task_source
 from tpukit.hardware.select import opened_backend, prepare_environment
 from tpukit.io.lock import wait_for_ending_owner
+from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.requests import TrainingRequest
 
 
@@ -28,7 +29,9 @@ def run_training(
     for remark in request.remarks():
         output.text(remark)
     if plan is not None:
-        plan_for_training(request, plan, output)
+        search = SearchSettings(global_batch_size=request.config.global_batch_size)
+        check_search(search, plan, {})
+        output.result(size_batch(request, task_source(request), plan, search, output.text))
         return None
     hardware = settings.backend_options(request.config)
     wait_for_ending_owner(request.folder.lock, partial(_name_ending_run, request, output))

@@ -21,7 +21,6 @@ from tpukit.train.engine import Engine, RunState
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.mistakes.host_reads import code_warnings
 from tpukit.train.monitor.best import stops_early
-from tpukit.train.monitor.kept_predictions import predictions_of, run_program
 from tpukit.train.plan import RunPlan, plan_run
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.report.run_report import RunReport
@@ -162,7 +161,6 @@ def _train_from(
             if "tpukit " in request.command:
                 run_log.note(f"Command: {request.command}")
             _log_start(plan, learner, state.step, run_log)
-            _log_predictions(request, plan, backend, run_log)
             writer = BackgroundWriter(folder.checkpoints, report.renew)
             stack.callback(writer.close)
         if request.config.check_bf16:
@@ -258,17 +256,6 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     )
     if free < needed:
         log.text("Warning: the disk may fill up: free some space, or raise --ckpt-every.")
-
-
-def _log_predictions(
-    request: TrainingRequest, plan: RunPlan, backend: Backend, log: RunLog
-) -> None:
-    split = plan.split
-    program = run_program(
-        request, backend.precision, backend.devices, split.rows_per_device, split.accumulate
-    )
-    for prediction in predictions_of(program):
-        log.text(prediction.describe())
 
 
 def _log_end(

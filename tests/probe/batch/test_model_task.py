@@ -11,8 +11,8 @@ from torch import nn
 
 from tpukit.errors import ConfigError, TpukitError
 from tpukit.hardware.backend import TorchOps
-from tpukit.probe.batch.carried import carried, carried_task
 from tpukit.probe.batch.model_task import InputSpec, ModelTask, tensors_in
+from tpukit.probe.trials.carried import carried, carried_task
 from tpukit.tasks.registry import find_task
 
 
@@ -155,7 +155,7 @@ def test_a_function_of_this_process_arrives_in_another():
     width = 6
     task = ModelTask(lambda: Head(width), ["ids=5:int64<50"], {})
     with carried(task) as source:
-        assert source.factory == "tpukit.probe.batch.carried:carried_task"
+        assert source.factory == "tpukit.probe.trials.carried:carried_task"
         arrived = carried_task(**source.arguments)
     assert losses(arrived)[0].out.in_features == 6
 

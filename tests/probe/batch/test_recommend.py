@@ -12,8 +12,8 @@ from tpukit.errors import OutOfMemoryError
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
-from tpukit.probe.compiler.targets import find_target
+from tpukit.probe.targets import find_target
+from tpukit.probe.trial import Trial, TrialRequest, memory_by_kind
 
 
 class Simulated:
@@ -239,16 +239,16 @@ class Leaky(Simulated):
         trial = super().trial(request)
         return dataclasses.replace(
             trial,
-            alone=request.alone,
-            fits=trial.fits and (request.alone or request.batch < 20),
+            fresh=request.fresh,
+            fits=trial.fits and (request.fresh or request.batch < 20),
         )
 
 
-def test_a_failure_that_decides_is_tried_again_in_a_process_of_its_own():
+def test_a_failure_that_decides_is_tried_again_in_a_fresh_process():
     evaluator = Leaky()
     found = Recommender(evaluator, SearchSettings(), lambda line: None).recommend()
     assert (found.largest, found.smallest_failed, found.exact) == (30, 31, True)
-    assert TrialRequest(31, alone=True) in evaluator.requests
+    assert TrialRequest(31, fresh=True) in evaluator.requests
     assert len({trial.batch for trial in found.trials}) == len(found.trials) < 12
 
 

@@ -14,7 +14,7 @@ from tpukit.probe.batch.search import (
     SearchSettings,
     search,
 )
-from tpukit.probe.batch.trial import Effort, Trial
+from tpukit.probe.trial import Effort, Trial
 
 
 class Curve:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tpukit.commands.output import shown_in_cell
 from tpukit.io.units import GIB, format_bytes, format_duration
-from tpukit.probe.batch.pace import predicted_seconds
 from tpukit.probe.batch.recommend import Recommendation
-from tpukit.probe.batch.trial import Trial, predicted_text
-from tpukit.probe.compiler.roofline import estimate_step
+from tpukit.probe.roofline import estimate_step
+from tpukit.probe.trial import Trial
 
 CHART_WIDTH = 44
 SHOWN_ALLOCATIONS = 4
@@ -69,7 +69,7 @@ def _trial_fields(trial: Trial) -> dict[str, Any]:
         "fits": None if trial.slow else trial.fits,
         "bytes": trial.bytes_accessed,
         "step_seconds": trial.step_seconds,
-        "predicted": trial.predicted,
+        "predicted": asdict(trial.predicted) if trial.predicted else None,
         **{name: getattr(trial, name) for name in more},
     }
 
@@ -110,7 +110,7 @@ def table(trials: tuple[Trial, ...]) -> Iterator[str]:
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
         effort = "  full effort" if trial.effort == "full" else ""
         why = f"  {trial.error}" if trial.error and not trial.used_bytes else ""
-        why += f"  predicted {predicted_text(trial.predicted)}" if trial.predicted else ""
+        why += f"  predicted {trial.predicted.describe()}" if trial.predicted else ""
         batch, memory = f"{trial.batch}{steps}", trial.memory_usage
         yield (f"{batch:>14}  {memory:>18}  {trial.verdict:<8} {speed:>14}  {took:>7}{effort}{why}")
 
@@ -171,7 +171,7 @@ def _ending(found: Recommendation) -> str | None:
     batch, known = found.too_slow or 0, found.trial_of(found.largest)
     if slow := found.trial_of(batch):
         return f"Too slow to try: {batch}: {slow.error}."
-    about = format_duration(predicted_seconds(known, batch)) if known else "too long"
+    about = format_duration(known.expected_seconds(batch)) if known else "too long"
     return (
         f"Too slow to try: {batch}: its trial would take about {about} (--trial-time, --max-time)."
     )

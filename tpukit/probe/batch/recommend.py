@@ -5,16 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from tpukit.errors import OutOfMemoryError
 from tpukit.io.units import format_duration
-from tpukit.probe.batch.evaluators import Evaluator
-from tpukit.probe.batch.pace import (
-    CPU_SEARCH_SECONDS,
-    CPU_TRIAL_SECONDS,
-    batch_within,
-    predicted_seconds,
-)
 from tpukit.probe.batch.search import (
     MOST,
     MOST_COMPILED,
@@ -26,10 +20,12 @@ from tpukit.probe.batch.search import (
     line_end,
     search,
 )
-from tpukit.probe.batch.trial import Trial, TrialRequest
-from tpukit.probe.compiler.roofline import estimate_step
-from tpukit.probe.compiler.targets import Target
+from tpukit.probe.roofline import estimate_step
+from tpukit.probe.targets import Target
+from tpukit.probe.trial import Trial, TrialRequest
 
+CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
+"""Default bounds on a CPU: the longest trial that is started, and the time after which none is."""
 CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
 """Batches whose speeds differ by less are equally fast: the larger one is taken. A roofline cannot
 be more precise."""
@@ -41,6 +37,34 @@ FAST_SETTING_BIAS = 0.02
 """Part of the memory that the compiler's fast setting reports too little, mostly."""
 MOST_ACCUMULATIONS = 3
 """Numbers of gradient accumulation steps that are tried for a global batch size."""
+
+
+class Evaluator(Protocol):
+    """Runs trials."""
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def target(self) -> Target | None: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the trials run on a CPU, where a step may take minutes."""
+        ...
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether speed alone decides, and not the memory that a batch fills."""
+        ...
+
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        """One trial each, at the same time where there is room for that.
+
+        Raises:
+            TpukitError: a trial failed for another reason than memory.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -174,18 +198,18 @@ class Recommender:
         return replace(self._bracket(), ended=draft.ended, too_slow=draft.too_slow)
 
     def _search_measured(self) -> Bracket:
-        """The last batch that fits and the next one, which fails in a process of its own too: what
+        """The last batch that fits and the next one, which fails in a fresh process too: what
         earlier trials left behind may have been the cause."""
         found = self._measure(self._try, self.settings)
         failed = found.trials[found.high] if found.high is not None else None
-        if failed is None or failed.alone:
+        if failed is None or failed.fresh:
             return found
         self.trials.remove(failed)
-        if not self._try_alone(failed.batch, "once more, in a process of its own").fits:
+        if not self._try_fresh(failed.batch, "once more, in a fresh process").fits:
             return found
-        # It was: from now on each trial has a process.
-        self.trials = [trial for trial in self.trials if trial.fits or trial.alone]
-        return self._measure(self._try_alone, replace(self.settings, start=failed.batch))
+        # The shared process was the cause: run every further trial in a fresh one.
+        self.trials = [trial for trial in self.trials if trial.fits or trial.fresh]
+        return self._measure(self._try_fresh, replace(self.settings, start=failed.batch))
 
     def _measure(self, try_batch: TryBatch, settings: SearchSettings) -> Bracket:
         by_speed = self.evaluator.by_speed
@@ -195,7 +219,7 @@ class Recommender:
         """The largest batch whose trial is short enough, and does not exceed the whole search."""
         if not bracket.low:
             return float("inf")
-        return batch_within(bracket.trials[bracket.low], self._seconds_for_a_trial())
+        return bracket.trials[bracket.low].batch_within(self._seconds_for_a_trial())
 
     def _seconds_for_a_trial(self) -> float:
         left = self._started + self.search_seconds - time.monotonic()
@@ -232,9 +256,9 @@ class Recommender:
 
     def _bracket(self) -> Bracket:
         """The largest batch that fits at full effort, and the smallest that failed above it."""
-        alone = [trial for trial in self.trials if trial.accumulate == 1]
-        low = max((t.batch for t in alone if t.fits and t.effort == "full"), default=0)
-        failed = [t.batch for t in alone if not t.fits and not t.slow and t.batch > low]
+        whole = [trial for trial in self.trials if trial.accumulate == 1]
+        low = max((t.batch for t in whole if t.fits and t.effort == "full"), default=0)
+        failed = [t.batch for t in whole if not t.fits and not t.slow and t.batch > low]
         return Bracket(low=low, high=min(failed, default=None))
 
     def _confirm_together(self, batches: Sequence[int], what: str) -> list[Trial]:
@@ -245,8 +269,8 @@ class Recommender:
     def _try(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch)], why)[0]
 
-    def _try_alone(self, batch: int, why: str) -> Trial:
-        return self.run([TrialRequest(batch, alone=True)], why)[0]
+    def _try_fresh(self, batch: int, why: str) -> Trial:
+        return self.run([TrialRequest(batch, fresh=True)], why)[0]
 
     def _confirm(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch, effort="full")], why)[0]
@@ -271,7 +295,7 @@ class Recommender:
         if not timed:
             return ""
         known = max(timed, key=lambda t: t.batch * t.accumulate)
-        seconds = predicted_seconds(known, request.batch, request.accumulate)
+        seconds = known.expected_seconds(request.batch, request.accumulate)
         return f", about {format_duration(max(1.0, seconds))}"
 
     def _known(self, request: TrialRequest) -> Trial | None:
@@ -279,7 +303,7 @@ class Recommender:
         for trial in reversed(self.trials):
             same = (trial.batch, trial.accumulate) == (request.batch, request.accumulate)
             thorough = request.effort == "fast" or trial.effort != "fast"
-            if same and thorough and (trial.alone or not request.alone):
+            if same and thorough and (trial.fresh or not request.fresh):
                 return trial
         return None
 
@@ -399,7 +423,7 @@ class Recommender:
         if self._known(request) or not timed:
             return None
         known = min(timed, key=lambda t: abs(t.batch - request.batch))
-        seconds = predicted_seconds(known, request.batch, request.accumulate)
+        seconds = known.expected_seconds(request.batch, request.accumulate)
         return seconds if seconds > self._seconds_for_a_trial() else None
 
     def _nothing_fits(self) -> OutOfMemoryError:

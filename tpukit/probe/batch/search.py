@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tpukit.probe.batch.trial import Trial
+from tpukit.probe.trial import Trial
 
 FARTHEST_JUMP = 64
 """Times the batch that fits. Too far costs a failure, which is quicker than a trial that fits."""

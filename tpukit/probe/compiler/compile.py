@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpukit.errors import HardwareError
-from tpukit.probe.batch.trial import Effort
+from tpukit.probe.trial import Effort
 
 WRITTEN_AGAINST = {"torch": "2.9", "torch_xla": "2.9", "jax": "0.7.1", "jaxlib": "0.7.1",
                    "libtpu": "0.0.21"}  # fmt: skip

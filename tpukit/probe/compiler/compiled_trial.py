@@ -11,7 +11,6 @@ from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.options import Precision
 from tpukit.io.cache import cache_folder
 from tpukit.io.units import GIB
-from tpukit.probe.batch.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.compile import (
     CompilerRefusedError,
@@ -21,8 +20,9 @@ from tpukit.probe.compiler.compile import (
     program_key,
 )
 from tpukit.probe.compiler.report_cache import ProgramReport, ReportCache, report
-from tpukit.probe.compiler.targets import Target
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
+from tpukit.probe.targets import Target
+from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend
-from tpukit.probe.batch.trial import TASK_FACTORY
+from tpukit.probe.trial import TASK_FACTORY
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner, seed_everything
 from tpukit.train.loader import example_batches

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any, Literal
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import settle_kernels
 from tpukit.io.units import GIB
-from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
-from tpukit.probe.batch.predicted_trials import PREDICTION_SECONDS, PredictedBeside, target_here
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.batch.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest
-from tpukit.probe.compiler.targets import Target
 from tpukit.probe.selftest.answering_parts import MEMORY_UNKNOWN
+from tpukit.probe.targets import Target
+from tpukit.probe.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest
+from tpukit.probe.trials.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.trials.predicted_trials import PREDICTION_SECONDS, PredictedBeside, target_here
 from tpukit.train.config import TrainConfig
 
 CLOSE = 0.25
-"""Of the predicted memory: further away than that is worth a warning."""
+"""Largest deviation from the predicted memory without a warning, as a part of it."""
 Hw = Literal["auto", "tpu", "gpu", "cpu"]
 
 
@@ -56,19 +57,19 @@ def measure_beside_prediction(
 
 
 def _beside(trial: Trial) -> dict[str, Any]:
-    said = trial.predicted
-    used = said["measured_bytes"] if said else trial.used_bytes
-    values = {"batch": trial.batch, "fits": trial.fits, "used_bytes": used,
-              "step_seconds": trial.step_seconds, "predicted": said}  # fmt: skip
-    if not said:
+    predicted = trial.predicted
+    if predicted is None:
         return {"error": "the compiler gave no prediction", "fix": "tpukit doctor --quick"}
+    used = predicted.measured_bytes
+    values = {"batch": trial.batch, "fits": trial.fits, "used_bytes": used,
+              "step_seconds": trial.step_seconds, "predicted": asdict(predicted)}  # fmt: skip
     text = f"batch {trial.batch} a device: measured {_pair(used, trial.step_seconds)}"
-    text += f"; predicted {_pair(said['used_bytes'], said['step_seconds'], 'at least ')}"
+    text += f"; predicted {_pair(predicted.used_bytes, predicted.step_seconds, 'at least ')}"
     answer: dict[str, Any] = {"message": text, "values": values}
-    expected = said["used_bytes"]
+    expected = predicted.used_bytes or 0
     if trial.fits and used is None:
         answer["warning"] = MEMORY_UNKNOWN
-    elif trial.fits != said["fits"] or (used and abs(used - expected) > CLOSE * expected):
+    elif trial.fits != predicted.fits or (used and abs(used - expected) > CLOSE * expected):
         answer["warning"] = "Memory is not what was predicted: leave more of it free (--margin)."
     return answer
 

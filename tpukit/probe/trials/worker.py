@@ -32,9 +32,9 @@ from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
 from tpukit.io.process import die_with_parent
-from tpukit.probe.batch.trial import Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.compiler.source_map import model_frame
+from tpukit.probe.trial import Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.train.mistakes.raised import task_failure
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
     from tpukit.train.task import Task
 
-MODULE = "tpukit.probe.batch.worker"
+MODULE = "tpukit.probe.trials.worker"
 KEPT_SHARE = 0.01
 """Part of the memory limit that a trial may leave behind for the process to run another one."""
 
@@ -115,7 +115,7 @@ class TrialRunner:
 
             prepare_environment(self.setup.config)
         if self.setup.target is None and self.setup.world_size == 1:
-            import tpukit.probe.batch.measure  # noqa: F401
+            import tpukit.probe.trials.measure  # noqa: F401
         if self.setup.forks:
             # Else the first optimizer of each fork imports it, for more than a second.
             import torch
@@ -125,7 +125,7 @@ class TrialRunner:
             cores = torch.get_num_threads()
             # OpenMP's threads would not be in a fork, which would wait for them.
             torch.set_num_threads(1)
-            # A fork meets the error again, and tells it.
+            # An error is raised again in the fork, which reports it.
             with contextlib.suppress(Exception):
                 _ = self._loaded_task
             torch.set_num_threads(cores)
@@ -173,13 +173,13 @@ class TrialRunner:
     @cached_property
     def _compiled(self) -> CompiledTrials:
         from tpukit.probe.compiler.compiled_trial import CompiledTrials
-        from tpukit.probe.compiler.targets import find_target
+        from tpukit.probe.targets import find_target
 
         assert self.setup.target is not None
         return CompiledTrials(self._task(), self.setup.config, find_target(self.setup.target))
 
     def _measure(self, request: TrialRequest) -> Trial:
-        from tpukit.probe.batch.measure import measure_trial
+        from tpukit.probe.trials.measure import measure_trial
 
         task, backend = self._measured
         with backend.memory_meter() as read_memory:
@@ -204,7 +204,7 @@ class TrialRunner:
     @cached_property
     def _loaded_task(self) -> Task:
         """The task, and what it and a run's companions import."""
-        from tpukit.probe.batch.measure import run_companions
+        from tpukit.probe.trials.measure import run_companions
         from tpukit.train.loader import example_batches
         from tpukit.train.task import PlanSettings
 

@@ -14,8 +14,13 @@ import torch
 
 from tpukit.hardware.backend import Backend, Batch, ReadMemory
 from tpukit.hardware.prefetch import BATCHES_AHEAD
-from tpukit.probe.batch.pace import LONG_ENOUGH_SECONDS, TIMED_STEPS
-from tpukit.probe.batch.trial import Trial, TrialRequest, memory_by_kind
+from tpukit.probe.trial import (
+    LONG_ENOUGH_SECONDS,
+    TIMED_STEPS,
+    Trial,
+    TrialRequest,
+    memory_by_kind,
+)
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.loader import example_batches

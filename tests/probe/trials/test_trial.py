@@ -10,10 +10,10 @@ import pytest
 from tpukit.errors import JobError
 from tpukit.hardware.launch.child import Child, Death
 from tpukit.io.units import GIB
-from tpukit.probe.batch.evaluators import CompilerEvaluator, crash_place, last_message
-from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest
 from tpukit.probe.compiler.hlo import requested_and_limit
-from tpukit.probe.compiler.targets import find_target
+from tpukit.probe.targets import find_target
+from tpukit.probe.trial import TaskSource, Trial, TrialRequest
+from tpukit.probe.trials.evaluators import CompilerEvaluator, crash_place, last_message
 from tpukit.train.config import TrainConfig
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tpukit.hardware.launch import launcher
-from tpukit.probe.batch.evaluators import MeasuredEvaluator
-from tpukit.probe.batch.trial import TaskSource, TrialRequest, TrialSetup
-from tpukit.probe.batch.worker import TrialRunner
+from tpukit.probe.trial import TaskSource, TrialRequest, TrialSetup
+from tpukit.probe.trials.evaluators import MeasuredEvaluator
+from tpukit.probe.trials.worker import TrialRunner
 from tpukit.train.config import TrainConfig
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -95,7 +95,7 @@ def processes(tmp_path, monkeypatch):
             trials = evaluator.evaluate([TrialRequest(n) for n in (2, 3, 400, 3)])
         assert [trial.fits for trial in trials] == [True, True, False, True]
         assert trials[1].used_bytes == pytest.approx(trials[3].used_bytes, rel=0.02)
-        assert all(trial.alone for trial in trials)
+        assert all(trial.fresh for trial in trials)
         lines = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
         return tuple([pid for kind, pid in lines if kind == what] for what in ("task", "model"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tpukit.probe.batch.trial import Trial
-from tpukit.probe.compiler.roofline import estimate_step
-from tpukit.probe.compiler.targets import find_target
+from tpukit.probe.roofline import estimate_step
+from tpukit.probe.targets import find_target
+from tpukit.probe.trial import Trial
 
 
 def estimate(target: str, flops: float, bytes_accessed: float, collective_bytes: int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,12 @@ Verdict = Literal["grow", "fine", "near", "over", "slow"]
 
 TASK_FACTORY = "tpukit.tasks.registry:load_task"
 """Builds a task that is named, with its settings and its data path."""
+TIMED_STEPS = 3
+"""Maximum number of timed steps of a measured trial."""
+LONG_ENOUGH_SECONDS = 1.0
+"""Seconds of timed steps after which the rate is certain enough."""
+UNTIMED_STEPS = 1.5
+"""Duration of a trial's first step, evaluation and copies, in steps."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +64,33 @@ class TrialRequest:
     """How hard the TPU compiler optimizes; measured trials ignore it."""
     evaluate: bool = True
     """Compile the evaluation program too, at full effort."""
-    alone: bool = False
-    """Measure it in a process that has run no other trial."""
+    fresh: bool = False
+    """Measure it in a fresh process."""
     fitted: int = 0
-    """Largest batch that fitted before: failures that may be by lack of memory then are."""
+    """Largest batch that has fitted: ambiguous failures of larger ones count as out of memory."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the TPU compiler predicts for the program of a measured trial."""
+
+    target: str
+    fits: bool
+    used_bytes: int | None
+    limit_bytes: int | None
+    step_seconds: float | None
+    """Lower bound."""
+    measured_bytes: int | None = None
+    """The measured memory usage, whose samples may have missed the peak."""
+
+    def describe(self) -> str:
+        """`12.40 GiB, at least 0.21 s a step`."""
+        memory = f"{self.used_bytes / GIB:.2f} GiB" if self.used_bytes else "an unknown memory"
+        if not self.fits:
+            return f"{memory}: too much"
+        return (
+            f"{memory}, at least {self.step_seconds:.3g} s a step" if self.step_seconds else memory
+        )
 
 
 @dataclass(frozen=True)
@@ -109,12 +139,11 @@ class Trial:
     devices: int | None = None
     samples: int | None = None
     """Training samples, where they are known."""
-    alone: bool = True
+    fresh: bool = True
     """Whether its process had run no other trial."""
-    predicted: Mapping[str, Any] | None = None
-    """Of a measured trial on a TPU, what its compiler predicts: `target`, `fits`, `used_bytes`,
-    `limit_bytes`, `step_seconds` (at least); and `measured_bytes`, which samples may have missed:
-    `used_bytes` is the larger one of the two."""
+    predicted: Prediction | None = None
+    """The compiler's prediction for a trial measured on a TPU: `used_bytes` is then the larger one
+    of the predicted and the measured memory usage."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -122,6 +151,26 @@ class Trial:
         if not self.samples_per_second:
             return None
         return self.batch * self.accumulate * (self.devices or 1) / self.samples_per_second
+
+    def expected_seconds(self, batch: int, accumulate: int = 1) -> float:
+        """Expected duration of another trial, by this one's step; else this one's duration."""
+        step = self.step_seconds
+        if not step:
+            return self.seconds
+        longer = step * batch * accumulate / (self.batch * self.accumulate)
+        return self._overhead_seconds(step) + _steps(longer) * longer
+
+    def batch_within(self, seconds: float) -> float:
+        """The largest batch whose trial is expected to take no longer."""
+        step = self.step_seconds
+        if not step:
+            return math.inf if self.seconds <= seconds else 0.0
+        longest = (seconds - self._overhead_seconds(step)) / (1 + UNTIMED_STEPS)
+        return max(0.0, self.batch * self.accumulate * longest / step)
+
+    def _overhead_seconds(self, step: float) -> float:
+        """The part of the duration that does not grow with the batch."""
+        return max(0.0, self.seconds - _steps(step) * step)
 
     @property
     def verdict(self) -> Verdict:
@@ -164,20 +213,16 @@ class Trial:
         if self.samples_per_second:
             parts.append(f"{self.samples_per_second:.3g} samples/s")
         if self.predicted:
-            parts.append(f"predicted {predicted_text(self.predicted)}")
+            parts.append(f"predicted {self.predicted.describe()}")
         if not self.fits and self.error and not self.used_bytes:
             parts.append(self.error)
         parts.append("cached" if self.cached else f"{self.seconds:.0f} s")
         return ", ".join(parts)
 
 
-def predicted_text(predicted: Mapping[str, Any]) -> str:
-    """`12.40 GiB, at least 0.21 s a step`."""
-    used, step = predicted["used_bytes"], predicted["step_seconds"]
-    memory = f"{used / GIB:.2f} GiB" if used else "an unknown memory"
-    if not predicted["fits"]:
-        return f"{memory}: too much"
-    return f"{memory}, at least {step:.3g} s a step" if step else memory
+def _steps(step_seconds: float) -> float:
+    """Duration of a trial in steps."""
+    return min(TIMED_STEPS, math.ceil(LONG_ENOUGH_SECONDS / step_seconds)) + UNTIMED_STEPS
 
 
 def memory_by_kind(used: int, program: int, resident: Mapping[str, int]) -> dict[str, int]:

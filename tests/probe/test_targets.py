@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tpukit.errors import ConfigError
-from tpukit.probe.compiler.targets import find_target, target_names
+from tpukit.probe.targets import find_target, target_names
 
 HBM_GIB = {"v2": 7.48, "v3": 15.48, "v4": 15.25, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25}
 """As the compiler reports it."""

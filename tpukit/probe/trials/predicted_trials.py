@@ -5,22 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Self
 
 from tpukit.errors import HardwareError, TpukitError
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.host import RealHost
-from tpukit.hardware.options import HardwareOptions, Precision
+from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind
-from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
-from tpukit.probe.batch.recommend import Recommendation
-from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest
 from tpukit.probe.compiler.compile import check_versions
-from tpukit.probe.compiler.roofline import estimate_step
-from tpukit.probe.compiler.targets import Target, find_target
+from tpukit.probe.roofline import estimate_step
+from tpukit.probe.targets import Target, find_target
+from tpukit.probe.trial import Prediction, TaskSource, Trial, TrialRequest
+from tpukit.probe.trials.evaluators import CompilerEvaluator, MeasuredEvaluator
 from tpukit.train.config import TrainConfig
-from tpukit.train.monitor.kept_predictions import Prediction, add_prediction, run_program
-from tpukit.train.requests import TrainingRequest
 
 PREDICTION_SECONDS = 600.0
 """Time limit of one prediction: measuring goes on without it."""
@@ -79,7 +76,7 @@ class PredictedBeside:
         predictions = future.result()
         return [_beside(*pair) for pair in zip(trials, predictions, strict=True)]
 
-    def _predict(self, requests: Sequence[TrialRequest]) -> list[dict[str, Any] | None]:
+    def _predict(self, requests: Sequence[TrialRequest]) -> list[Prediction | None]:
         if self.compiled is None:
             return [None] * len(requests)
         full = [dataclasses.replace(request, effort="full") for request in requests]
@@ -90,7 +87,9 @@ class PredictedBeside:
             self.compiled = None
             self.log(f"No predictions by the TPU compiler: {error.message}")
             return [None] * len(requests)
-        return [_prediction(self.compiled.target, trial) for trial in trials]
+        target = self.compiled.target
+        assert target is not None
+        return [_prediction(target, trial) for trial in trials]
 
     def __enter__(self) -> Self:
         return self
@@ -102,30 +101,25 @@ class PredictedBeside:
         self.measured.close()
 
 
-def _beside(trial: Trial, prediction: dict[str, Any] | None) -> Trial:
+def _beside(trial: Trial, prediction: Prediction | None) -> Trial:
     """The trial with its prediction; its memory is the compiler's where that is more.
 
     A TPU under SPMD keeps no peak: samples may miss it, or there are none.
     """
     if prediction is None:
         return trial
-    predicted = {**prediction, "measured_bytes": trial.used_bytes}
+    predicted = dataclasses.replace(prediction, measured_bytes=trial.used_bytes)
     used, limit = trial.used_bytes, trial.limit_bytes
-    if trial.fits and prediction["fits"] and prediction["used_bytes"]:
-        used = max(used or 0, prediction["used_bytes"])
-        limit = limit or prediction["limit_bytes"]
+    if trial.fits and prediction.fits and prediction.used_bytes:
+        used = max(used or 0, prediction.used_bytes)
+        limit = limit or prediction.limit_bytes
     return dataclasses.replace(trial, predicted=predicted, used_bytes=used, limit_bytes=limit)
 
 
-def _prediction(target: Target | None, trial: Trial) -> dict[str, Any]:
+def _prediction(target: Target, trial: Trial) -> Prediction:
     step = estimate_step(target, trial) if trial.fits else None
-    return {
-        "target": target.name if target else None,
-        "fits": trial.fits,
-        "used_bytes": trial.used_bytes,
-        "limit_bytes": trial.limit_bytes,
-        "step_seconds": step.seconds if step else None,
-    }
+    seconds = step.seconds if step else None
+    return Prediction(target.name, trial.fits, trial.used_bytes, trial.limit_bytes, seconds)
 
 
 def measured_evaluator(
@@ -141,36 +135,3 @@ def measured_evaluator(
         return measured
     compiled = CompilerEvaluator(source, config, target, PREDICTION_SECONDS)
     return PredictedBeside(measured, compiled, log)
-
-
-def keep_predictions(request: TrainingRequest, found: Recommendation) -> None:
-    """Keeps what the compiler said of each batch, where a run with these settings looks for it."""
-    for trial in found.trials:
-        prediction = _kept(found, trial)
-        if prediction is not None:
-            precision: Precision = "fp32" if request.config.precision == "fp32" else "bf16"
-            program = run_program(request, precision, found.devices, trial.batch, trial.accumulate)
-            add_prediction(program, prediction)
-
-
-def _kept(found: Recommendation, trial: Trial) -> Prediction | None:
-    """The prediction that a trial is, or has beside it."""
-    if not trial.fits or not trial.used_bytes or not trial.limit_bytes:
-        return None
-    libtpu = found.versions.get("libtpu", "")
-    if found.target is not None:
-        step = estimate_step(found.target, trial)
-        return Prediction(
-            found.target.name, trial.used_bytes, trial.limit_bytes,
-            step.seconds if step else None, trial.effort or "full", libtpu,
-        )  # fmt: skip
-    beside = trial.predicted
-    if not beside or not beside["fits"]:
-        return None
-    measured = {"step_seconds": trial.step_seconds or 0.0}
-    if beside["measured_bytes"]:
-        measured["memory_bytes"] = beside["measured_bytes"]
-    return Prediction(
-        beside["target"], beside["used_bytes"], beside["limit_bytes"], beside["step_seconds"],
-        "full", libtpu, measured,
-    )  # fmt: skip

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from tpukit.errors import JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
@@ -17,11 +17,11 @@ from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB, format_duration
-from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
-from tpukit.probe.batch.worker import MODULE, read_result
 from tpukit.probe.compiler.compile import check_versions
 from tpukit.probe.compiler.source_map import SourceLine
-from tpukit.probe.compiler.targets import Target
+from tpukit.probe.targets import Target
+from tpukit.probe.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
+from tpukit.probe.trials.worker import MODULE, read_result
 from tpukit.train.config import TrainConfig
 
 COMPILER_ENVIRONMENT = {
@@ -53,34 +53,6 @@ TRACE_CRASH_HINT = (
     "them with operations that XLA has."
 )
 CRASH_HINT = "This is not a lack of memory: run the training command to see the whole error."
-
-
-class Evaluator(Protocol):
-    """Runs trials."""
-
-    @property
-    def devices(self) -> int: ...
-    @property
-    def target(self) -> Target | None: ...
-    @property
-    def versions(self) -> Mapping[str, str]: ...
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the trials run on a CPU, where a step may take minutes."""
-        ...
-
-    @property
-    def by_speed(self) -> bool:
-        """Whether a larger batch is worth its speed alone, and not the memory that it fills."""
-        ...
-
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """One trial each, at the same time where there is room for that.
-
-        Raises:
-            TpukitError: a trial failed for another reason than memory.
-        """
-        ...
 
 
 class ChildEvaluator:
@@ -119,7 +91,7 @@ class ChildEvaluator:
         waiting = dict(enumerate(requests))
         trials: dict[int, Trial] = {}
         while waiting:
-            # In the order in which they answer: the death of one must not wait for the others.
+            # Read results as they arrive, so that a crash is reported at once.
             children = [self._children[place] for place in waiting]
             ready = children.index(first_ready(children, started + self.seconds))
             place = list(waiting)[ready]
@@ -230,12 +202,12 @@ class MeasuredEvaluator(ChildEvaluator):
             self._end = Child.finish
 
     def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        if any(request.alone for request in requests):
+        if any(request.fresh for request in requests):
             super().close()
-        alone = self.setup.forks or not self._children
+        fresh = self.setup.forks or not self._children
         try:
             trials = self._until_free(requests)
-            return [dataclasses.replace(trial, alone=alone) for trial in trials]
+            return [dataclasses.replace(trial, fresh=fresh) for trial in trials]
         except BaseException:
             self._reusable = False
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tpukit.probe.batch.measure import RUN_BYTES
+from tpukit.probe.trials.measure import RUN_BYTES
 
 PACKING = """
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
-"""Predictions of the TPU compiler beside measured trials, and at the start of a run."""
+"""Predictions of the TPU compiler beside measured trials."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
-from runs import TINY, result, tpukit
 
 from tpukit.hardware.detect import Hardware, TpuChips
 from tpukit.hardware.options import HardwareOptions
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
-from tpukit.probe.batch import predicted_trials as predictions
-from tpukit.probe.batch.evaluators import CompilerEvaluator, MeasuredEvaluator
-from tpukit.probe.batch.trial import TaskSource, Trial, TrialRequest
-from tpukit.probe.compiler.targets import find_target
+from tpukit.probe.targets import find_target
+from tpukit.probe.trial import TaskSource, Trial, TrialRequest
+from tpukit.probe.trials import predicted_trials as predictions
+from tpukit.probe.trials.evaluators import CompilerEvaluator, MeasuredEvaluator
 from tpukit.train.config import TrainConfig
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -36,9 +34,9 @@ def test_a_measured_trial_has_the_prediction_beside_it(tmp_path, monkeypatch):
         [trial] = evaluator.evaluate([TrialRequest(2)])
     assert trial.fits
     assert trial.step_seconds == pytest.approx(2 / trial.samples_per_second)
-    assert trial.predicted["target"] == "v5e-1"
-    assert trial.predicted["used_bytes"] > 4 * 1_048_576
-    assert trial.predicted["step_seconds"] > 0
+    assert trial.predicted.target == "v5e-1"
+    assert trial.predicted.used_bytes > 4 * 1_048_576
+    assert trial.predicted.step_seconds > 0
     assert "predicted 0." in trial.describe()
     assert said == []
 
@@ -54,24 +52,6 @@ def test_a_prediction_that_fails_costs_no_trial(tmp_path, monkeypatch):
     assert [(trial.fits, trial.predicted) for trial in trials] == [(True, None)] * 2
     [line] = said
     assert line.startswith("No predictions by the TPU compiler: batch 2")
-
-
-@pytest.mark.plan
-def test_a_run_says_what_was_predicted_for_its_batch(tmp_path):
-    environment = {"TPUKIT_CACHE_DIR": str(tmp_path / "cache")}
-    words = ["--task", TINY, "--precision", "fp32", "--hw", "cpu"]
-    found = result(tpukit("probe-batch", *words, "--target", "v5e-1", "--start", "8", "--max", "8",
-                          "--json", env=environment))  # fmt: skip
-    train = ["train", *words, "--max-steps", "1", "--log-every", "1", "--results-dir"]
-    said = tpukit(*train, tmp_path / "run", "--global-batch-size", "8", env=environment).stdout
-    [line] = [line for line in said.splitlines() if line.startswith("Predicted for")]
-    memory = sum(found["memory"].values()) / 2**30
-    assert f"Predicted for v5e-1 (the TPU compiler, libtpu 0.0.21): {memory:.2f} of 15.75" in line
-    for other in (["--global-batch-size", "4"], ["--global-batch-size", "8", "--set", "width=64"]):
-        folder = tmp_path / other[-1]
-        assert "Predicted for" not in tpukit(*train, folder, *other, env=environment).stdout
-    [kept] = (tmp_path / "cache" / "predictions").iterdir()
-    assert json.loads(kept.read_text())["v5e-1"]["effort"] == "full"
 
 
 @pytest.mark.plan
@@ -103,7 +83,8 @@ def test_the_target_is_the_tpu_that_is_here(monkeypatch, chips, options, name):
 def test_memory_that_a_device_does_not_tell_is_the_compilers(sampled, taken):
     class Answers:
         def __init__(self, **found):
-            self.trial, self.versions, self.target = Trial(4, fits=True, **found), {}, None
+            self.trial, self.versions = Trial(4, fits=True, **found), {}
+            self.target = find_target("v5e-1")
 
         def evaluate(self, requests):
             return [self.trial]
@@ -117,5 +98,5 @@ def test_memory_that_a_device_does_not_tell_is_the_compilers(sampled, taken):
         [trial] = evaluator.evaluate([TrialRequest(4)])
     assert trial.used_bytes == taken * 2**30
     assert trial.limit_bytes == 16 * 2**30
-    assert trial.predicted["measured_bytes"] == (sampled and sampled * 2**30)
+    assert trial.predicted.measured_bytes == (sampled and sampled * 2**30)
     assert not trial.leaves_margin(0.3)

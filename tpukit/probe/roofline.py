@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.probe.batch.trial import Trial
-from tpukit.probe.compiler.targets import Target
+from tpukit.probe.targets import Target
+from tpukit.probe.trial import Trial
 
 
 @dataclass(frozen=True)

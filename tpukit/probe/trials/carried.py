@@ -16,7 +16,7 @@ from pathlib import Path
 import cloudpickle
 
 from tpukit.errors import ConfigError
-from tpukit.probe.batch.trial import TaskSource
+from tpukit.probe.trial import TaskSource
 from tpukit.train.mistakes.imported import USER_MODULE
 from tpukit.train.task import Task
 

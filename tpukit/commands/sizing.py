@@ -1,0 +1,188 @@
+"""Sizing a batch: the search for a task or a bare model, and the training command it leads to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
+from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings
+from tpukit.errors import ConfigError
+from tpukit.hardware.select import settle_kernels
+from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
+from tpukit.io.units import size_text
+from tpukit.probe.batch.search import SearchSettings
+
+if TYPE_CHECKING:
+    from tpukit.probe.trial import TaskSource
+    from tpukit.probe.trials.evaluators import ChildEvaluator
+    from tpukit.probe.trials.predicted_trials import PredictedBeside
+    from tpukit.train.requests import TrainingRequest
+
+    WriteCommand = Callable[[TrainingRequest, int, int], str]
+
+SEARCH_RANGES: Mapping[str, Range] = {
+    "start": BATCH,
+    "max": BATCH,
+    "multiple_of": BATCH,
+    "margin": DECAY,
+    "global_batch_size": BATCH,
+    "time_limit": Range(1, 30 * 86400, whole=False),
+    "trial_time": Range(1, 30 * 86400, whole=False),
+    "max_time": Range(1, 30 * 86400, whole=False),
+}
+COMMAND_OPTIONS: Mapping[str, Any] = {"eit": NetworkOptions, "summarize": ModelOptions}
+"""Settings of our tasks that have an option of their training command."""
+
+
+def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
+    """The training command with the recommended batch."""
+    words = ["tpukit", "summarize-train" if request.spec == "summarize" else "train"]
+    own: set[str] = set()
+    if request.spec in COMMAND_OPTIONS:
+        own = {field.name for field in dataclasses.fields(COMMAND_OPTIONS[request.spec])}
+    else:
+        words += ["--task", request.spec]
+    for name, value in request.task_settings.items():
+        words += [flag(name), str(value)] if name in own else ["--set", f"{name}={value}"]
+    for name, value in settings_to_repeat(request, global_batch, accumulate).items():
+        words += _words(name, value)
+    return shlex.join(words)
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """A training setting on the command line."""
+    if name not in itertools.chain.from_iterable(TRAINING_PANELS.values()):
+        return ["--set", f"{name}={json.dumps(value) if isinstance(value, bool) else value}"]
+    if isinstance(value, bool):
+        return [flag(name) if value else flag(f"no-{name}")]
+    return [flag(name), size_text(value) if name == "memory_limit" else str(value)]
+
+
+def settings_to_repeat(
+    request: TrainingRequest, global_batch: int, accumulate: int
+) -> dict[str, Any]:
+    """The training settings that differ from what the task has without any: a preset's, a file's,
+    the hardware's, and the recommended batch."""
+    from tpukit.commands.options.training import task_defaults
+    from tpukit.train.config import resolve
+
+    wanted = {**vars(request.config), "global_batch_size": global_batch, "accumulate": accumulate}
+    present = vars(resolve(task_defaults(request.task)))
+    always = ("global_batch_size", "accumulate")
+    changed = {n: v for n, v in wanted.items() if n in always or v not in (None, present[n])}
+    return {**{name: changed[name] for name in always}, **changed}
+
+
+def size_model(
+    model: Any,
+    inputs: Sequence[str],
+    given: GivenSettings,
+    target: str | None,
+    settings: SearchSettings,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """The JSON fields for a bare model: `FILE:FUNCTION`, a function or a module."""
+    from tpukit.probe.batch.model_task import ModelTask
+    from tpukit.probe.trials.carried import carried
+
+    task = ModelTask(model, inputs, given.task)
+    request = dataclasses.replace(given, task={}).request(task)
+    request = dataclasses.replace(request, spec=task.label)
+    with carried(task) as source:
+        return size_batch(request, source, target, settings, log, command=None)
+
+
+def size_batch(
+    request: TrainingRequest,
+    source: TaskSource,
+    target: str | None,
+    settings: SearchSettings,
+    log: Callable[[str], None],
+    command: WriteCommand | None = training_command,
+) -> dict[str, Any]:
+    """Searches, logs the report, and returns its JSON fields.
+
+    command: writes how to train with the recommendation; None for what tpukit does not train.
+    """
+    from tpukit.commands.reports.batch import as_fields, as_text
+    from tpukit.probe.batch.recommend import Recommender
+
+    with open_evaluator(request, source, target, settings.time_limit, log) as evaluator:
+        found = Recommender(evaluator, settings, log).recommend()
+    if target is not None:
+        config = dataclasses.replace(request.config, hw="tpu")
+        request = dataclasses.replace(request, config=config)
+    text = command and command(request, found.recommended_global_batch, found.accumulate)
+    for line in as_text(found, request.spec, text):
+        log(line)
+    return as_fields(found, request.spec, text)
+
+
+def open_evaluator(
+    request: TrainingRequest,
+    source: TaskSource,
+    target: str | None,
+    seconds: float | None,
+    log: Callable[[str], None],
+) -> ChildEvaluator | PredictedBeside:
+    """The TPU compiler where there is a target, else the hardware of this machine."""
+    from tpukit.probe.targets import find_target
+    from tpukit.probe.trials.evaluators import CompilerEvaluator
+    from tpukit.probe.trials.predicted_trials import measured_evaluator
+
+    if target is None:
+        return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
+    return CompilerEvaluator(source, request.config, find_target(target), seconds)
+
+
+def task_source(request: TrainingRequest) -> TaskSource:
+    """How a child builds the task that a user named."""
+    from tpukit.probe.trial import TASK_FACTORY, TaskSource
+
+    path, _, name = request.spec.rpartition(":")
+    spec = f"{Path(path).resolve()}:{name}" if path.endswith(".py") else request.spec
+    settings = dict(request.task_settings)
+    return TaskSource(
+        TASK_FACTORY, {"spec": spec, "settings": settings, "data_path": request.config.data_path}
+    )
+
+
+def check_search(settings: SearchSettings, target: str | None, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what cannot be searched, before anything is built."""
+    _check_settings(settings)
+    _check_target(target, options)
+
+
+def _check_settings(settings: SearchSettings) -> None:
+    problems = range_problems(vars(settings), SEARCH_RANGES)
+    if settings.top < settings.multiple_of:
+        problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
+    if problems:
+        raise ConfigError(" ".join(problems), "`tpukit probe-batch --help` lists the options.")
+
+
+def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an unknown target, and for options that do not apply to one."""
+    if target is None:
+        return
+    from tpukit.probe.targets import find_target
+
+    find_target(target)
+    if options.get("memory_limit"):
+        raise ConfigError(
+            "--memory-limit applies to measured trials only, not to --target.",
+            "Leave one of them out.",
+        )
+    if devices := options.get("devices"):
+        raise ConfigError(
+            f"--devices {devices}: a target's name gives its number of devices.",
+            f"Choose the target by them: {target.rpartition('-')[0]}-{devices}.",
+        )
+    if options.get("precision") == "fp16":
+        raise ConfigError("--precision fp16: TPUs have no fp16.", "Use --precision bf16.")

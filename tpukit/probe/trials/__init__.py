@@ -1,0 +1,1 @@
+"""Trials in child processes: measured on this machine, or compiled for a TPU."""
