@@ -63,14 +63,13 @@ def assert_confirmed(curve: Curve, found: Bracket, sought: SearchSettings) -> No
     multiple=st.integers(1, 9),
     reports=st.booleans(),
     fixed=st.integers(0, 20 * GIB),
+    effort=st.sampled_from([None, "fast"]),
 )
-def test_any_curve_ends_with_both_sides_tried(used, start, multiple, reports, fixed):
+def test_any_curve_ends_with_both_sides_tried(used, start, multiple, reports, fixed, effort):
     used = used + [used[-1]] * max(0, multiple - len(used))
     sought = SearchSettings(start, len(used), multiple)
-    curve = Curve(used, 16 * GIB, reports=reports, fixed=fixed)
+    curve = Curve(used, 16 * GIB, reports=reports, fixed=fixed, effort=effort)
     assert_confirmed(curve, search(curve, sought), sought)
-    curve.tried.clear()
-    assert_confirmed(curve, search(curve, sought, 0.0), sought)
 
 
 @settings(max_examples=300, deadline=None)

@@ -27,16 +27,15 @@ from tpukit.probe.trial import Trial, TrialRequest
 CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
 """Default bounds on a CPU: the longest trial that is started, and the time after which none is."""
 CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
-"""Batches whose speeds differ by less are equally fast: the larger one is taken. A roofline cannot
-be more precise."""
+"""Relative differences in speed that count as none; a roofline is no more precise."""
 WORTH_A_TRIAL = 0.75
-"""If nothing tried within the margin is this large a part of the largest, one more is tried."""
+"""Part of the largest batch below which one more trial within the margin is worth its time."""
 FAR_WITHIN = 0.5
-"""Where a line does not lead to a batch within the margin: this part of the largest."""
+"""Part of the largest batch to try where a line leads to none within the margin."""
 FAST_SETTING_BIAS = 0.02
-"""Part of the memory that the compiler's fast setting reports too little, mostly."""
+"""Part of the memory by which the compiler's fast setting mostly reports too little."""
 MOST_ACCUMULATIONS = 3
-"""Numbers of gradient accumulation steps that are tried for a global batch size."""
+"""Maximum number of splits into gradient accumulation steps that are tried."""
 
 
 class Evaluator(Protocol):
@@ -330,7 +329,7 @@ class Recommender:
                 return best, None
 
     def _thorough(self, batch: int, why: str) -> Trial:
-        """A trial as what is recommended deserves it: at the compiler's full effort."""
+        """A measured trial, or one at the compiler's full effort."""
         return self._try(batch, why) if self.evaluator.target is None else self._confirm(batch, why)
 
     def _fastest(self, candidates: Sequence[int]) -> int:
@@ -348,7 +347,7 @@ class Recommender:
         return [batch for batch, leaves in within.items() if leaves]
 
     def _leaves_margin(self, trial: Trial, largest: int) -> bool:
-        """Of a batch, where memory is unknown: no device must be filled to the last byte."""
+        """Whether the margin stays free: of memory, or of the largest batch where it is unknown."""
         if trial.used_bytes is None or not trial.limit_bytes:
             return trial.batch <= (1 - self.settings.margin) * largest
         return trial.leaves_margin(self.settings.margin)
@@ -360,21 +359,17 @@ class Recommender:
 
     def _guess_within_margin(self, largest: int) -> int | None:
         """A batch just within the margin by a line between what was tried; a round number."""
+        share = 1 - self.settings.margin
         tried = {t.batch: t for t in self.trials if t.fits and t.used_bytes and t.batch <= largest}
         above = tried.get(largest)
         if above is None:
-            guess = self._rounded((1 - self.settings.margin) * largest)
+            guess = self._rounded(share * largest)
             return guess if guess < largest else None
         if not above.limit_bytes:
             return None
-        room, most = above.limit_bytes * (1 - self.settings.margin), above.used_bytes or 0
-        points = [(t.batch, t.used_bytes or 0) for t in tried.values() if t.batch < largest]
-        low, used = max(
-            (point for point in points if point[1] <= room), default=(0, above.fixed_bytes or 0)
-        )
-        if not used < room < most:
-            return None
-        guess = self._rounded(low + (room - used) / (most - used) * (largest - low))
+        used = sorted((t.batch, t.used_bytes or 0) for t in tried.values())
+        points = [(0, above.fixed_bytes or 0), *used]
+        guess = self._rounded(_batch_at(above.limit_bytes * share, points))
         return guess if 0 < guess < largest and guess not in tried else None
 
     def _rounded(self, batch: float) -> int:

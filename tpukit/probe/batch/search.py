@@ -16,33 +16,33 @@ from typing import Literal
 from tpukit.probe.trial import Trial
 
 FARTHEST_JUMP = 64
-"""Times the batch that fits. Too far costs a failure, which is quicker than a trial that fits."""
+"""Maximum growth factor per trial; a failed trial is cheaper than a fitting one."""
 SHARE_AFTER_A_WRONG_LINE = 0.8
-"""Of the way to a guess that failed: a line to 228 through 65 was seen to be a tenth too far."""
+"""Part of the way to a batch that failed against the line, for the next trial."""
 CLOSE = 8
-"""Multiples: in a bracket so narrow the next batch under the failed one is tried."""
+"""Width of a narrow bracket, in steps: the batch just under the failed one is tried there."""
 COMPILER_STRETCH = 1.33
-"""A jump of a search by the compiler from afar, times the linear guess: it recomputes near the
-limit, and GPT-2 and EfficientNet fitted a third more than a line predicted."""
+"""Factor on the linear guess far from the limit: near it the TPU compiler recomputes, and GPT-2 and
+EfficientNet fitted a third more than the line predicts."""
 FAR = 0.8
-"""Less of the memory than this is far from the limit."""
+"""Part of the memory below which a batch is far from the limit."""
 WORTH_A_JUMP = 1.5
-"""Times the batch that fits: a batch within the margin that far away is tried before the largest,
-which a line through it finds."""
+"""Minimum growth factor of a trial within the margin on the way to the largest batch."""
 LEAST_GROWTH = 1.2
-"""Times the batch that fits: jumps from nearer."""
+"""Minimum growth factor of the other jumps."""
 FILLED = 0.9
-"""Of the memory, where a search by the compiler ends: a larger batch would be slower, if it fits at
-all, and leaves no margin."""
+"""Part of the memory that ends a compiler's search: a larger batch is slower, and leaves no margin.
+"""
 APART = 0.9
-"""Of a batch: a line to a smaller one that is nearer than this shows noise."""
+"""Maximum ratio of two batches for a slope; closer ones show noise."""
 WORTH_IN_SPEED = 0.1
-"""Gain in samples a second for which a search by speed goes on."""
+"""Minimum relative gain in samples a second for which a search by speed goes on."""
 MOST, MOST_COMPILED = 4096, 1024
-"""Largest batch a device that is tried by default: measured, and by the compiler, which takes
-minutes for a small model in a batch of thousands."""
+"""Default maximum batch a device: measured, and by the compiler, which takes minutes for a small
+model in a batch of thousands."""
 TOLERANCE = 0.1
-"""Of the largest batch: how close a search by the compiler comes to it unless it is exact."""
+"""Relative precision of a compiler's search, unless it is exact."""
+REACHES = "where memory reaches the limit by what was tried"
 
 Ending = Literal["memory", "speed", "time", "data", "max"]
 """Why a search ended: both sides of the largest were tried, or the memory is nearly full; larger
@@ -50,7 +50,7 @@ batches are hardly faster; they take too long; all training samples fit; the lar
 """
 Reason = str
 TryBatch = Callable[[int, Reason], Trial]
-"""Tries a batch; the reason is for people who watch."""
+"""Tries a batch, and logs the reason."""
 Affordable = Callable[["Bracket"], float]
 
 
@@ -102,7 +102,7 @@ class Bracket:
     """The last trial left more than half of the bracket."""
     ended: Ending | None = None
     too_slow: int | None = None
-    """A batch that was not tried for the time of its trial, or whose trial did not end in time."""
+    """A batch whose trial would have taken too long, or did."""
 
     def record(self, trial: Trial, step: int) -> None:
         """Takes in a trial of a batch inside the bracket; batches are `step` apart."""
@@ -153,7 +153,7 @@ class Bracket:
 def search(
     try_batch: TryBatch,
     settings: SearchSettings,
-    tolerance: float | None = None,
+    tolerance: float = 0.0,
     goal: float = 1.0,
     *,
     by_speed: bool = False,
@@ -164,10 +164,10 @@ def search(
     The result's `low` is the largest batch that fits (0: none does); its `high` the smallest that
     does not, None where the search ended for another reason: `ended`.
 
-    tolerance: of trials by the compiler: ends where the largest is known to within this part of it,
-        or (but for 0) fills the memory; None: measured trials.
-    goal: part of the memory that a compiler's search aims at.
-    by_speed: ends where a larger batch is hardly faster.
+    tolerance: the search ends where the largest batch is known to within this part of it, or (but
+        for 0) fills the memory.
+    goal: part of the memory to aim at.
+    by_speed: the search ends where a larger batch is hardly faster.
     affordable: the largest batch whose trial may start.
     """
     step = settings.multiple_of
@@ -175,17 +175,17 @@ def search(
     batch, reason = _first(settings), "the start"
     while True:
         bracket.record(try_batch(batch, reason), step)
-        bracket.ended = bracket.end(step, tolerance or 0.0, by_speed=by_speed)
+        bracket.ended = bracket.end(step, tolerance, by_speed=by_speed)
         if bracket.ended:
             return bracket
-        if tolerance is not None:
-            guess, reason = _near(bracket, tolerance, goal)
-        elif by_speed and bracket.low:
-            guess, reason = _twice(bracket)
+        closeness = max(step, tolerance * bracket.low)
+        if by_speed and bracket.low:
+            line = _linear_limit(bracket) or math.inf
+            guess, reason = min(2 * bracket.low, line), "twice as much, as long as that is faster"
         elif bracket.high is None:
-            guess, reason = _above(bracket, settings)
+            guess, reason = _above(bracket, settings, closeness, goal)
         else:
-            guess, reason = _inside(bracket, step)
+            guess, reason = _inside(bracket, bracket.high, closeness, goal)
         most = min(bracket.top, (bracket.high or math.inf) - step)
         batch = int(min(max(_rounded(guess, step), bracket.low + step), most))
         within = affordable(bracket)
@@ -203,12 +203,6 @@ def line_end(bracket: Bracket) -> int | None:
     return int(line) if line is not None and line > bracket.low else None
 
 
-def _twice(bracket: Bracket) -> tuple[float, Reason]:
-    """The next batch where speed decides: no farther than memory says."""
-    line = _linear_limit(bracket)
-    return min(2 * bracket.low, line or math.inf), "twice as much, as long as that is faster"
-
-
 def _first(settings: SearchSettings) -> int:
     step, top = settings.multiple_of, settings.top
     if top < step:
@@ -216,48 +210,44 @@ def _first(settings: SearchSettings) -> int:
     return min(max(settings.start // step * step, step), top)
 
 
-def _near(bracket: Bracket, tolerance: float, goal: float) -> tuple[float, Reason]:
-    """The next batch of a search by the compiler."""
-    low, high = bracket.low, bracket.high
-    line = _linear_limit(bracket, goal)
-    if high is None:
-        if line is None:
-            return 2 * low, "memory usage unknown: twice as much"
-        stretch = COMPILER_STRETCH if bracket.trials[low].memory_share < FAR else 1.0
-        guess = stretch * line
-        return max(guess, LEAST_GROWTH * low), "where memory reaches the limit by what was tried"
-    if low == 0:
-        crossing = _crossing(bracket, high)
-        return crossing or high / 2, f"{high} does not fit: scaled by what it requested"
-    between = f"between {low}, which fits, and {high}, which does not"
-    if _previous_fit(bracket) is None and line is not None:
-        if line * (1 + tolerance) < high:
-            return line, f"where a line reaches the limit, {between}"
-        if line < high + 1:
-            under = math.ceil(high / (1 + tolerance))
-            return under, f"a little under {high}, which should have fitted"
-    return _middle(low, high), f"half way {between}"
-
-
-def _above(bracket: Bracket, settings: SearchSettings) -> tuple[int, Reason]:
+def _above(
+    bracket: Bracket, settings: SearchSettings, closeness: float, goal: float
+) -> tuple[float, Reason]:
     """The next batch where everything so far fits: as far as memory says, at least galloping."""
-    low, step = bracket.low, settings.multiple_of
-    gallop = _little_more(bracket, step)
-    guess = _linear_limit(bracket)
-    if guess is None:
-        return _rounded(max(2 * low, gallop), step), "memory usage unknown: twice as much"
-    within = _linear_limit(bracket, 1 - settings.margin)
-    if (
-        len(bracket.trials) == 2
-        and within is not None
-        and _rounded(within, step) >= WORTH_A_JUMP * low
-    ):
-        # It may be recommended, and the line through it leads closer to the limit.
-        return _rounded(within, step), f"leaves {settings.margin:.0%} of the memory free"
-    batch = _rounded(min(guess, FARTHEST_JUMP * low), step)
-    if batch < gallop:
+    low, gallop = bracket.low, _little_more(bracket, closeness)
+    line = _linear_limit(bracket, goal)
+    if line is None:
+        return max(2 * low, gallop), "memory usage unknown: twice as much"
+    if line < gallop:
         return gallop, f"{low} fits close to the limit: a little more"
-    return batch, "where memory reaches the limit by what was tried"
+    trial = bracket.trials[low]
+    if trial.effort is not None:
+        return (COMPILER_STRETCH if trial.memory_share < FAR else 1.0) * line, REACHES
+    within = _linear_limit(bracket, 1 - settings.margin) or 0.0
+    if len(bracket.trials) == 2 and within >= WORTH_A_JUMP * low:
+        # It may be recommended, and the line through it leads closer to the limit.
+        return within, f"leaves {settings.margin:.0%} of the memory free"
+    return min(line, FARTHEST_JUMP * low), REACHES
+
+
+def _inside(bracket: Bracket, high: int, closeness: float, goal: float) -> tuple[float, Reason]:
+    """The next batch between `low`, which fits, and `high`: by a line, else half way."""
+    low = bracket.low
+    between = f"between {low}, which fits, and {high}, which does not"
+    line = None if bracket.stalled else _linear_limit(bracket, goal)
+    if low == 0:
+        crossing = None if bracket.stalled else _crossing(bracket, high)
+        return crossing or high / 2, f"{high} does not fit: scaled by what it requested"
+    if line is None:
+        return _middle(low, high), f"half way {between}"
+    if line < low + closeness:
+        return _little_more(bracket, closeness), f"{low} fits close to the limit: a little more"
+    if line < high:
+        return line, f"where a line reaches the limit, {between}"
+    # The line is wrong, but probably not by much.
+    is_close = high - low <= CLOSE * closeness
+    guess = high - closeness if is_close else low + SHARE_AFTER_A_WRONG_LINE * (high - low)
+    return guess, f"a little under {high}, which should have fitted"
 
 
 def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
@@ -297,44 +287,11 @@ def _previous_fit(bracket: Bracket, at_most: float = math.inf) -> int | None:
     return max((b for b in below if b <= at_most), default=None)
 
 
-def _inside(bracket: Bracket, step: int) -> tuple[int, Reason]:
-    """The next batch strictly between `low` and `high`.
-
-    Where memory reaches the limit; near `high` where memory says that it fits; else half way.
-    """
-    low, high = bracket.low, bracket.high
-    assert high is not None
-    more = _little_more(bracket, step)
-    if 2 * (more - low) < high - low and _is_at_the_limit(bracket, step):
-        return more, f"{low} fits close to the limit: a little more"
-    line = None if bracket.stalled else _linear_limit(bracket)
-    guess = None if bracket.stalled else _crossing(bracket, high)
-    if guess is None and line is not None and low < line < high:
-        guess = line
-    reason = f"between {low}, which fits, and {high}, which does not"
-    if guess is None and line is not None and line >= high:
-        # The line is wrong, but probably not by much.
-        is_close = high - low <= CLOSE * step
-        guess = high - step if is_close else low + SHARE_AFTER_A_WRONG_LINE * (high - low)
-        reason = f"a little under {high}, which should have fitted"
-    elif guess is None:
-        guess, reason = _middle(low, high), f"half way {reason}"
-    elif low == 0:
-        reason = f"{high} does not fit: scaled by what it requested"
-    return min(max(_rounded(guess, step), low + step), high - step), reason
-
-
-def _is_at_the_limit(bracket: Bracket, step: int) -> bool:
-    """Whether memory says that the next batch is too much."""
-    guess = _linear_limit(bracket)
-    return guess is not None and bracket.low > 0 and guess < bracket.low + step
-
-
-def _little_more(bracket: Bracket, step: int) -> int:
+def _little_more(bracket: Bracket, closeness: float) -> float:
     """The next batch, which is nearly always the proof; farther where such steps keep fitting."""
     low = bracket.low
     near = sum(APART * low <= batch < low for batch in bracket.trials)
-    return low + (step << max(near - 1, 0))
+    return low + closeness * 2 ** max(near - 1, 0)
 
 
 def _middle(low: int, high: int) -> float:
@@ -343,16 +300,12 @@ def _middle(low: int, high: int) -> float:
 
 
 def _crossing(bracket: Bracket, high: int) -> float | None:
-    """Where a line between the two ends of the bracket crosses the limit."""
-    above = bracket.trials[high]
-    if above.used_bytes is None or above.limit_bytes is None:
+    """Where a line through the one that failed reaches the limit, by the memory it requested."""
+    failed = bracket.trials[high]
+    base, used, limit = failed.fixed_bytes or 0, failed.used_bytes, failed.limit_bytes
+    if used is None or limit is None or not base <= limit < used:
         return None
-    below = bracket.trials.get(bracket.low)
-    base = below.used_bytes if below else (above.fixed_bytes or 0)
-    if base is None or not base <= above.limit_bytes < above.used_bytes:
-        return None
-    share = (above.limit_bytes - base) / (above.used_bytes - base)
-    return bracket.low + share * (high - bracket.low)
+    return (limit - base) / (used - base) * high
 
 
 def _rounded(batch: float, step: int) -> int:
