@@ -24,7 +24,7 @@ MARKS = {
     "dialogues": ("test_references.csv",),
     "images": ("test_labels.csv", "train/*/000000.png"),
 }
-"""Kind of a generated set -> what its folder holds, and no other's."""
+"""Kind of a generated set -> file or folder that only such a set has."""
 
 
 def dialogues(

@@ -16,7 +16,7 @@ from tpukit.io.files import write_file
 from tpukit.io.secrets import without_secrets
 
 RESULT_VARIABLE = "TPUKIT_RESULT"
-"""Names a file for the JSON object: a notebook's `%tpukit` shows it as tables and pictures."""
+"""Variable with the file for the JSON object, which a notebook's `%tpukit` shows as tables."""
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
 ]

@@ -18,7 +18,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPED_CODES = tuple(128 + number for number in (*STOPPING, signal.SIGPIPE))
 """Exit codes of a run that was asked to stop."""
 IMPATIENT_SECONDS = 3.0
-"""A SIGINT that comes sooner after the first belongs to it: a notebook's stop button sends two."""
+"""Seconds in which a second SIGINT is ignored: a notebook's stop button sends two.
+"""
 
 
 class StopRequest:
@@ -119,7 +120,7 @@ def listening(stop: StopRequest) -> Iterator[StopRequest]:
 
 # -- output ---------------------------------------------------------------------------------------
 LOST = (errno.EPIPE, errno.EIO)
-"""How writing to a pipe without a reader, and to a closed terminal, fails."""
+"""Error numbers of writing to a pipe without a reader, and to a closed terminal."""
 _listeners: list[StopRequest] = []
 
 

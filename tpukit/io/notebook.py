@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import subprocess
 
 KERNEL_VARIABLES = ("JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE", "COLAB_JUPYTER_TRANSPORT")
-"""What Jupyter, Kaggle and Colab set for a kernel, and so for the commands of its cells."""
+"""Environment variables that Jupyter, Kaggle and Colab set for a kernel and its commands."""
 FOLLOWER_VARIABLE = "TPUKIT_FOLLOWER"
 """The follower's process id, in the environment of what it follows."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS_TO_DRAIN = 5.0
-"""How long output is waited for that a grandchild might still write."""
+"""Seconds to wait for output that a grandchild may still write."""
 INTERRUPTED = (
     "\nInterrupted: the run (process {process}) saves a checkpoint after its present step, and"
     " ends. The same cell goes on.\n"

@@ -46,8 +46,8 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         ignore_stop_signals()
         end_with(self.main)
-        # The thread that hands tensors over prints what it meets where the main process stops;
-        # errors of the data travel on another way.
+        # The thread that sends tensors prints an error where the main process stops; data errors
+        # are returned as values.
         sys.excepthook = lambda *_: None
 
 

@@ -14,19 +14,19 @@ from tpukit.io.notebook import in_notebook
 from tpukit.io.units import format_duration
 
 PLAIN_SECONDS = 10.0
-"""Longest silence at first, where there is no terminal."""
+"""Maximum pause in seconds at first, without a terminal."""
 NEWS_SECONDS = 2.0
-"""Shortest pause there, when new metrics were read."""
+"""Minimum pause in seconds without a terminal, when there are new metrics."""
 LIVE_SECONDS = 0.2
 FIRST_MESSAGES = 10
-"""Recurring lines (of validations, say) that are all shown."""
+"""Number of recurring lines (of validations, say) that are all shown."""
 EVENLY_SPREAD = 80
-"""Lines that work of known length is spread over."""
+"""Number of lines for work of known length."""
 GROWTH = 0.12
-"""Beyond them, a pause is at least this part of the time so far: another 90 lines take a year."""
+"""Minimum pause after these lines, as a part of the time so far: 90 more lines in a year."""
 
 MESSAGE_GROWTH = 0.25
-"""The same for recurring lines: 40 in nine hours."""
+"""Minimum pause between recurring lines, likewise: 40 lines in nine hours."""
 
 
 class Thinning:

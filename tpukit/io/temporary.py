@@ -14,9 +14,9 @@ from tpukit.io.cache import is_writable
 
 PREFIX = "tpukit-"
 LOCK = ".owner"
-"""File in the folder that its process holds locked: the kernel lets go when the process ends."""
+"""File in the folder that its process keeps locked; the kernel unlocks it when the process ends."""
 LONGEST = 60
-"""Characters of a folder in which multiprocessing's sockets still find room (104 in all)."""
+"""Maximum length of a folder's path in characters; multiprocessing's sockets have 104 in all."""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from tpukit.errors import ConfigError
 GIB = 2**30
 LARGEST_SECONDS = 10 * 365 * 86400
 LARGEST = 2**60
-"""Bytes."""
+"""Largest size in bytes."""
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Items that each worker has in hand, so that it never waits for the next one."""
+"""Number of items that each worker holds, so that it never waits for the next one."""
 
 
 @contextmanager

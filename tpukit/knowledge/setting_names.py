@@ -1,4 +1,4 @@
-"""What other trainers call our settings, and which name a mistyped one stands for."""
+"""Names of our settings in other trainers, and the setting that a mistyped name means."""
 
 from __future__ import annotations
 

@@ -374,4 +374,4 @@ def test_a_new_name_that_means_something_else_is_a_reason():
 
 def test_a_use_that_is_not_called_is_not_called_fixable():
     (finding,) = module_findings(python_module("a.py", XM + "dev = xm.xla_device\n"))
-    assert (finding.fixable, finding.remark) == (False, "--fix leaves it: it is not called here")
+    assert (finding.fixable, finding.remark) == (False, "not fixed: it is not called here")

@@ -1,1 +1,1 @@
-"""What commands print: tables, charts, explanations."""
+"""Reports that commands print: tables, charts, explanations."""

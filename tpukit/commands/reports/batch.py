@@ -17,7 +17,7 @@ from tpukit.probe.trial import Trial
 CHART_WIDTH = 44
 SHOWN_ALLOCATIONS = 4
 EPOCHS = (1000, 5000)
-"""Samples of the epochs whose time is estimated."""
+"""Numbers of samples of the epochs whose time is estimated."""
 
 
 def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str, Any]:
@@ -165,7 +165,7 @@ ENDINGS = {
 
 
 def _ending(found: Recommendation) -> str | None:
-    """Why nothing larger was tried, where that is not for memory."""
+    """Reason why nothing larger was tried, where it is not memory."""
     if found.ended != "time":
         return ENDINGS.get(found.ended)
     batch, known = found.too_slow or 0, found.trial_of(found.largest)
@@ -178,7 +178,7 @@ def _ending(found: Recommendation) -> str | None:
 
 
 def _not_tried(found: Recommendation) -> Iterator[str]:
-    """Where the line through what was tried leads to."""
+    """The largest batch by the line through the trials."""
     known, batch = found.trial_of(found.largest), found.estimated_largest
     if batch is None or known is None:
         return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tpukit.probe.lint.fix import FileFix
 
 _LINES_NAMED = 5
-"""Further places of one reason that are named; beyond, they are counted."""
+"""Maximum number of further places of one reason that are named; the rest is counted."""
 
 
 def scan_code(

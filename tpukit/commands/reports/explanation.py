@@ -21,7 +21,7 @@ _HEADINGS: dict[Role, str] = {
 
 
 _SHOWN: dict[Role, int] = {"cause": 3, "consequence": 2, "warning": 2, "harmless": 0}
-"""The number of each that is shown in full, so that an answer fits on a screen."""
+"""Maximum number that is shown in full, so that a report fits on a screen."""
 _MOST_NAMED = 6
 _WIDTH = 200
 

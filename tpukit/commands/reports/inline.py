@@ -21,7 +21,7 @@ HIDDEN = {
     *("parameters", "path", "per_sample", "picture", "predictions", "seconds", "target", "task"),
     *("finished", "stopped_early"),
 }
-"""Fields that the command's lines say, or whose files are shown."""
+"""Fields that the command prints, or whose files are shown."""
 PREVIEWED_ROWS = 3
 PREVIEWED_CHARACTERS = 80
 
@@ -94,7 +94,7 @@ def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _end(fields: Mapping[str, Any]) -> str:
-    """How a training ended; an interrupted one has no result."""
+    """The end of a training; an interrupted one has no result."""
     if fields.get("stopped_early"):
         return "early: validation no longer improved"
     return "with its last step" if fields["finished"] else "at its time limit; the cell goes on"

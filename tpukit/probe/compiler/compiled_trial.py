@@ -27,8 +27,8 @@ from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
 SURELY_LESS = 0.9
-"""An evaluation that needs less than this part of training's memory is compiled at the fast setting
-only (which reports too little; see `FAST_EFFORT`)."""
+"""Part of training's memory below which an evaluation is compiled at the fast setting alone (which
+reports too little; see `FAST_EFFORT`)."""
 LISTED_ALLOCATIONS = 8
 
 

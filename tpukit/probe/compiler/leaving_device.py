@@ -32,7 +32,7 @@ INSTEAD: Mapping[str, str] = {
     "_fft": "Multiply by a matrix of cosines and sines instead.",
     "": "XLA lacks it: write it with other operators, or compute it in the dataset.",
 }
-"""What to do about an operator, by the beginning of its name."""
+"""Beginning of an operator's name -> what to write instead."""
 
 READING = re.compile(r"\bprint\(|\.(?:numpy|cpu|tolist)\(")
 READ_INSTEAD = (
@@ -43,16 +43,16 @@ READ_INSTEAD = (
 LIBRARY = ("/site-packages/", "/dist-packages/")
 TOOLS = (*(f"{place}{name}/" for place in LIBRARY for name in ("torch", "torch_xla", "functorch")),
          "/tpukit/train/", "/tpukit/hardware/", "/tpukit/probe/", "<")  # fmt: skip
-"""Parts of paths that are no model, be it a library's or the user's."""
+"""Parts of paths of tools, which are not the model's code."""
 
 FORWARD_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n    (\S.*))?')
 FORWARD_STACK = "Error detected in "
-"""How torch's warning with the forward stack of a failed gradient begins."""
+"""Beginning of torch's warning with the forward stack of a failed gradient."""
 
 
-def forward_frames(told: Sequence[warnings.WarningMessage]) -> list[traceback.FrameSummary]:
+def forward_frames(recorded: Sequence[warnings.WarningMessage]) -> list[traceback.FrameSummary]:
     """The forward stack of the gradient that failed, from torch's warning about it."""
-    texts = [str(w.message) for w in told if str(w.message).startswith(FORWARD_STACK)]
+    texts = [str(w.message) for w in recorded if str(w.message).startswith(FORWARD_STACK)]
     return [
         traceback.FrameSummary(match[1], int(match[2]), match[3], line=match[4] or "")
         for match in FORWARD_FRAME.finditer("\n".join(texts[:1]))

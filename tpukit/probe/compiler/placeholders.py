@@ -15,7 +15,7 @@ from tpukit.hardware.xla.mesh import DeviceMesh, Spec
 
 @dataclass
 class Placeholder:
-    """What a device tensor without storage stands for."""
+    """The tensor that a placeholder without storage stands for."""
 
     kind: str
     """parameters, optimizer, ema, gradients, batch, other."""

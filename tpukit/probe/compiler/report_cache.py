@@ -11,7 +11,7 @@ from tpukit.io.cache import JsonCache
 from tpukit.probe.compiler import hlo
 
 FORMAT = 3
-"""Raised when what is stored changes its meaning."""
+"""Version of the stored fields."""
 
 
 @dataclass(frozen=True)

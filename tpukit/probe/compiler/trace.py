@@ -54,7 +54,7 @@ class TracingBackend(XlaBackend):
         self.placeholders = mesh.placeholders
         self.programs: list[Program] = []
         self.kernel_shares: list[float] = []
-        """For each fused attention so far, the part of its score tiles that is computed."""
+        """Part of the score tiles that each fused attention so far computes."""
         self.persistent: Callable[[], Sequence[Tensor]] = list
         self._before: list[int] = []
 
@@ -86,7 +86,7 @@ class TracingBackend(XlaBackend):
         return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
-        """From now on these tensors, where a sync finds them changed, are a program's outputs."""
+        """Makes these tensors a program's outputs where the next syncs find them changed."""
         self.persistent = persistent
         self._before = handles_of(persistent())
 
@@ -244,7 +244,7 @@ def no_execution() -> Iterator[None]:
     before = fallback_counts()
     torch_xla._XLAC._set_allow_execution(False)
     with (
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as recorded,
         # The backward pass must run in this thread, or its errors have no Python stack. Anomaly
         # mode keeps each gradient's forward stack: its own has no line of the model.
         torch.autograd.set_multithreading_enabled(False),
@@ -256,12 +256,12 @@ def no_execution() -> Iterator[None]:
         except RuntimeError as error:
             if not any(text in str(error) for text in HIDDEN_EXECUTION):
                 raise
-            frames = [*traceback.extract_tb(error.__traceback__), *forward_frames(told)]
+            frames = [*traceback.extract_tb(error.__traceback__), *forward_frames(recorded)]
             left = [name for name, count in fallback_counts().items() if count != before.get(name)]
             raise leaving_error(left, frames) from error
         finally:
             torch_xla._XLAC._set_allow_execution(True)
-    for each in told:
+    for each in recorded:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 

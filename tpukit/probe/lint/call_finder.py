@@ -33,7 +33,7 @@ def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFin
 
 
 class _Finder:
-    """Walks a module once with its scopes. `guarding` holds the guards around a node."""
+    """Walks a module once with its scopes; `guarding` holds the guards around the current node."""
 
     def __init__(self, module: Module, names: Names, table: CallTable) -> None:
         self.module = module
@@ -47,7 +47,7 @@ class _Finder:
         self._calls: dict[int, ast.Call] = {}
         """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
-        """Variables that were set above."""
+        """Environment variables that the lines above set."""
         self._other_meanings: dict[str, str] = {}
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
@@ -58,8 +58,9 @@ class _Finder:
     def visit_body(
         self, node: ast.AST, scope: Scope, part: Sequence[ast.AST] | None = None
     ) -> None:
-        """Visits what is in a node, or a part of that. An early return, or an assertion, guards
-        what follows in its block."""
+        """Visits the children of a node, or some of them.
+
+        An early return or an assertion guards the rest of its block."""
         before = len(self.guarding)
         body = getattr(node, "body", None)
         block_end = body[-1] if isinstance(body, list) and body else None
@@ -229,7 +230,7 @@ class _Finder:
             self._found(node, row, name)
 
     def old_forms(self) -> None:
-        """Forms that no name shows."""
+        """Old forms of calls that have no qualified name."""
         assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
             for node, id, name in find_old_forms(self.module.tree, self.names):
@@ -239,7 +240,7 @@ class _Finder:
                     self._add(row, self.module.span(node), old, name, row.fix)
 
     def shell_lines(self) -> None:
-        """What a notebook's magics and shell lines run and set."""
+        """Commands and variables in a notebook's magics and shell lines."""
         for row, span, old, name in find_in_shell_lines(self.module, self.table):
             self._add(only_set(row), span, old, name, None)
 
@@ -269,7 +270,7 @@ class _Finder:
         remark = taken_away(row, call)
         if fix is not None and isinstance(node, ast.Name | ast.Attribute):
             reason = left_alone(fix, call) or self._other_meaning(fix)
-            fix, remark = (None, f"--fix leaves it: {reason}") if reason else (fix, remark)
+            fix, remark = (None, f"not fixed: {reason}") if reason else (fix, remark)
         self._add(row, self.module.span(node), _as_used(row, name), name, fix, remark)
 
     def _other_meaning(self, fix: Fix) -> str:

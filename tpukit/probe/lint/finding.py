@@ -28,7 +28,7 @@ class Finding:
     effect: str = ""
     """What happens: "raises", "warns", "waits each step", ..."""
     remark: str = ""
-    """What --fix takes away, or why it leaves the place alone."""
+    """The effect that --fix removes, or the reason why it does not apply."""
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""

@@ -44,7 +44,7 @@ class FileFix:
     rewritten: int
     """Places."""
     remarks: tuple[str, ...] = ()
-    """What the rewrite takes away (an option's effect)."""
+    """Effects that the rewrite removes (an option's)."""
 
 
 def plan_fixes(paths: Iterable[str], *, moves: bool = False) -> list[FileFix]:

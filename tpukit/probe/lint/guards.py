@@ -16,7 +16,7 @@ from tpukit.knowledge.calls import OldCall
 from tpukit.probe.lint.names import Names, Scope, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
-"""Packages of which a guard about one name says nothing about the others."""
+"""Large packages: a guard about one of their names does not cover the others."""
 _PACKAGES = ("torch_xla", "torch", "timm", "accelerate", "transformers", "numpy", "lightning")
 _SPELLINGS = {"np": "numpy", "xla": "torch_xla", "pl": "lightning", "pytorch": "torch"}
 _VERSION_WORD = re.compile(r"version|greater|less_|(?<=\d)_\d|_?(?:ge|lt|gt|le)_?\d", re.IGNORECASE)
@@ -186,7 +186,7 @@ def _of_word(word: str) -> list[Guard]:
 
 
 def _is_small(module: str) -> bool:
-    """A module, not an object, of a package of which one name tells the release."""
+    """A module, not an object, of a package of which one name shows the release."""
     return "(" not in module and _root(module) not in _LARGE
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 _MOST_STEPS = 12
-"""Limit for aliases of aliases, so that a cycle ends."""
+"""Maximum length of a chain of aliases, so that a cycle ends."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)

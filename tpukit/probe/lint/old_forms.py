@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tpukit.probe.lint.names import Names, Scope, children, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
-"""In-place arithmetic -> the number of positional arguments when the scalar comes first."""
+"""In-place method -> number of positional arguments of the form with the scalar first."""
 
 
 def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
@@ -40,7 +40,7 @@ def _device_texts(call: ast.Call) -> Iterator[tuple[ast.expr, str, str]]:
 
 
 def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:
-    """Of `iter(loader)`, or a name for it. The iterators of torch_xla's loaders do have `next`."""
+    """Whether `.next()` is called on `iter(loader)`; torch_xla's own iterators do have it."""
     if call.args or call.keywords or not isinstance(call.func, ast.Attribute):
         return False
     node = call.func.value

@@ -1,4 +1,4 @@
-"""Finds out from a file's bytes whether it may contain a finding, far faster than parsing it."""
+"""Rules out files by their bytes: of library code one file in 25 needs to be parsed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def imports(data: bytes, package: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Sign:
-    """What a file contains if it uses some row; tested in this order, the fastest first."""
+    """The text that a file contains if it uses some row; tested in this order, fastest first."""
 
     words: frozenset[bytes]
     """All of these must occur: one, but for a name with dots."""
@@ -99,11 +99,11 @@ class Sign:
 
 
 _AFTER = 80
-"""Characters after a word that its forms may look at."""
+"""Number of characters after a word that its forms may match."""
 
 
 def _statement_start(data: bytes, at: int) -> int:
-    """Where the line begins, or that of the bracket that is open there (a list of imports)."""
+    """Start of the line, or of the line with the bracket that is open here (a list of imports)."""
     bracket = data.rfind(b"(", 0, at)
     if bracket > data.rfind(b")", 0, at):
         at = bracket
@@ -151,8 +151,8 @@ def _signs_by_package() -> Mapping[bytes, tuple[frozenset[bytes], Sequence[Sign]
 
 
 _SPECIFIC = 9
-"""A name of this length, or with an underscore inside, is specific enough alone; a shorter one must
-follow its module's name, or stand in an import from it."""
+"""Minimum length of a name that is specific by itself (or has an underscore inside); a shorter one
+must follow its module's name, or stand in an import from it."""
 
 
 def _signs(row: OldCall, name: str) -> dict[str, _Forms]:

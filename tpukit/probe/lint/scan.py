@@ -37,10 +37,10 @@ _SKIPPED_FOLDERS = {
 }  # fmt: skip
 _SUFFIXES = (".py", ".ipynb", ".pyi")
 _FILES_FOR_WORKERS = 1500
-"""Below, starting worker processes takes longer than they save."""
-_IN_A_TEXT = "--fix leaves it: it stands in a text"
+"""Minimum number of files for worker processes, which take longer to start than they save below."""
+_IN_A_TEXT = "not fixed: inside a string literal"
 _NAMED_FILES = 20
-"""Up to this many named files are parsed in any case, to report those that are invalid."""
+"""Maximum number of named files that are parsed in any case, to report invalid ones."""
 
 
 @dataclass
@@ -122,8 +122,7 @@ def scan_file(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which takes two thirds of the time that parsing takes: a syntax
-    tree is many objects, and none of them is garbage."""
+    """Pauses garbage collection, which takes two thirds of the parsing time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

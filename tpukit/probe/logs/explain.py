@@ -19,7 +19,8 @@ from tpukit.probe.logs.ranking import StepsSeen, ranked
 from tpukit.probe.logs.tracebacks import TracebackReader
 
 _WHOLE_BYTES = 4 << 20
-"""Up to here every line is searched; beyond, only lines that differ by more than numbers."""
+"""Bytes of a log that are searched line by line; after them only lines that differ by more than
+numbers are."""
 _MOST_SHAPES = 400_000
 _LONGEST_LINE = 20_000
 _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}

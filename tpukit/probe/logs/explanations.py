@@ -1,4 +1,4 @@
-"""What an answer about a log consists of."""
+"""The explanation of one known error or exception in a log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Explanation:
     shown: str = ""
     """A sentence that quotes the exception and names the user's line."""
     note: str = field(default="")
-    """Why it is not called the cause."""
+    """Reason why it is not the cause."""
 
     @property
     def id(self) -> str:

@@ -9,7 +9,7 @@ from tpukit.probe.logs.log_text import Line
 _SOURCE_FILE = re.compile(
     r"[\w./~+-]*\.(?:pyi?|md|rst|txt|ipynb|toml|ya?ml|json|sh)(?:(?::|-)\d+)?[:-](?!\d| \S)"
 )
-"""As grep prints it; a log's format and a compiler put one space after the place."""
+"""Place in a file as grep prints it; logs and compilers put one space after the place."""
 _DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
 _COMMIT = re.compile(
@@ -38,12 +38,12 @@ _ITEM = re.compile(
     r"|don't|do not|never|no more|mention|describe)(?:e?[sd]|es)?\b(?!.*:\s)",
     re.IGNORECASE,
 )
-"""How an item of a list or the subject of a commit begins."""
+"""Beginning of a list item or of a commit's subject."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Enabled|Failure)\b\s*(?::|$)"
 )
 _VALUE = re.compile(r"[:=]\s*[\"'`](?:[\w.]+: )?$")
-"""Where a field's text begins: `"error": "`."""
+"""Beginning of a JSON field's text: `"error": "`."""
 _WORDS_BEFORE = 3
 
 

@@ -31,14 +31,14 @@ _CASCADES = {
     "BrokenProcessPool", "CalledProcessError", "SystemExit", "_RemoteTraceback", "RemoteTraceback",
     "RayTaskError", "RendezvousGracefulExitError",
 }  # fmt: skip
-"""What launchers raise about a child's exception."""
+"""Classes that launchers raise about a child's exception."""
 _AFTERMATH = {"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"}
-"""What another process's end brings about: a cause only where there is no other."""
+"""Classes that follow from another process's end: a cause only where there is no other."""
 _TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
 """Classes that code expects and handles: what was raised while handling them counts."""
 _NATIVE = ("terminate", "failed check")
 _WITHOUT_CLASS = (*_NATIVE, "error", "exception in a process")
-"""What `TracebackReader` calls failures that have no class."""
+"""Names that `TracebackReader` gives to failures without a class."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _WIDTH = 160

@@ -17,7 +17,7 @@ _SOFT = re.compile(
     r"(?i)\bwill not be (?:enabled|used|available)|\bnot available,|\bdisabl|\bignor(?:ed|ing)\b"
     r"|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b|\bcontinuing\b|\bretry"
 )
-"""What a program prints before the traceback of an exception that it handled."""
+"""Text above the traceback of an exception that the program handled."""
 _CHILD = re.compile(r"-- Process \d+ terminated with the following error")
 _FRAME = re.compile(
     r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?"
@@ -39,7 +39,7 @@ _ALONE = re.compile(
     r"|nccl[A-Z]\w+Error):\s+"
     r"(?P<message>(?![-+]?\d|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
-"""Metrics are numbers; an exception's documentation begins with `if` or `when`."""
+"""Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
 _NATIVE = re.compile(r"terminate called after throwing an instance of '(?P<name>[^']{1,80})'")
 _WHAT = re.compile(r"what\(\):\s+(?P<message>.*)")
 _ON_DEVICE = re.compile(r"Exception in device=\S+:\s+(?P<message>.+)")
@@ -89,7 +89,7 @@ class Raised:
     line: Line
     frames: list[Frame] = field(default_factory=list)
     first_line: int = 0
-    """Where its traceback begins."""
+    """First line of its traceback."""
     source: Raised | None = None
     """The exception that it was raised from, or while handling which it was raised."""
     while_handling: bool = False

@@ -34,36 +34,36 @@ class CpuFacts:
 
     name: str
     cores: float
-    """Those that this process may use and its container is granted."""
+    """Number that this process may use, within the share of its container."""
     flags: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is on a machine."""
+    """The hardware and software of a machine."""
 
     kind: Kind
-    """What training would use."""
+    """Hardware that training would use."""
     tpu: TpuChips | None
     holders: tuple[Holder, ...]
     """Processes that have the TPU open."""
     lock_file: bool
     """Whether libtpu's lock file is there."""
     gpus: tuple[Gpu, ...]
-    """Those that training may use."""
+    """GPUs that training may use."""
     hidden_gpus: int
-    """Those that CUDA_VISIBLE_DEVICES hides."""
+    """Number of GPUs that CUDA_VISIBLE_DEVICES hides."""
     emulated: bool
     """Whether PJRT_DEVICE=CPU makes `--hw tpu` emulation on CPU (virtual devices)."""
     virtual_devices: int
-    """Those that the emulation makes of the CPU: CPU_NUM_DEVICES."""
+    """Number of virtual devices of the emulation: CPU_NUM_DEVICES."""
     driver: str | None
-    """NVIDIA's."""
+    """Version of NVIDIA's driver."""
     cpu: CpuFacts
     memory_bytes: int | None
-    """The host's, or its container's where that is less."""
+    """Memory of the host, or of its container where that is less."""
     memory_limited: bool
-    """Whether a container limits it."""
+    """Whether a container limits the memory."""
     shm: Disk | None
     disk: Disk | None
     place: Provider

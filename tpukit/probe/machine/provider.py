@@ -1,4 +1,4 @@
-"""Where a machine is: Kaggle, Colab, a cloud, a cluster, a laptop."""
+"""The provider of a machine: Kaggle, Colab, a cloud, a cluster, nobody."""
 
 from __future__ import annotations
 

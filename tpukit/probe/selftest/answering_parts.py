@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 SIDE = 2**24
-"""Of a square of fp32 numbers that takes a petabyte."""
+"""Side of a square of fp32 numbers that takes a petabyte."""
 MEMORY_UNKNOWN = (
     "The device does not report its memory: probe-batch goes by what the TPU compiler says."
 )
@@ -91,7 +91,7 @@ class DeviceParts:
         return generate_twice(self.backend)
 
     def out_of_memory(self) -> Answer:
-        """What no device holds: a search must take the failure for a lack of memory."""
+        """Allocates more than any device holds: the failure must count as a lack of memory."""
         import torch
 
         backend = self.backend

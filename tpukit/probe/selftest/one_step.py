@@ -20,13 +20,13 @@ from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings, Task
 
 ROWS = 8
-"""At least; a multiple of the devices."""
+"""Minimum number of samples; the batch is a multiple of the devices."""
 LARGEST_ERROR = 0.02
-"""Of the loss, and of all changes of the weights together, relative to the CPU's."""
+"""Maximum relative error of the loss, and of all weight changes together, against the CPU."""
 NOISE = 0.05
-"""Added to the weights: where some start at zero (a zeroed output), half of the gradients would."""
+"""Standard deviation of the noise on the weights: a zeroed layer has zero gradients below it."""
 CONFIG = TrainConfig(optimizer="sgd", momentum=0.0, clip_norm=None, precision="fp32")
-"""A step that is linear in the gradient: Adam's first one is its sign, whatever its size."""
+"""Settings of a step that is linear in the gradient (Adam's first step is the gradient's sign)."""
 
 
 def compare_or_keep(

@@ -20,7 +20,7 @@ from tpukit.probe.machine.checks.verdict import Asked, Result, Verdict, failed, 
 
 WORKER = "tpukit.probe.selftest.answering_parts"
 SELFTEST_SECONDS = 600.0
-"""Default time limit of the whole."""
+"""Default time limit of the whole self-test."""
 STEPS, KILLED_AT = 20, 17
 FIX = "Send the report: docs/first_tpu.md says where."
 
@@ -220,7 +220,7 @@ PARTS = (
 def run_selftest(
     asked: Asked, log: Callable[[str], None], parts: tuple[Part, ...] = PARTS
 ) -> Iterator[TimedResult]:
-    """Every part's result, as it comes; `log` is told which one runs and the time that is left.
+    """Every part's result, as it comes; `log` gets the running part and the time that is left.
 
     Raises HardwareError where the hardware that was asked for is not here.
     """

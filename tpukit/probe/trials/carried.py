@@ -1,7 +1,7 @@
-"""A task object on its way to the child processes of a search.
+"""Sends a task object to the child processes of a search.
 
-It is pickled, with the classes and functions of a notebook's cells by value, into a folder that
-ends with the search and that no one else can write to.
+The task is pickled, with the classes and functions of a notebook's cells by value, into a temporary
+folder of the search that only its user can write to.
 """
 
 from __future__ import annotations

@@ -40,11 +40,11 @@ COMPILER_ENVIRONMENT = {
     EMULATED_KERNELS: "0",
 }
 CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
-"""For two compilations at a time: one keeps about one core busy, and takes 2 to 5 GiB."""
+"""Minimum cores and memory for two compilations at a time: each takes a core and 2 to 5 GiB."""
 EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
-"""Default time limits of a trial: the first one on a device compiles all of a run's programs."""
+"""Default time limits of a trial; the first one on a device compiles all of a run's programs."""
 NO_MEMORY_HERE = "Error: out of memory: "
-"""What a process writes that `tpukit.hardware.launch.memory_watch` ends."""
+"""Last words of a process that `tpukit.hardware.launch.memory_watch` ends."""
 KILLED = "killed by the system for lack of memory (SIGKILL)"
 CRASH = "Fatal Python error:"
 STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
@@ -64,7 +64,7 @@ class ChildEvaluator:
     environment: Mapping[str, str]
     crash_hint = CRASH_HINT
     _end = staticmethod(Child.close)
-    """Ends a child that has answered."""
+    """Ends a child that has sent its result."""
 
     def __init__(self, setup: TrialSetup, devices: int, seconds: float) -> None:
         self.setup = setup

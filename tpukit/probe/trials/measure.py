@@ -31,10 +31,10 @@ from tpukit.train.storage.run_log import RunLog
 from tpukit.train.task import PlanSettings, Task
 
 WARM_ROWS = 2
-"""Of the first step, of which only the optimizer's state stays; BatchNorm refuses one row."""
+"""Batch size of the first step, which creates the optimizer state; BatchNorm needs two."""
 RUN_BYTES = 32 * 2**20
-"""What a run's DataLoader, progress bar and threads take beside the batches; half of it is the
-stacks of the worker pool that packed the data, which glibc keeps for further threads."""
+"""Bytes that a run's DataLoader, progress bar and threads take beside the batches; half of them are
+thread stacks of the worker pool that read the data, which glibc keeps."""
 
 
 def measure_trial(
@@ -85,10 +85,7 @@ def measure_trial(
 
 @contextmanager
 def run_companions() -> Iterator[None]:
-    """A run's logs, event files and checkpoint writer.
-
-    Their libraries and threads take memory of the process, which a limit on it includes.
-    """
+    """A run's logs, event files and checkpoint writer, which count against a memory limit."""
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
         folder.create()
@@ -164,7 +161,7 @@ def _evaluate(learner: Learner, batch: Batch) -> None:
 
 
 def _copy_checkpoint(learner: Learner, backend: Backend) -> dict[str, int]:
-    """What a checkpoint copies to the host, held at once; its bytes by kind."""
+    """Copies to the host what a checkpoint copies, all at once; its bytes by kind."""
     copies = {
         "parameters": backend.to_host(learner.model_tensors()),
         "optimizer": backend.to_host(learner.optimizer_state.tensors()),

@@ -1,4 +1,4 @@
-"""What the TPU compiler predicts beside trials that are measured on this machine's TPU."""
+"""Predictions of the TPU compiler beside trials that are measured on this machine's TPU."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PredictedBeside:
         return self.measured.devices
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """As the evaluator that measures, with `predicted` in each trial."""
+        """The measured trials, with `predicted` in each."""
         future = self._thread.submit(self._predict, requests)
         trials = self.measured.evaluate(requests)
         predictions = future.result()
@@ -102,9 +102,9 @@ class PredictedBeside:
 
 
 def _beside(trial: Trial, prediction: Prediction | None) -> Trial:
-    """The trial with its prediction; its memory is the compiler's where that is more.
+    """The trial with its prediction, and the larger one of the two memory usages.
 
-    A TPU under SPMD keeps no peak: samples may miss it, or there are none.
+    Under SPMD a TPU reports no peak, and samples may miss it.
     """
     if prediction is None:
         return trial

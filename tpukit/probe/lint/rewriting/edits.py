@@ -1,4 +1,4 @@
-"""Plans the imports of a rewrite: which local name to write, which import to add or remove."""
+"""The imports of a rewrite: which local name to write, which import to add or remove."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _CONDITIONS = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 _LONG_TEXT = 200
-"""Longer texts are prose: their words do not name anything."""
+"""Maximum length in characters of a text that may name something; longer ones are prose."""
 
 
 @dataclass
 class Insertion:
-    """An import to write behind the statement that starts at a line."""
+    """An import to write below the statement that starts at a line."""
 
     after_line: int
     """0: at the head of the module."""
@@ -51,8 +51,8 @@ class _Import:
         return None
 
 
-class ImportPlanner:
-    """Decides how a module's code spells the new names, and what to import for them."""
+class ImportEdits:
+    """Decides how a module's code spells the new names, and which imports they need."""
 
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.tree = tree
@@ -62,7 +62,7 @@ class ImportPlanner:
         self._around_line: dict[int, tuple[ast.AST, ...]] = {}
 
     def spell(self, name: str, module: str, line: int) -> str | None:
-        """How to write `name` (of `module`) on a line; plans an import where there is none.
+        """How to write `name` (of `module`) on a line; adds an import where there is none.
 
         None where the name to bind means something else in some scope.
         """
@@ -140,8 +140,7 @@ class ImportPlanner:
         return module
 
     def _insert(self, module: str, statement: str, line: int) -> None:
-        """Plans an import behind one of the same package: at module level, or else in the
-        function."""
+        """Adds an import behind one of the same package, at module level or in the function."""
         insertion = Insertion(self._line_beside(module, line), statement)
         if insertion not in self.insertions:
             self.insertions.append(insertion)

@@ -1,4 +1,4 @@
-"""Why a place with a replacement is left alone by --fix, and what a rewrite takes away."""
+"""Reasons why --fix leaves a place as it is, and effects that a rewrite removes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpukit.probe.lint.names import Names, source_text
 
 
 def left_alone(fix: Fix, call: ast.Call | None) -> str:
-    """The reason why this use cannot be rewritten; empty where it can."""
+    """The reason why this use is not rewritten; empty where it is."""
     about_arguments = bool(fix.parameters or fix.drop or fix.prepend or fix.arguments == "drop")
     if call is None:
         return "it is not called here" if about_arguments else ""

@@ -24,7 +24,7 @@ def with_sources(text: str, sources: Mapping[int, str]) -> str:
 
 
 def _cells_at(text: str) -> int:
-    """Where the list of cells starts, in Jupyter's format 4 or 3."""
+    """Offset of the list of cells, in Jupyter's format 4 or 3."""
     members = _members(text, _after_space(text, 0))
     if "cells" in members:
         return members["cells"][0]

@@ -22,7 +22,7 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     new_arguments,
     with_arguments,
 )
-from tpukit.probe.lint.rewriting.edits import ImportPlanner, unused_imports
+from tpukit.probe.lint.rewriting.edits import ImportEdits, unused_imports
 from tpukit.probe.lint.rewriting.moved_calls import MOVES, moved_call, moved_text
 
 Position = tuple[int, int]
@@ -50,17 +50,17 @@ def rewrite(
         module = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except (cst.ParserSyntaxError, RecursionError, ValueError):
         return text, []
-    planner = ImportPlanner(tree, Names(tree))
+    imports = ImportEdits(tree, Names(tree))
     # Whether a call can be rewritten is known only at the call: a first pass finds out.
     trial: list[ModuleFinding] = []
-    module.visit(_Rewriter(wanted, planner, trial))
+    module.visit(_Rewriter(wanted, imports, trial))
     if not trial:
         return text, []
-    dropped = planner.doubled()
+    dropped = imports.doubled()
     if not exports:
         dropped |= unused_imports(tree, trial, text.split("\n"), leaving)
     fixed: list[ModuleFinding] = []
-    result = module.visit(_Rewriter(trial, planner, fixed, dropped)).code
+    result = module.visit(_Rewriter(trial, imports, fixed, dropped)).code
     try:
         ast.parse(result)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -76,14 +76,14 @@ class _Rewriter(cst.CSTTransformer):
     def __init__(
         self,
         places: Sequence[ModuleFinding],
-        planner: ImportPlanner,
+        imports: ImportEdits,
         fixed: list[ModuleFinding],
         dropped: set[Position] | None = None,
     ) -> None:
         """fixed: gains the places that are rewritten. dropped: places of imported names that
         become unused; None in the trial pass."""
         super().__init__()
-        self.planner = planner
+        self.imports = imports
         self.fixed = fixed
         self._dropped = dropped
         self._comments: list[cst.EmptyLine] = []
@@ -141,7 +141,7 @@ class _Rewriter(cst.CSTTransformer):
         return _special(place, fix, node)
 
     def _spelled(self, fix: Fix, place: ModuleFinding) -> cst.BaseExpression | None:
-        text = self.planner.spell(fix.to, fix.imports, place.line)
+        text = self.imports.spell(fix.to, fix.imports, place.line)
         return None if text is None else expression(text)
 
     # -- calls -----------------------------------------------------------------
@@ -181,7 +181,7 @@ class _Rewriter(cst.CSTTransformer):
             return None
         if not fix.imports:
             return moved_call(fix, call)
-        package = self.planner.spell(fix.imports, fix.imports, place.line)
+        package = self.imports.spell(fix.imports, fix.imports, place.line)
         if package is None:
             return None
         return moved_call(replace(fix, to=fix.to.replace(f"{fix.imports}.", f"{package}.")), call)
@@ -210,7 +210,7 @@ class _Rewriter(cst.CSTTransformer):
     def _loader_configuration(self, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
         if "dataloader_config" in given_keywords(call):
             return None
-        name = self.planner.spell_member("accelerate", "DataLoaderConfiguration", place.line)
+        name = self.imports.spell_member("accelerate", "DataLoaderConfiguration", place.line)
         if name is None:
             return None
         moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
@@ -302,7 +302,7 @@ class _Rewriter(cst.CSTTransformer):
         if self._dropped is not None:
             lines = range(first, last + 1)
             kept += _statements(
-                i.statement for i in self.planner.insertions if i.after_line in lines
+                i.statement for i in self.imports.insertions if i.after_line in lines
             )
         self._comments = [] if kept else above
         if not kept:
@@ -311,7 +311,7 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
         """New imports stand below the docstring and `__future__`."""
-        new = _statements(self.planner.at_head()) if self._dropped is not None else []
+        new = _statements(self.imports.at_head()) if self._dropped is not None else []
         body = list(updated_node.body)
         at = next((n for n, statement in enumerate(body) if not _is_head(statement)), len(body))
         if new and at < len(body):

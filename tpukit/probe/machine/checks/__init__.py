@@ -33,7 +33,7 @@ QUICK: tuple[Check, ...] = (
     surroundings.cxx_compiler,
     surroundings.port,
 )
-"""Checks that import nothing heavy and ask nobody outside."""
+"""Checks without heavy imports and without the network."""
 
 
 def run_checks(facts: Facts, asked: Asked, *, quick: bool) -> Iterator[Result]:

@@ -73,7 +73,7 @@ def ask_child(command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]
 
 
 def reason_of(death: Death, seconds: float) -> str:
-    """Why a child gave no answer; empty where it ended well."""
+    """Reason why a child sent no result; empty where it ended well."""
     if death.return_code == 0:
         return ""
     if death.return_code is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MATRIX = 256
 LARGEST_ERROR = {"fp32": 2e-2, "bf16": 5e-2, "fp16": 2e-2}
-"""Relative to the largest entry. fp32 is wide because a TPU multiplies fp32 in bf16 passes."""
+"""Maximum error relative to the largest entry; a TPU multiplies fp32 in bf16 passes."""
 
 
 Kind = Literal["auto", "tpu", "gpu", "cpu"]
@@ -55,7 +55,7 @@ def _answer(descriptor: int, name: str, step: Callable[[], str]) -> bool:
 
 
 def explained(error: Exception) -> tuple[str, str]:
-    """What to say of an error, and what to do."""
+    """The message and the hint for an error."""
     if isinstance(error, TpukitError):
         return error.message, error.hint or "tpukit doctor --quick"
     text = " ".join(f"{type(error).__name__}: {error}".split())

@@ -23,7 +23,7 @@ from tpukit.probe.machine.checks.verdict import (
 )
 
 _JAX_USERS = ("flax", "optax", "orbax-checkpoint", "chex", "equinox", "dm-haiku", "numpyro")
-"""Packages that another jax would break."""
+"""Packages that another version of jax would break."""
 
 
 def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:

@@ -1,5 +1,5 @@
-"""What a check is: a function from facts to a verdict. Its docstring is its label, its failure
-carries the command that fixes it."""
+"""Checks: functions from facts to a verdict. The docstring is the label, a failure carries the
+command that fixes it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user wants this machine for."""
+    """The user's options of the checks."""
 
     hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
     port: int = 29500
-    """Where torchrun's ranks meet."""
+    """Rendezvous port of torchrun."""
     live_seconds: float = 120.0
     """Time limit of the check that opens the device."""
 
