@@ -291,7 +291,7 @@ def _little_more(bracket: Bracket, closeness: float) -> float:
     """The next batch, which is nearly always the proof; farther where such steps keep fitting."""
     low = bracket.low
     near = sum(APART * low <= batch < low for batch in bracket.trials)
-    return low + closeness * 2 ** max(near - 1, 0)
+    return low + closeness * float(2 ** max(near - 1, 0))
 
 
 def _middle(low: int, high: int) -> float:

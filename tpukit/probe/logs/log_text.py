@@ -96,11 +96,6 @@ def drop_updates(text: str) -> list[str]:
     return kept or [""]
 
 
-def strip_prefixes(text: str) -> str:
-    """The line without the prefixes of loggers and launchers, and without a box around it."""
-    return _strip_box(text, _end_of_prefixes(text))
-
-
 def _end_of_prefixes(text: str) -> int:
     start = 0
     for _ in range(_MOST_PREFIXES):

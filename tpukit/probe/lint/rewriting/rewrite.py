@@ -288,7 +288,7 @@ class _Rewriter(cst.CSTTransformer):
         return super().on_visit(node)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        left = super().on_leave(original_node, updated_node)
+        left: Any = super().on_leave(original_node, updated_node)
         above = self._comments_of.pop(original_node, None)
         return left.with_changes(leading_lines=[*above, *left.leading_lines]) if above else left
 
