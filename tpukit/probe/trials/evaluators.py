@@ -44,7 +44,7 @@ CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
 EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 """Default time limits of a trial; the first one on a device compiles all of a run's programs."""
 NO_MEMORY_HERE = "Error: out of memory: "
-"""Last words of a process that `tpukit.hardware.launch.memory_watch` ends."""
+"""Text at the end of the log of a process that `tpukit.hardware.launch.memory_watch` ends."""
 KILLED = "killed by the system for lack of memory (SIGKILL)"
 CRASH = "Fatal Python error:"
 STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
