@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.io.cache import VARIABLE, cache_folder, is_writable
+from tpukit.io.cache import VARIABLE, cache_folder
+from tpukit.io.files import is_writable
 from tpukit.io.temporary import own_temporary_folder
 
 

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tpukit.io.cache import is_writable
+from tpukit.io.files import is_writable
 from tpukit.io.process import allowed_cores
 
 _MOST_BYTES = 1 << 20

@@ -33,7 +33,7 @@ from tpukit.hardware.tpu_stack import (
     choose_stack,
     installed_stack,
 )
-from tpukit.io.cache import is_writable
+from tpukit.io.files import is_writable
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend

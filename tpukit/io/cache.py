@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import UsageError
-from tpukit.io.files import write_file
+from tpukit.io.files import is_writable, write_file
+from tpukit.io.temporary import lasting_temporary_folder
 
 VARIABLE = "TPUKIT_CACHE_DIR"
 
@@ -46,25 +47,8 @@ def cache_folder() -> Path:
     return folder
 
 
-def is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, which may have to be made first."""
-    folder = folder.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return False
-    try:
-        # A system administrator has access to what cannot be written (/proc, some network disks).
-        Path(tempfile.mkdtemp(prefix=".tpukit-", dir=folder)).rmdir()
-    except OSError:
-        return False
-    return True
-
-
 def _temporary_folder() -> Path:
     """The same one in every process of this user, so that ranks share it."""
-    from tpukit.io.temporary import lasting_temporary_folder
-
     folder = lasting_temporary_folder() / f"tpukit_cache_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():

@@ -1,4 +1,4 @@
-"""Atomic writes: a reader sees the old content or the new, never a part of it."""
+"""Atomic writes (a reader sees the old content or the new, never a part of it), and folders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,18 @@ def writing_error(folder: Path, error: OSError) -> TpukitError:
     return DataError(
         f"{where} cannot be written: {error.strerror}.", "Choose a folder you may write with --out."
     )
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which may have to be made first."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    try:
+        # A system administrator has access to what cannot be written (/proc, some network disks).
+        Path(tempfile.mkdtemp(prefix=".tpukit-", dir=folder)).rmdir()
+    except OSError:
+        return False
+    return True

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tpukit.io.cache import is_writable
+from tpukit.io.files import is_writable
 
 PREFIX = "tpukit-"
 LOCK = ".owner"
