@@ -31,10 +31,8 @@ STEP = ("tpukit/train/learner.py", "tpukit/hardware/optimizers")
 XLA = (
     *within("hardware/xla", "backend.py", "flash_attention.py", "lowerings.py", "mesh.py",
             "model_code.py", "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),
-    "tpukit/hardware/embedding.py",
 )  # fmt: skip
-EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py",
-               "packed_linears.py", "trained_linears.py")  # fmt: skip
+EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py")
 ENGINE = (
     *STEP,
     *within("train", "engine.py", "run.py", "loader.py", "data", "schedule.py", "config.py"),

@@ -278,7 +278,7 @@ def repeated_passes():
     backend = open_backend(HardwareOptions(hw="tpu", precision="bf16", devices=1))
     model, counts = backend.prepare(nn.Linear(8, 8)), []
     x = backend.mesh.send(torch.randn(4, 8))
-    with torch.no_grad(), backend.same_weights():
+    with torch.no_grad(), backend.autocast():
         for _ in range(5):
             with backend.autocast():
                 y = model(x)

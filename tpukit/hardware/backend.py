@@ -132,10 +132,6 @@ class ModelOps(Protocol):
         """
         ...
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`F.linear`, by the fastest product that this hardware has for it."""
-        ...
-
 
 class TorchOps:
     """`ModelOps` on any device of torch, for a model that stands by itself."""
@@ -168,9 +164,6 @@ class TorchOps:
             bias = bias.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
-
 
 class Backend(ModelOps, Protocol):
     """The hardware of a run. One object a rank; `tpukit.hardware.select.open_backend` builds it."""
@@ -189,8 +182,6 @@ class Backend(ModelOps, Protocol):
     """Training compiles a program for each shape of its batches."""
     keeps_freed_memory: bool
     """One shape of batch may leave less memory to the next: programs, or an allocator's cache."""
-    cheap_calls: bool
-    """Starting an operation costs little: several on parts of a tensor may beat one on all."""
 
     @property
     def is_main(self) -> bool:
@@ -255,14 +246,9 @@ class Backend(ModelOps, Protocol):
 
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
-        """The precision of a forward pass: the run's own, or another one to compare with."""
-        ...
+        """The precision of a forward pass: the run's own, or another one to compare with.
 
-    def same_weights(self) -> AbstractContextManager[Any]:
-        """Around passes without gradients that all use the same weights.
-
-        Casts of the weights, or copies of them in a faster order, are kept meanwhile where that is
-        faster.
+        Around several passes with the same weights it casts each weight once, where that is faster.
         """
         ...
 

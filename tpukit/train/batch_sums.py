@@ -51,7 +51,7 @@ class BatchSums:
     def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """What the task accumulates of a batch, and its mask, on the host."""
         with self.backend.autocast():
-            found = self.task.accumulate(self.backend.unwrap(self.model), batch)
+            found = self.backend.call(self.model, self.task.accumulate, batch)
         count = len(batch["mask"])
         for name, value in found.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):

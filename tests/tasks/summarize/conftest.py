@@ -32,9 +32,6 @@ class PlainOps:
         assert starts is None
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
-    def linear(self, x, weight, bias=None):  # type: ignore[no-untyped-def]
-        return F.linear(x, weight, bias)
-
 
 @pytest.fixture
 def ops() -> PlainOps:

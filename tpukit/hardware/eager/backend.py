@@ -38,7 +38,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.eager.buffers import has_batch_norm
-from tpukit.hardware.eager.compiling import compile_forward
+from tpukit.hardware.eager.compiling import compile_forward, compiled_passes
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import (
     DDP,
@@ -85,8 +85,6 @@ class EagerBackend(TorchOps):
         self.device = eager.device
         self.fixed_shapes = eager.fixed_shapes
         self.keeps_freed_memory = eager.keeps_freed_memory
-        # Where torch.compile is used, each part's shape would be compiled.
-        self.cheap_calls = eager.cheap_calls and not compiles
         self.precision: Precision = precision
         self.collectives = collectives
         self.rank = collectives.rank
@@ -130,20 +128,18 @@ class EagerBackend(TorchOps):
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        multiply = super().linear if self.compiles else self.eager.linear
-        return multiply(x, weight, bias)
-
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
-            compile_forward(model)
+            # Else generation would compile each of its many shapes.
+            compile_forward(model, every_pass=self.fixed_shapes)
         return self.parallelism.prepare(model, train=train)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return self.parallelism.unwrap(model)
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self.parallelism.call(model, function, *arguments)
+        with compiled_passes():
+            return self.parallelism.call(model, function, *arguments)
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         return dict(self.unwrap(model).named_parameters())
@@ -181,18 +177,6 @@ class EagerBackend(TorchOps):
         if dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
-
-    @contextmanager
-    def same_weights(self) -> Iterator[None]:
-        # torch.compile cannot trace the packed products, and gathered weights are freed again.
-        whole = not isinstance(self.parallelism, FSDP)
-        packs = self.precision == "fp32" and not self.compiles and whole
-        packed = self.eager.packed_weights() if packs else nullcontext()
-        # Generation has many shapes, each used a few times.
-        uncompiled = self.compiles and not self.fixed_shapes
-        stance = torch.compiler.set_stance("force_eager") if uncompiled else nullcontext()
-        with self.autocast(), packed, stance:
-            yield
 
     @contextmanager
     def uneven_passes(self, model: nn.Module, filler: Callable[[], object]) -> Iterator[None]:

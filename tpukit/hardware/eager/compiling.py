@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,6 +16,9 @@ from torch import nn
 SHAPES = 64
 """Programs of one forward pass. Dynamo's own 8 are fewer than training and validation may need;
 beyond its limit each new shape runs uncompiled."""
+
+
+_COMPILED = ContextVar("compiled", default=False)
 
 
 class LimitReached(logging.Filter):
@@ -37,8 +43,21 @@ class LimitReached(logging.Filter):
 LIMIT_REACHED = LimitReached()
 
 
-def compile_forward(model: nn.Module) -> None:
-    """Has a model's forward pass compiled, in place, for each shape of its inputs."""
+@contextmanager
+def compiled_passes() -> Iterator[None]:
+    """Forward passes within the context run compiled."""
+    token = _COMPILED.set(True)
+    try:
+        yield
+    finally:
+        _COMPILED.reset(token)
+
+
+def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
+    """Has a model's forward pass compiled, in place, for each shape of its inputs.
+
+    every_pass: outside of `compiled_passes` too.
+    """
     # A second's import, which eager runs do without.
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, SHAPES)
@@ -48,8 +67,14 @@ def compile_forward(model: nn.Module) -> None:
         # Dynamo passes over the frames of torch's own modules: nn.Sequential would run as it is.
         external: Any = importlib.import_module("torch._dynamo.external_utils")
         call = external.wrap_inline(call)
+    eager: Any = model._call_impl
+    compiled = torch.compile(call, dynamic=False)
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return (compiled if every_pass or _COMPILED.get() else eager)(*arguments, **keywords)
+
     # As `model.compile` does.
-    model._compiled_call_impl = torch.compile(call, dynamic=False)
+    model._compiled_call_impl = forward
 
 
 def compiled_graphs() -> int:

@@ -7,20 +7,17 @@ import importlib.util
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
 from tpukit.hardware.eager.compiling import compiled_graphs
-from tpukit.hardware.eager.packed_linears import PackedLinears, can_pack
-from tpukit.hardware.eager.trained_linears import linear
 from tpukit.hardware.memory import (
     available_bytes,
     data_bytes,
@@ -47,19 +44,9 @@ class EagerDevice(Protocol):
     """Whether `recompute` checkpoints activations: memory is scarcer than time."""
     fixed_shapes: bool
     keeps_freed_memory: bool
-    cheap_calls: bool
-
-    @property
-    def linear(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-        """`F.linear`, by the product to train with."""
-        ...
 
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
-    def packed_weights(self) -> AbstractContextManager[Any]:
-        """Around fp32 passes without gradients: weights may be used in another order."""
-        ...
-
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
     def limit_memory(self, limit_bytes: int) -> None: ...
     def surface_errors(self, results: Sequence[Tensor]) -> None:
@@ -83,8 +70,6 @@ class CpuDevice:
     recomputes = False
     fixed_shapes = False
     keeps_freed_memory = False
-    cheap_calls = True
-    linear = staticmethod(linear)
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -101,9 +86,6 @@ class CpuDevice:
 
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
         pass
-
-    def packed_weights(self) -> AbstractContextManager[Any]:
-        return PackedLinears() if can_pack() else nullcontext()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
@@ -153,8 +135,6 @@ class CudaDevice:
     recomputes = True
     fixed_shapes = False
     keeps_freed_memory = True
-    cheap_calls = False
-    linear = staticmethod(F.linear)
 
     def __init__(self, device: torch.device) -> None:
         # accelerate names no index for a single process, and some of torch.cuda needs one.
@@ -175,9 +155,6 @@ class CudaDevice:
         torch.backends.cudnn.benchmark = not deterministic
         if precision == "fp32":
             _keep_convolutions_in_fp32()
-
-    def packed_weights(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         for batch, copied in prefetch(loader, self._send):

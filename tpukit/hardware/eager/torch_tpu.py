@@ -10,12 +10,11 @@ import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, redirect_stderr
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,8 +39,6 @@ class TpuDevice:
     recomputes = True
     fixed_shapes = True
     keeps_freed_memory = True
-    cheap_calls = False
-    linear = staticmethod(F.linear)
 
     def __init__(self) -> None:
         self.device = torch.device("tpu", 0)
@@ -74,9 +71,6 @@ class TpuDevice:
         if not dist.is_initialized():
             return placed
         return DistributedDataParallel(placed, **DDP_OPTIONS)
-
-    def packed_weights(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self._send)

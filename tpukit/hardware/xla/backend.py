@@ -75,7 +75,6 @@ class XlaBackend(XlaOps):
     fixed_shapes = True
     compiles = True
     keeps_freed_memory = True
-    cheap_calls = False
 
     def __init__(
         self,
@@ -176,10 +175,8 @@ class XlaBackend(XlaOps):
         dtype = DTYPES.get(precision or self.precision)
         with running(self), torch.autocast("xla", dtype=dtype) if dtype else nullcontext():
             yield
-
-    def same_weights(self) -> AbstractContextManager[None]:
-        # Casts kept from the first pass would make it another graph than the rest.
-        return nullcontext()
+            # Casts kept for the next pass of an outer context would make that another graph.
+            torch.clear_autocast_cache()
 
     def uneven_passes(
         self, model: nn.Module, filler: Callable[[], object]

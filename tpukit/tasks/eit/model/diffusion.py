@@ -205,7 +205,7 @@ class Sampler:
 def denoise(model: nn.Module, backend: Backend, steps: Iterator[Batch]) -> Tensor:
     """Runs the sampling steps; this rank's images (rows, 1, side, side) on the host."""
     image: Tensor | None = None
-    with backend.same_weights():
+    with backend.autocast():
         for batch in backend.batches(steps):
             noisy = batch["start"] if image is None else image
             with backend.autocast():

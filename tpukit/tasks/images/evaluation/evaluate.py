@@ -85,7 +85,8 @@ def class_probabilities(
     """
 
     def forward(batch: Batch) -> Tensor:
-        return torch.cat([task.probabilities(model, batch), batch["mask"][:, None]], 1)
+        probabilities = backend.call(model, task.probabilities, batch)
+        return torch.cat([probabilities, batch["mask"][:, None]], 1)
 
     rows = (batch_size or ROWS_PER_DEVICE * backend.devices) // backend.devices or 1
     loading = LoaderSettings(backend.loader_workers(None), 0, WorkerInit())

@@ -2,14 +2,11 @@
 
 Every shape is fixed but by `keep`: the rows and positions of the cache, the rows and the length of
 a prefill. The cache is a ring: in each step all rows write into the same cache position, and a row
-sees the positions it wrote within its own length (see `KeyValues`). Where operations are cheap to
-start, a few rows at a time are read, each as far back as it is long; the ring then starts anew
-where it would end, so that what a row sees is one run of positions.
+sees the positions it wrote within its own length (see `KeyValues`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,11 +16,9 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.model.gpt2 import GPT2, KeyValues, Window
+from tpukit.tasks.summarize.model.gpt2 import GPT2, KeyValues
 
 Array = np.ndarray[Any, Any]
-WINDOW_ROWS = 4
-"""Rows that attention reads together: as far back as the longest of them needs."""
 
 
 @dataclass(frozen=True)
@@ -86,31 +81,12 @@ class BatchDecoder:
         age = (cache_position - cache_positions).remainder(self.shape.positions)
         visible = age[None] <= lengths[:, None]
         positions = lengths.clamp(max=self.model.config.block_size - 1)[:, None]
-        past = KeyValues(self._keys, self._values, cache_position, visible, self._windows())
+        past = KeyValues(self._keys, self._values, cache_position, visible)
         with self.backend.autocast():
             logits: Tensor = self.model(tokens[:, None], past=past, positions=positions)
         self.cache_position = (self.cache_position + 1) % self.shape.positions
         self.lengths[self.lengths > 0] += 1
-        if self.cache_position == 0 and self.backend.cheap_calls:
-            self._start_anew(np.arange(self.shape.rows), self.shape.positions)
         return logits[:, 0].float()
-
-    def _windows(self) -> list[Window]:
-        """The parts of the cache that attention reads in this step; none: all of it."""
-        if not self.backend.cheap_calls:
-            return []
-        windows = []
-        for first in range(0, self.shape.rows, WINDOW_ROWS):
-            rows = slice(first, first + WINDOW_ROWS)
-            shortest, longest = self.lengths[rows].min(), self.lengths[rows].max()
-            start = self.cache_position - int(longest)
-            if start < 0:
-                windows.append(Window(rows, slice(None), masked=True))
-            else:
-                # The beams of a prompt are of one length.
-                seen = slice(start, self.cache_position + 1)
-                windows.append(Window(rows, seen, masked=shortest < longest))
-        return windows
 
     def release(self, rows: Sequence[int]) -> None:
         """These rows are free: they see nothing until a prompt is put into them."""
@@ -144,37 +120,20 @@ class BatchDecoder:
 
     @torch.no_grad()
     def keep(self, rows: Array, positions: int) -> None:
-        """Goes on with these rows alone, over a ring of `positions` that holds all they see."""
-        if positions == self.shape.positions and self.backend.cheap_calls:
-            self._move_rows(rows)
-        else:
-            self._start_anew(rows, positions)
+        """Goes on with these rows alone, over a ring of `positions` that holds all they see.
 
-    def _move_rows(self, rows: Array) -> None:
-        """These rows, in rising order, become the first ones; only what they see is copied."""
-        for place, row in enumerate(rows):
-            if place != row:
-                for part in self._newest(int(self.lengths[row])):
-                    for tensor in (*self._keys, *self._values):
-                        tensor[place, :, part] = tensor[row, :, part]
-        self._keys, self._values = (
-            [t[: len(rows)] for t in kept] for kept in (self._keys, self._values)
-        )
-        self.shape, self.lengths = replace(self.shape, rows=len(rows)), self.lengths[rows]
-
-    def _start_anew(self, rows: Array, positions: int) -> None:
-        """A ring that begins with the oldest position that these rows see."""
+        The new ring begins with the oldest position that these rows see.
+        """
         lengths = self.lengths[rows]
         # The newest positions come first to last: the ring starts anew after them.
         seen = min(int(lengths.max()), positions)
         parts = self._newest(seen)
-        same_rows = np.array_equal(rows, np.arange(self.shape.rows))
         kept_rows = self._put(rows)
         self.shape = replace(self.shape, rows=len(rows), positions=positions)
         rest = self._empty(self._keys[0])[:, :, seen:]
         for tensors in (self._keys, self._values):
             for layer, tensor in enumerate(tensors):
-                kept = tensor if same_rows else tensor.index_select(0, kept_rows)
+                kept = tensor.index_select(0, kept_rows)
                 tensors[layer] = torch.cat([*(kept[:, :, part] for part in parts), rest], 2)
         self.lengths, self.cache_position = lengths, seen % positions
 
@@ -201,10 +160,6 @@ class BatchDecoder:
     def _empty(self, layer: Tensor) -> Tensor:
         _, heads, _, width = layer.shape
         shape = (self.shape.rows, heads, self.shape.positions, width)
-        if self.backend.cheap_calls:
-            # The system clears numpy's pages as they are first used; torch writes to all at once.
-            cleared = np.zeros(math.prod(shape) * layer.dtype.itemsize, np.uint8)
-            return torch.from_numpy(cleared).view(layer.dtype).view(shape)
         return torch.zeros(shape, dtype=layer.dtype, device=self.backend.device)
 
     def _copy_rows(

@@ -85,7 +85,7 @@ class BeamGenerator(Decoder):
 
     def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
         decoding = _BeamDecoding(self, prompts)
-        with self.backend.same_weights():
+        with self.backend.autocast():
             decoding.run()
         return decoding.done
 

@@ -18,8 +18,6 @@ from tpukit.tasks.summarize.model.gpt2 import GPT2
 Array = np.ndarray[Any, Any]
 WORTH_TIGHTENING = 0.75
 """The cache is copied into a smaller one once so much of it is enough."""
-STEPS_UNTIL_ANEW = 64
-"""Free positions of a ring that starts anew where it ends: each time costs a copy of the cache."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,8 @@ class ChunkDecoding:
 
     def cache_positions(self, prompts: Sequence[Prompt]) -> int:
         """Positions of a KV cache that holds these prompts and what follows them."""
-        backend, room = self.decoder.backend, self.decoder.steps_a_read
-        if backend.cheap_calls:
-            room = STEPS_UNTIL_ANEW
-        return self.decoder.plan.cache_positions(prompts, self.decoding.max_new_tokens + room)
+        new_tokens = self.decoding.max_new_tokens + self.decoder.steps_a_read
+        return self.decoder.plan.cache_positions(prompts, new_tokens)
 
     def take_in(self, free: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
         """Prefills a waiting prompt on each device that has room: into all of `free[device]`.
@@ -91,7 +87,7 @@ class StreamingGenerator(Decoder):
 
     def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
         decoding = _StreamingDecoding(self, prompts, self.plan.batch_size)
-        with self.backend.same_weights():
+        with self.backend.autocast():
             decoding.run()
         return decoding.done
 
@@ -161,9 +157,6 @@ class _StreamingDecoding(ChunkDecoding):
         kept = range(len(self.owners)) if self.waiting else [row for row, _ in owned]
         prompts = [*self.waiting, *(owner for _, owner in owned)]
         now, positions = self.batch.shape, self.cache_positions(prompts)
-        if self.decoder.backend.cheap_calls:
-            # Positions outside of the windows that are read cost nothing.
-            positions = now.positions
         if len(kept) * positions <= WORTH_TIGHTENING * now.rows * now.positions:
             self.batch.keep(np.array(kept), positions)
             self.owners = [self.owners[row] for row in kept]

@@ -93,7 +93,7 @@ def summaries_of_chunks(
     @torch.no_grad()
     def filler() -> None:
         (batch,) = backend.batches([{"tokens": nothing}])
-        with backend.same_weights():
+        with backend.autocast():
             plain(batch["tokens"])
 
     with backend.uneven_passes(plain, filler):

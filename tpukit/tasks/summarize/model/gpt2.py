@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpukit.hardware.backend import ModelOps, TorchOps
-from tpukit.hardware.embedding import look_up
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,6 @@ class GPT2Config:
     """Blocks are computed again in the backward pass instead of being kept."""
 
 
-class Window(NamedTuple):
-    """A run of rows, and what of the KV cache attention reads for them."""
-
-    rows: slice
-    positions: slice
-    """None of these rows attends to another position."""
-    masked: bool
-    """Whether some of them attend to fewer."""
-
-
 class KeyValues(NamedTuple):
     """The KV cache: keys and values of past tokens in a ring that all rows share.
 
@@ -62,8 +51,6 @@ class KeyValues(NamedTuple):
     """(1,): where this step's keys and values go."""
     visible: Tensor
     """(rows, cache positions): whether a row attends to a position, this step's included."""
-    windows: Sequence[Window] = ()
-    """All rows, in order. Where given, attention reads these alone, one after the other."""
 
 
 class PlainOps(TorchOps):
@@ -84,39 +71,16 @@ class LayerPast(NamedTuple):
     cache_position: Tensor
     bias: Tensor
     """(rows, 1, 1, cache positions): 0 where a row may look, minus infinity elsewhere."""
-    windows: Sequence[Window]
 
     def attend(self, ops: ModelOps, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Writes this step's key and value, and attends to all that a row may look at."""
         keys, values, bias = self.keys, self.values, self.bias
         keys.index_copy_(2, self.cache_position, key.to(keys.dtype))
         values.index_copy_(2, self.cache_position, value.to(values.dtype))
-        if not self.windows:
-            return ops.attention(query, keys, values, bias)
-        parts = [
-            ops.attention(
-                query[rows],
-                keys[rows, :, seen],
-                values[rows, :, seen],
-                bias[rows, ..., seen] if masked else None,
-            )
-            for rows, seen, masked in self.windows
-        ]
-        return torch.cat(parts)
+        return ops.attention(query, keys, values, bias)
 
 
-class Linear(nn.Linear):
-    """A linear layer by the hardware's own product."""
-
-    def __init__(self, inputs: int, outputs: int, ops: ModelOps) -> None:
-        super().__init__(inputs, outputs)
-        self.ops = ops
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.ops.linear(x, self.weight, self.bias)
-
-
-class QueryKeyValue(Linear):
+class QueryKeyValue(nn.Linear):
     """Queries, keys and values; the keys' bias stays as it is.
 
     It adds the same to all scores of a query, so its gradient is rounding alone, which Adam would
@@ -127,7 +91,7 @@ class QueryKeyValue(Linear):
         """Three products: a TPU copies the parts of one three times before its attention kernel."""
         query, key, value = self.bias.chunk(3)
         pairs = zip(self.weight.chunk(3), (query, key.detach(), value), strict=True)
-        return tuple(self.ops.linear(x, weight, bias) for weight, bias in pairs)
+        return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
 
 
 class GPT2Block(nn.Module):
@@ -141,11 +105,11 @@ class GPT2Block(nn.Module):
         self.exact_gelu = config.exact_gelu
         self.dropout = config.dropout
         self.norm_1 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.qkv = QueryKeyValue(width, 3 * width, ops)
-        self.attention_out = Linear(width, width, ops)
+        self.qkv = QueryKeyValue(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
         self.norm_2 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp_in = Linear(width, 4 * width, ops)
-        self.mlp_out = Linear(4 * width, width, ops)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (rows, heads, length, width of a head)."""
@@ -259,15 +223,13 @@ class GPT2(nn.Module):
         return self._project(last(x, *inputs, wanted=wanted))
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x: Tensor = self.position_embedding(positions) + look_up(
-            tokens, self.token_embedding.weight
-        )
+        x: Tensor = self.position_embedding(positions) + self.token_embedding(tokens)
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         return x
 
     def _project(self, x: Tensor) -> Tensor:
-        return self.ops.linear(self.norm(x), self.token_embedding.weight)
+        return F.linear(self.norm(x), self.token_embedding.weight)
 
     def _prefill(self, x: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = [], []
@@ -283,7 +245,7 @@ class GPT2(nn.Module):
         zeros = torch.zeros(past.visible.shape, dtype=past.keys[0].dtype, device=x.device)
         bias = zeros.masked_fill(~past.visible, float("-inf"))[:, None, None, :]
         for block, keys, values in zip(self.blocks, past.keys, past.values, strict=True):
-            layer = LayerPast(keys, values, past.cache_position, bias, past.windows)
+            layer = LayerPast(keys, values, past.cache_position, bias)
             x = block(x, past=layer)
         return self._project(x)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpukit.errors import ConfigError
-from tpukit.tasks.summarize.model.gpt2 import GPT2, Linear
+from tpukit.tasks.summarize.model.gpt2 import GPT2
 
 TARGETS = {
     "qkv": "qkv",
@@ -51,18 +51,17 @@ def parse_targets(text: str) -> tuple[str, ...]:
 class LoraLinear(nn.Module):
     """A frozen linear layer plus scale * up(down(x)); it starts as the layer alone."""
 
-    def __init__(self, base: Linear, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
         self.weight = base.weight
         self.bias = base.bias
         self.down = nn.Parameter(torch.randn(rank, base.in_features) / rank)
         self.up = nn.Parameter(torch.zeros(base.out_features, rank))
         self.scale = scale
-        self.ops = base.ops
 
     def forward(self, x: Tensor) -> Tensor:
         update = F.linear(F.linear(x, self.down), self.up)
-        return self.ops.linear(x, self.weight, self.bias) + self.scale * update
+        return F.linear(x, self.weight, self.bias) + self.scale * update
 
 
 def add_lora(model: GPT2, config: LoraConfig) -> None:
