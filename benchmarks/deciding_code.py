@@ -43,7 +43,7 @@ SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
           *within("probe/batch", "search.py", "recommend.py"))  # fmt: skip
 TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
 EIT = (*within("tasks/eit", "model", "task.py"), "tpukit/train/ema.py")
-IMAGES = within("tasks/images", "classifier.py", "task.py", "images_config.py")
+IMAGES = within("tasks/images", "classifier.py", "task.py", "settings.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
                    "data/packing.py")  # fmt: skip
 TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")

@@ -27,9 +27,10 @@ TEXTS = ROOT / "scripts" / "reference.toml"
 PACKAGE = ROOT / "tpukit"
 sys.path.insert(0, str(ROOT))
 
+from tpukit.commands.options.task_settings import CONFIGS, settings_of_task  # noqa: E402
+
 from tpukit.cli import COMMANDS  # noqa: E402
 from tpukit.commands.options.option_sets import field_docs  # noqa: E402
-from tpukit.commands.options.task_settings import CONFIGS, settings_of_task  # noqa: E402
 from tpukit.commands.options.training import TRAINING_PANELS  # noqa: E402
 from tpukit.train.config import TrainConfig  # noqa: E402
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from tpukit.commands.launching import in_this_process
 from tpukit.commands.options.hardware import USED, hardware_options
 from tpukit.commands.options.option_sets import PARSERS
+from tpukit.commands.options.own_options import DECLARED
 from tpukit.commands.options.training import (
     GivenSettings,
     SettingSources,
     default_folder,
     read_settings,
 )
-from tpukit.commands.predict import DecodingOptions, PredictOptions, prediction
+from tpukit.commands.predict import PredictOptions, prediction
 from tpukit.commands.sizing import (
     check_search,
     settings_to_repeat,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     RunLike = str | Path | TrainingResult | TrainedTask | type[Task] | Task
 
 Log = Callable[[str], None]
+HARDWARE = tuple(name for name in USED if name != "master_port")
+"""Options of `evaluate` and `predict` that choose the hardware."""
 Options = TypeVar("Options")
 
 
@@ -118,7 +121,7 @@ def evaluate(
 
     refuse_while_importing()
     given = _take(TestOptions, options, RANGES)
-    hardware = _hardware(options, TestOptions, log)
+    hardware = _hardware(options, log)
     if (run is None) == (checkpoint is None):
         raise ConfigError("evaluate takes a run or checkpoint=.", "Give one of the two.")
     if run is not None:
@@ -126,7 +129,8 @@ def evaluate(
     else:
         trained = open_checkpoint_file(Path(checkpoint or ""), task, settings or {})
     with _failures_named():
-        use = evaluation(trained, given)
+        _refuse_unknown(options, "test", trained, TestOptions)
+        use = evaluation(trained, given, options)
         return dict(use_model(trained, use, hardware, log, once=False) or {})
 
 
@@ -144,14 +148,15 @@ def predict(
     options: those of `tpukit predict` (`data_path=`, `test_csv=`, `out=`, `num_beams=`, ...).
     """
     refuse_while_importing()
-    given, decoding = _take(PredictOptions, options), _take(DecodingOptions, options)
-    hardware = _hardware(options, PredictOptions, log)
+    given = _take(PredictOptions, options)
+    hardware = _hardware(options, log)
     runs = run if isinstance(run, list) else [run]
     if not runs:
         raise ConfigError("predict takes a run, or a list of runs; the list is empty.")
     trained, *others = (_open(one, task, settings, log) for one in runs)
     with _failures_named():
-        use = prediction(trained, given, decoding, others)
+        _refuse_unknown(options, "predict", trained, PredictOptions)
+        use = prediction(trained, given, options, others)
         return dict(use_model(trained, use, hardware, log, once=False) or {})
 
 
@@ -265,15 +270,23 @@ def _take(
     return kind(**given)
 
 
-def _hardware(options: Mapping[str, Any], kind: type, log: Log) -> HardwareOptions:
-    """What is left of a call's options when its own kind is taken out: the hardware's."""
-    known = [name for name in USED if name != "master_port"]
-    for name in options.keys() - set(known):
-        near = nearest(name, known + [field.name for field in dataclasses.fields(kind)])
-        raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)
-    hardware = hardware_options(dict(options))
+def _hardware(options: dict[str, Any], log: Log) -> HardwareOptions:
+    """Takes the hardware's options out of a call's."""
+    given = {name: options.pop(name) for name in HARDWARE if name in options}
+    hardware = hardware_options(given)
     in_this_process(hardware, log)
     return hardware
+
+
+def _refuse_unknown(
+    options: Mapping[str, Any], command: str, trained: TrainedTask, kind: type[Any]
+) -> None:
+    """Raises ConfigError for an option that neither the command nor the task has."""
+    declared = getattr(trained.task, DECLARED[command])
+    own = [field.name for field in dataclasses.fields(declared)] if declared else []
+    for name in options.keys() - set(own):
+        near = nearest(name, [*HARDWARE, *own, *(f.name for f in dataclasses.fields(kind))])
+        raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)
 
 
 # -- runs and processes ----------------------------------------------------------------------------

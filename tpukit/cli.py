@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -59,6 +59,8 @@ class LazyGroup(TyperGroup):
     """A group that imports a command's module only when that command is called."""
 
     only_listing = False
+    arguments: Sequence[str] = ()
+    """What follows the command's name."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -66,7 +68,13 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        return placeholder(cmd_name) if self.only_listing else load_command(cmd_name)
+        return (
+            placeholder(cmd_name) if self.only_listing else load_command(cmd_name, self.arguments)
+        )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.arguments = args[1:]
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.only_listing = True
@@ -78,29 +86,20 @@ def placeholder(name: str) -> TyperCommand:
     return TyperCommand(name, help=COMMANDS[name], short_help=COMMANDS[name])
 
 
-def load_command(name: str) -> Any:
-    """The command `name` from `tpukit.commands`."""
+def load_command(name: str, arguments: Sequence[str] = ()) -> Any:
+    """The command `name` from `tpukit.commands`, with the options of the task that is named."""
     module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
+    app = module.make_app(arguments) if hasattr(module, "make_app") else module.app
     # Completion is installed for the whole program, not for one command of it.
-    module.app._add_completion = False
-    command = typer.main.get_command(module.app)
+    app._add_completion = False
+    command = typer.main.get_command(app)
     command.name = name
     _fit_help(command)
     return command
 
 
-def _parse_listing(command: Any, ctx: Any, arguments: list[str]) -> Any:
-    """Reads a command's arguments; its help lists the settings of the task that they name."""
-    from tpukit.commands.options.task_settings import list_settings
-
-    list_settings(command, arguments)
-    return type(command).parse_args(command, ctx, arguments)
-
-
 def _fit_help(command: Any) -> None:
-    """No default where there is none (older typers write `None`), no boxes in a narrow terminal,
-    the settings of the task that is named."""
-    command.parse_args = partial(_parse_listing, command)
+    """No default where there is none (older typers write `None`), no boxes in a narrow terminal."""
     for parameter in command.params:
         if parameter.default is None:
             parameter.show_default = False
@@ -300,7 +299,7 @@ def _named(message: str, hint: str, arguments: list[str]) -> str:
 def _flags(arguments: list[str]) -> set[str]:
     """The options of a command line's command that take no value."""
     with suppress(Exception):
-        command = load_command(arguments[0])
+        command = load_command(arguments[0], arguments[1:])
         command = getattr(command, "commands", {}).get(arguments[1], command)
         flags = [p.opts + p.secondary_opts for p in command.params if getattr(p, "is_flag", False)]
         return {name for names in flags for name in names}

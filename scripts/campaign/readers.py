@@ -120,7 +120,7 @@ def _code(path: Path, content: bytes) -> None:
 
 def _table(path: Path, content: bytes) -> None:
     from tpukit.tasks.images.data.listing import read_table
-    from tpukit.tasks.images.images_config import ImagesConfig
+    from tpukit.tasks.images.settings import ImagesConfig
 
     path.write_bytes(content)
     read_table(path, ImagesConfig(data_path=str(path.parent)))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpukit.commands.options.hardware import UseHardware, hardware_options
-from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.option_sets import Given, OwnOptions
+from tpukit.commands.options.own_options import app_with_own_options, build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
@@ -27,82 +28,47 @@ if TYPE_CHECKING:
 
     Log = Callable[[str], None]
 
-app = typer.Typer()
-DEFAULT_RUN = Path("out-summarization")
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodingOptions:
-    """Options of decoding, named as in transformers; None is not given."""
-
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum new tokens (100).")] = None
-    do_sample: Annotated[
-        bool | None,
-        typer.Option("--do-sample", help="Sample instead of greedy decoding."),
-    ] = None
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature (1); implies --do-sample.")
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Sample from the top K tokens (50); implies --do-sample."),
-    ] = None
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus probability (1); implies --do-sample.")
-    ] = None
-    num_beams: Annotated[int | None, typer.Option(help="Beams of beam search (1).")] = None
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Beam scores are divided by length to this power (1).")
-    ] = None
-    early_stopping: Annotated[
-        bool | None,
-        typer.Option("--early-stopping", help="Stop at `num_beams` candidates."),
-    ] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling (0).")] = None
-
-    def given(self) -> dict[str, Any]:
-        """What was given; options of sampling imply `do_sample`."""
-        given = {n: v for n, v in dataclasses.asdict(self).items() if v is not None}
-        if {"temperature", "top_k", "top_p"} & given.keys():
-            given.setdefault("do_sample", True)
-        return given
-
 
 @dataclasses.dataclass(frozen=True)
 class PredictOptions:
     """Fields of `PredictionRequest`."""
 
     test_csv: Annotated[
-        Path | None, typer.Option(help="File with id and dialogue (the data path's test.csv).")
+        Path | None, typer.Option(help="File whose rows are predicted (the data path's test.csv).")
     ] = None
     out: Annotated[
-        Path | None, typer.Option(help="File to write (submission.csv; EIT: images.npz).")
+        Path | None, typer.Option(help="File to write (default: the task's own name).")
     ] = None
     sample_submission: Annotated[
         Path | None,
         typer.Option(help="A file whose columns, ids and order the submission must have."),
     ] = None
     data_path: Annotated[
-        Path | None, typer.Option(help="Folder to predict (EIT: of .npz files).")
+        Path | None, typer.Option(help="Folder or file to predict (default: the run's).")
     ] = None
 
 
-@app.command()
-@with_option_sets
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    return app_with_own_options(predict, "predict", arguments)
+
+
 def predict(
     *,
     run: Annotated[
         list[Path] | None,
-        typer.Option(help=f"Run folder ({DEFAULT_RUN}); images: several are averaged."),
+        typer.Option(
+            help="Run folder (out-summarization), its own options in --help; several are averaged"
+            " (images)."
+        ),
     ] = None,
     task: TaskOptions,
     options: PredictOptions,
-    decoding: DecodingOptions,
+    own: OwnOptions,
     hardware: UseHardware,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Write a trained run's predictions: summaries of a test file, images of an EIT folder.
+    """Write a trained run's predictions: summaries or classes of a test file, images of a folder.
 
     The same command again goes on where a killed one stopped.
     """
@@ -113,20 +79,21 @@ def predict(
     kind = prepare_environment(chosen)
     settings = parse_settings(task.settings or [])
     trained, *others = (
-        open_trained(path, output.text, task.task, settings) for path in run or [DEFAULT_RUN]
+        open_trained(path, output.text, task.task, settings)
+        for path in run or [default_run("predict")]
     )
-    use_in_all_ranks(trained, prediction(trained, options, decoding, others), chosen, kind, output)
+    use_in_all_ranks(trained, prediction(trained, options, own, others), chosen, kind, output)
 
 
 def prediction(
     trained: TrainedTask,
     options: PredictOptions,
-    decoding: DecodingOptions,
+    own: Given,
     others: Sequence[TrainedTask] = (),
 ) -> Use:
     """What `predict` does with the model of a run, averaged with others where there are any.
 
-    Raises what is known before a device is opened.
+    own: options that the task declares. Raises what is known before a device is opened.
     """
     from tpukit.tasks.sample_submission import match_sample, read_csv_table
     from tpukit.train.mistakes.returned import expect
@@ -134,9 +101,11 @@ def prediction(
 
     if trained.run is None:
         raise ConfigError("Predictions need a run.", "Give the folder of one.")
-    fields = dataclasses.asdict(options)
     averaged = [_averaged(trained, other) for other in others]
-    request = PredictionRequest(trained.run, **fields, decoding=decoding.given(), averaged=averaged)
+    request = PredictionRequest(
+        trained.run, **vars(options), options=build_own(trained.task, "predict", own),
+        averaged=averaged,
+    )  # fmt: skip
     sample = (
         None if options.sample_submission is None else read_csv_table(options.sample_submission)
     )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import typer
 
-from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.option_sets import OwnOptions
+from tpukit.commands.options.own_options import TaskOption, app_with_own_options
 from tpukit.commands.options.probe import (
     InputOption,
+    ModelOption,
     PlaceOptions,
-    ProbedModelOptions,
     SearchOptions,
     TargetOption,
-    TaskOption,
 )
-from tpukit.commands.options.task_options import NetworkOptions
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.sizing import check_search, size_batch, size_model, task_source
@@ -24,18 +21,18 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import prepare_environment
 from tpukit.probe.batch.search import SearchSettings
 
-app = typer.Typer()
+
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    return app_with_own_options(probe_batch, "probe-batch", arguments)
 
 
-@app.command()
-@with_option_sets
 def probe_batch(
-    network: NetworkOptions,
-    model: ProbedModelOptions,
     sources: SettingSources,
     search: SearchOptions,
     place: PlaceOptions,
+    own: OwnOptions,
     task: TaskOption = "eit",
+    model: ModelOption = None,
     inputs: InputOption = None,
     target: TargetOption = None,
     json: JsonOption = False,
@@ -47,8 +44,9 @@ def probe_batch(
     """
     output, settings = Output(as_json=json), SearchSettings(**search)
     check_search(settings, target, place)
-    own = {**dataclasses.asdict(network), **dataclasses.asdict(model)}
-    factory = own.pop("model") if _is_factory(model.model, task, inputs) else None
+    factory = model if _is_factory(model, task, inputs) else None
+    if factory is None and model is not None:
+        own["model"] = model
     given = {**place, "global_batch_size": settings.global_batch_size}
     read = read_settings(given, sources, own)
     # With a target only its children compute, in an environment of their own.

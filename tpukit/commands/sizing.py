@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpukit.commands.options.task_options import ModelOptions, NetworkOptions
+from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of, declared_options
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
@@ -36,20 +36,18 @@ SEARCH_RANGES: Mapping[str, Range] = {
     "trial_time": Range(1, 30 * 86400, whole=False),
     "max_time": Range(1, 30 * 86400, whole=False),
 }
-COMMAND_OPTIONS: Mapping[str, Any] = {"eit": NetworkOptions, "summarize": ModelOptions}
-"""Settings of our tasks that have an option of their training command."""
 
 
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The training command with the recommended batch."""
-    words = ["tpukit", "summarize-train" if request.spec == "summarize" else "train"]
-    own: set[str] = set()
-    if request.spec in COMMAND_OPTIONS:
-        own = {field.name for field in dataclasses.fields(COMMAND_OPTIONS[request.spec])}
-    else:
+    command = command_of(request.spec)
+    words = ["tpukit", command]
+    if request.spec != DEFAULT_TASKS[command]:
         words += ["--task", request.spec]
+    own = [field.name for field in declared_options(command, request.spec)]
     for name, value in request.task_settings.items():
-        words += [flag(name), str(value)] if name in own else ["--set", f"{name}={value}"]
+        is_option = name in own and not isinstance(value, bool)
+        words += [flag(name), str(value)] if is_option else ["--set", f"{name}={_toml(value)}"]
     for name, value in settings_to_repeat(request, global_batch, accumulate).items():
         words += _words(name, value)
     return shlex.join(words)
@@ -58,10 +56,14 @@ def training_command(request: TrainingRequest, global_batch: int, accumulate: in
 def _words(name: str, value: Any) -> list[str]:
     """A training setting on the command line."""
     if name not in itertools.chain.from_iterable(TRAINING_PANELS.values()):
-        return ["--set", f"{name}={json.dumps(value) if isinstance(value, bool) else value}"]
+        return ["--set", f"{name}={_toml(value)}"]
     if isinstance(value, bool):
         return [flag(name) if value else flag(f"no-{name}")]
     return [flag(name), size_text(value) if name == "memory_limit" else str(value)]
+
+
+def _toml(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, bool) else value
 
 
 def settings_to_repeat(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tpukit.commands.options.option_sets import with_option_sets
-from tpukit.commands.options.task_options import SUMMARIES, ModelOptions
+from tpukit.commands.options.option_sets import OwnOptions
+from tpukit.commands.options.own_options import app_with_own_options
 from tpukit.commands.options.training import (
     PlanOption,
     SettingSources,
@@ -20,22 +20,19 @@ from tpukit.commands.options.training import (
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.training_run import run_training
 
-app = typer.Typer()
+
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    return app_with_own_options(summarize_train, "summarize-train", arguments)
 
 
-@app.command()
-@with_option_sets
 def summarize_train(
     training: TrainingOptions,
     sources: SettingSources,
-    model: ModelOptions,
+    own: OwnOptions,
     plan: PlanOption = None,
     export: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel=SUMMARIES,
-            help="Write the best weights as a Hugging Face directory at the end.",
-        ),
+        typer.Option(help="Write the best weights as a Hugging Face directory at the end."),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -45,7 +42,7 @@ def summarize_train(
     The same command again resumes a run that was stopped.
     """
     output = Output(as_json=as_json)
-    settings = read_settings(training, sources, asdict(model))
+    settings = read_settings(training, sources, own)
     run = run_training("summarize", settings, plan, output)
     if run is not None and export is not None and os.environ.get("RANK", "0") == "0":
         _export(run, export, output)

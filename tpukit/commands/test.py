@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpukit.commands.options.hardware import UseHardware, hardware_options
-from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.option_sets import Given, OwnOptions
+from tpukit.commands.options.own_options import app_with_own_options, build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, shown_in_cell
 from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
@@ -27,16 +28,7 @@ if TYPE_CHECKING:
 
     Log = Callable[[str], None]
 
-app = typer.Typer()
-
-DEFAULT_RUN = Path("results/deit")
-RANGES = {
-    "sampling_steps": Range(1, 1000),
-    "samples": Range(1, 10**6),
-    "limit": COUNT,
-    "batch_size": BATCH,
-    "seed": SEED,
-}
+RANGES: Mapping[str, Range] = {"limit": COUNT, "batch_size": BATCH, "seed": SEED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +38,11 @@ class TestOptions:
     __test__ = False
 
     data: Annotated[
-        str | None,
-        typer.Option(help="EIT: simulated, uef2017, ktc2023, or a folder of .npz (simulated)."),
+        str | None, typer.Option(help="Data set: a name that the task knows, or a path.")
     ] = None
     data_path: Annotated[
         Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
     ] = None
-    sampling_steps: Annotated[int | None, typer.Option(help="EIT: DDIM steps (5).")] = None
-    samples: Annotated[
-        int,
-        typer.Option(help="EIT: images per measurement; their mean is evaluated."),
-    ] = 1
     limit: Annotated[int | None, typer.Option(help="Only the first N samples.")] = None
     batch_size: Annotated[
         int | None,
@@ -68,18 +54,24 @@ class TestOptions:
     ] = None
 
 
-@app.command()
-@with_option_sets
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    return app_with_own_options(test, "test", arguments)
+
+
 def test(
     *,
     run: Annotated[
-        Path | None, typer.Option(help=f"Run folder, or one checkpoint in it ({DEFAULT_RUN}).")
+        Path | None,
+        typer.Option(
+            help="Run folder, or one checkpoint in it (results/deit); with --help, its own options."
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file of the published code (best.pt) instead of a run.")
     ] = None,
     task: TaskOptions,
     options: TestOptions,
+    own: OwnOptions,
     hardware: UseHardware,
     export: Annotated[
         Path | None,
@@ -100,17 +92,20 @@ def test(
     if export is not None:
         _export(trained, export, output)
         return
-    use_in_all_ranks(trained, evaluation(trained, options), chosen, kind, output)
+    use_in_all_ranks(trained, evaluation(trained, options, own), chosen, kind, output)
 
 
-def evaluation(trained: TrainedTask, options: TestOptions) -> Use:
-    """What `test` does with the model of a trained task."""
+def evaluation(trained: TrainedTask, options: TestOptions, own: Given) -> Use:
+    """What `test` does with the model of a trained task; `own`: options that the task declares."""
     from tpukit.train.monitor.validation import metrics_of_run
     from tpukit.train.report.metric_table import metric_lines
     from tpukit.train.report.run_report import report_test
     from tpukit.train.requests import EvaluationRequest
 
-    request = EvaluationRequest(trained.run, trained.checkpoint, **dataclasses.asdict(options))
+    own_options = build_own(trained.task, "test", own)
+    request = EvaluationRequest(
+        trained.run, trained.checkpoint, options=own_options, **vars(options)
+    )
 
     def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         fields = metrics_of_run(trained.task, model, backend, request, log)
@@ -131,7 +126,7 @@ def _open(
 
     settings = parse_settings(options.settings or [])
     if checkpoint is None:
-        return open_trained(run or DEFAULT_RUN, output.text, options.task, settings)
+        return open_trained(run or default_run("test"), output.text, options.task, settings)
     return open_checkpoint_file(checkpoint, options.task, settings)
 
 

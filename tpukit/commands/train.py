@@ -1,14 +1,13 @@
-"""`tpukit train`: EIT diffusion, image classification, or a task of the user's own."""
+"""`tpukit train`: an installed task, or one of the user's own."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import Sequence
 
 import typer
 
-from tpukit.commands.options.option_sets import with_option_sets
-from tpukit.commands.options.task_options import NetworkOptions
+from tpukit.commands.options.option_sets import OwnOptions
+from tpukit.commands.options.own_options import TaskOption, app_with_own_options
 from tpukit.commands.options.training import (
     PlanOption,
     SettingSources,
@@ -18,29 +17,22 @@ from tpukit.commands.options.training import (
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.training_run import run_training
 
-app = typer.Typer()
+
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    return app_with_own_options(train, "train", arguments)
 
 
-@app.command()
-@with_option_sets
 def train(
     training: TrainingOptions,
     sources: SettingSources,
-    network: NetworkOptions,
+    own: OwnOptions,
     plan: PlanOption = None,
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            help="`eit`, `images`, or your own: my_file.py:MyTask; with --help, its settings.",
-        ),
-    ] = "eit",
+    task: TaskOption = "eit",
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Train EIT diffusion, an image classifier, or a task of your own.
+    """Train EIT diffusion, an image classifier, dialogue summaries, or a task of your own.
 
     The same command again resumes a run that was stopped.
     """
-    settings = read_settings(training, sources, asdict(network))
-    run_training(task, settings, plan, Output(as_json=json))
+    run_training(task, read_settings(training, sources, own), plan, Output(as_json=json))

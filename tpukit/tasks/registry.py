@@ -1,10 +1,9 @@
-"""Built-in tasks by name, a user's own by file and class, or as a class or object in Python."""
+"""Installed tasks by name, a user's own by file and class, or as a class or object in Python."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import sys
 from collections.abc import Mapping
@@ -14,17 +13,11 @@ from typing import Any, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.knowledge.setting_names import nearest_setting
+from tpukit.tasks.declared import registered
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.imported import USER_MODULE, import_user_file, import_user_module
 from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.task import Task
-
-BUILT_IN = {
-    "images": ("tpukit.tasks.images.task", "ImagesTask"),
-    "eit": ("tpukit.tasks.eit.task", "EITTask"),
-    "summarize": ("tpukit.tasks.summarize.task", "SummarizeTask"),
-}
-
 
 SIGNATURES = {
     "build_model": "def build_model(self, ops): return MyModel()",
@@ -37,15 +30,16 @@ SESSION = "__main__"
 
 
 def find_task(spec: str) -> type[Task]:
-    """The class of `eit`, `summarize`, `my_file.py:MyTask`, `package.module:MyTask`, which
+    """The class of a registered name, `my_file.py:MyTask`, `package.module:MyTask`, which
     `FOLDER:` may precede, or `__main__:MyTask` (this session's).
 
     Raises ConfigError naming what is wrong with it.
     """
-    if spec in BUILT_IN:
-        module, name = BUILT_IN[spec]
-        found: type[Task] = getattr(importlib.import_module(module), name)
-        return found
+    if spec in registered():
+        module, _, name = registered()[spec].partition(":")
+        cls = _class_of(import_user_module(module, None, "--task"), name, module)
+        cls.name = getattr(cls, "name", spec)
+        return own_class(cls)
     path, _, name = spec.rpartition(":")
     if path == SESSION:
         return _class_in_session(name)
@@ -54,12 +48,12 @@ def find_task(spec: str) -> type[Task]:
     folder, _, module = path.rpartition(":")
     if all(part.isidentifier() for part in module.split(".")):
         return _class_in_module(module, Path(folder), name)
-    near = difflib.get_close_matches(spec, BUILT_IN, n=1)
+    near = difflib.get_close_matches(spec, registered(), n=1)
     raise ConfigError(
         f"--task {spec!r}: there is no such task.",
         f"Did you mean {near[0]}?"
         if near
-        else f"There are {', '.join(BUILT_IN)}, or your own as my_file.py:MyTask.",
+        else f"There are {', '.join(registered())}, or your own as my_file.py:MyTask.",
     )
 
 
@@ -167,7 +161,7 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
 
 def default_data_path(cls: type[Task]) -> str:
     """The data path that a class has by itself where none is given, else ./data."""
-    own = [getattr(cls, "config_class", None), *cls.__mro__]
+    own = [cls.options, *cls.__mro__]
     for init in (vars(base)["__init__"] for base in own if base and "__init__" in vars(base)):
         if parameter := inspect.signature(init).parameters.get("data_path"):
             given = parameter.default
@@ -177,8 +171,7 @@ def default_data_path(cls: type[Task]) -> str:
 
 def _require_true_or_false(cls: type[Task], settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for another value of a setting that is true or false."""
-    config = getattr(cls, "config_class", None)
-    hints = get_type_hints(config) if config else {}
+    hints = get_type_hints(cls.options) if cls.options else {}
     for name, value in settings.items():
         kinds = (hints.get(name), *get_args(hints.get(name)))
         if bool in kinds and value is not None and not isinstance(value, bool):
@@ -198,8 +191,9 @@ def _require_methods(cls: type[Task]) -> None:
 
 def accepted_settings(cls: type[Task]) -> set[str] | None:
     """Names of the settings a task's constructor takes; None where it takes any."""
-    config = getattr(cls, "config_class", None)
-    parameters = inspect.signature(config or cls).parameters
+    if cls.options is None and cls.__init__ is Task.__init__:
+        return set()
+    parameters = inspect.signature(cls.options or cls).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None
     return set(parameters)

@@ -12,14 +12,8 @@ from torch import nn
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.registry import (
-    BUILT_IN,
-    SESSION,
-    default_data_path,
-    find_task,
-    make_task,
-    own_class,
-)
+from tpukit.tasks.declared import registered
+from tpukit.tasks.registry import SESSION, default_data_path, find_task, make_task, own_class
 from tpukit.train.mistakes.returned import expect
 from tpukit.train.storage.exported_weights import export
 from tpukit.train.storage.run_folder import RunFolder, TrainedRun, open_run, read_config
@@ -109,17 +103,17 @@ def open_checkpoint_file(
 
 def _recorded_spec(run: TrainedRun) -> str:
     """What `find_task` takes for the run's task."""
+    place = (run.source or "").partition(":")[0]
+    if run.source is not None and (place == SESSION or Path(place).exists()):
+        return run.source
+    if run.task in registered():
+        return run.task
     if run.source is None:
-        if run.task in BUILT_IN:
-            return run.task
         raise CheckpointError(
             f"{run.path} is a run of task {run.task!r} and does not record the file of its class.",
             "Name it with --task FILE:CLASS.",
         )
-    place = run.source.partition(":")[0]
-    if place != SESSION and not Path(place).exists():
-        raise CheckpointError(
-            f"The file of task {run.task!r} is not at {place} any more.",
-            "Name its new place with --task FILE:CLASS.",
-        )
-    return run.source
+    raise CheckpointError(
+        f"The file of task {run.task!r} is not at {place} any more.",
+        "Name its new place with --task FILE:CLASS.",
+    )

@@ -27,7 +27,7 @@ class TrainingRequest:
     task_settings: Mapping[str, Any] = field(default_factory=dict)
     """The task's own settings that were given, by options, `--set`, file or preset."""
     spec: str = ""
-    """How the user named the task: `eit`, `summarize` or `my_file.py:MyTask`."""
+    """How the user named the task: a registered name or `my_file.py:MyTask`."""
     command: str = "the same command"
     """What the user typed, to print how to resume."""
     chosen_preset: str | None = None
@@ -86,16 +86,14 @@ class EvaluationRequest:
     """Folder the data lies in; None: the run's own."""
     out: Path | None = None
     """Folder for predictions and pictures; None: in the run folder."""
-    sampling_steps: int | None = None
-    """Diffusion tasks: sampling steps from noise to an image."""
-    samples: int = 1
-    """Diffusion tasks: images sampled for each measurement; their mean is evaluated too."""
     limit: int | None = None
     """Only the first `limit` samples."""
     batch_size: int | None = None
     """Global batch size; None: chosen by the task."""
     seed: int = 0
     """Seed of random draws."""
+    options: Any = None
+    """What the task declares as `test_options`, with the values that were given."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class PredictionRequest:
     """File to write; None: the task's own name for it."""
     sample_submission: Path | None = None
     """A file whose ids and order the output must have."""
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-    """Text tasks: decoding options that were given, named as in transformers."""
+    options: Any = None
+    """What the task declares as `predict_options`, with the values that were given."""
     averaged: Sequence[AveragedRun] = ()
     """Runs beside `run`, for tasks that average over several (`Task.averages_runs`)."""

@@ -31,7 +31,7 @@ from tpukit.hardware.backend import (
 )
 from tpukit.hardware.options import OptimizerName
 from tpukit.train import schedule
-from tpukit.train.config import EMAUpdates
+from tpukit.train.config import EMAUpdates, build
 from tpukit.train.data.batch_plan import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -166,6 +166,20 @@ class Task(ABC):
     """
 
     name: str
+    options: ClassVar[type[Any] | None] = None
+    """The settings: a frozen dataclass whose fields are options of `train` and `probe-batch`, its
+    docstrings their help; the constructor takes them by name. Read from the source, as are the
+    attributes below: a class that the task's file defines or imports by name."""
+    test_options: ClassVar[type[Any] | None] = None
+    """The same for `test`: built, it is `request.options` of `evaluate`."""
+    predict_options: ClassVar[type[Any] | None] = None
+    """The same for `predict`."""
+    folder: ClassVar[str | None] = None
+    """The run folder where --results-dir names none; None: results/NAME."""
+    generators: ClassVar[Mapping[str, type[Any]]] = MappingProxyType({})
+    """Synthetic data sets by name: `tpukit data NAME`; see `docs/own_task.md`."""
+    metric_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Metric in JSON -> its name in tables; `↑` or `↓` at the end says which way is better."""
     source: ClassVar[str | None] = None
     """Where a user's class comes from, `FILE:CLASS`; set where it is loaded."""
     defaults: TrainingDefaults = TrainingDefaults()
@@ -187,6 +201,15 @@ class Task(ABC):
                 raise TypeError(f"{cls.__name__}.{removed} is no longer called: {instead}")
         if "__init__" in vars(cls):
             cls.__init__ = _keeping_settings(cls.__init__)  # type: ignore[method-assign]
+
+    def __init__(self, **settings: Any) -> None:
+        """Settings are the fields of `options`; `self.settings` are they, checked."""
+        self.given_settings = settings
+        if self.options is None:
+            for name in settings:
+                raise TypeError(f"{type(self).__name__} has no setting {name!r}")
+        else:
+            self.settings = build(self.options, settings, str)
 
     # -- what must be given ---------------------------------------------------------------------
     @abstractmethod

@@ -9,7 +9,7 @@ import pytest
 
 from tpukit.errors import ConfigError
 from tpukit.tasks.images.evaluation.class_metrics import METRICS, chosen_metrics
-from tpukit.tasks.images.images_config import METRIC_NAMES, ImagesConfig
+from tpukit.tasks.images.settings import METRIC_NAMES, ImagesConfig
 
 
 @pytest.fixture(params=[0, 1, 2])

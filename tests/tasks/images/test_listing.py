@@ -7,7 +7,7 @@ from PIL import Image
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.images.data.listing import find_training_images, table_rows, unused_fold
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.settings import ImagesConfig
 
 
 def put(path, colour=0):

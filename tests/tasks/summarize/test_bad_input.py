@@ -127,7 +127,7 @@ def test_a_device_is_no_file_to_read() -> None:
 )
 def test_decoding_out_of_range(name, value, allowed) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} .* in {allowed}"):
-        Decoding(**{name: value}).check()
+        Decoding(**{name: value})
 
 
 def test_a_run_of_another_task(tmp_path: Path) -> None:

@@ -8,9 +8,17 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tpukit.commands.options.task_settings import CONFIGS, named_task, settings_of_task
+from tpukit.commands.options.own_options import (
+    DECLARED,
+    DEFAULT_TASKS,
+    command_of,
+    declared_options,
+    named_task,
+    value_of,
+)
 from tpukit.io.ranges import shown
 from tpukit.knowledge.setting_names import nearest_setting
+from tpukit.tasks.declared import registered
 
 EXPECTED = re.compile("Input should be a valid (number|integer)")
 """How typer's validation begins."""
@@ -39,29 +47,30 @@ def _command_of(error: Any) -> Any:
 
 
 def _option_hints(option: str, arguments: Sequence[str], command: Any) -> Iterator[str]:
-    """For an option that a command does not have: its own name of it, or the task's setting."""
+    """For an option that a command does not have: its name of it, or the tasks that have it."""
     name = option.replace("-", "_")
     known = {own.removeprefix("--"): own for p in getattr(command, "params", ()) for own in p.opts}
     names = {own.replace("-", "_"): flag for own, flag in known.items()}
     near = nearest_setting(name, names)
-    task = named_task(getattr(command, "name", None) or "", arguments)
-    holders = [t for t in CONFIGS if any(s.name == name for s in settings_of_task(t))]
-    value = dict(pairwise(arguments)).get(f"--{option}", "VALUE")
-    if task is not None and any(s.name == name for s in settings_of_task(task)):
-        yield f"It is a setting of {task}: --set {name}={value}"
-    elif task is not None and holders:
-        yield " ".join(_ways_of(holders, name, value))
+    line = getattr(command, "name", None) or ""
+    holders = []
+    if line in DECLARED:
+        holders = [t for t in registered() if name in (o.name for o in declared_options(line, t))]
+    if holders:
+        value = value_of(f"--{option}", arguments) or "VALUE"
+        yield f"Task {named_task(line, arguments)} has no such option."
+        yield from (_way_of(line, task, f"--{name.replace('_', '-')} {value}") for task in holders)
     elif near is not None:
         yield f"Did you mean {names[near]}?"
 
 
-def _ways_of(holders: Sequence[str], name: str, value: str) -> Iterator[str]:
-    """How a setting is given to the tasks that have it."""
-    for task in holders:
-        if task == "summarize":
-            yield f"For summaries: tpukit summarize-train --{name.replace('_', '-')} {value}."
-        else:
-            yield f"For {task}: --task {task} --set {name}={value}."
+def _way_of(command: str, task: str, option: str) -> str:
+    """How an option is given to a task that has it."""
+    if DECLARED[command] != "options":
+        return f"Task {task} has one: give a run of it."
+    own = command_of(task) if command in ("train", "summarize-train") else command
+    chosen = "" if DEFAULT_TASKS[own] == task else f" --task {task}"
+    return f"For {task}: tpukit {own}{chosen} {option}."
 
 
 def _value_of(param: Any, arguments: Sequence[str]) -> str | None:

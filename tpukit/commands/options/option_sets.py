@@ -6,7 +6,9 @@ import ast
 import dataclasses
 import functools
 import inspect
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
@@ -18,6 +20,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Given = dict[str, Any]
 """Options by field name; those that were not given are left out."""
 
+PLAIN_TYPES = (bool, int, float, str, Path)
 ALIASES = {"devices": "--nproc"}
 PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_time": (parse_duration, "DURATION"),
@@ -29,11 +32,16 @@ PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
 """Fields whose option has a unit, and how its value is shown in `--help`."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OptionSet:
     """Parameters of a command that stand for fields of a config; see `options_of`."""
 
     parameters: Sequence[inspect.Parameter]
+
+
+OWN = OptionSet(())
+OwnOptions = Annotated[Given, OWN]
+"""The parameter of a command that receives the options of a task."""
 
 
 def options_of(config: type, panels: Mapping[str, Sequence[str]]) -> OptionSet:
@@ -48,7 +56,8 @@ def options_of(config: type, panels: Mapping[str, Sequence[str]]) -> OptionSet:
     hints, docs = get_type_hints(config), field_docs(config)
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     return OptionSet([
-        _parameter(name, hints[name], _help(docs[name], defaults[name]), defaults[name], panel)
+        option_parameter(name, hints[name], help_text(docs[name], defaults[name]),
+                         defaults[name], panel)
         for panel, names in panels.items()
         for name in names
     ])  # fmt: skip
@@ -78,20 +87,30 @@ def documented_fields(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAs
                 yield name, field, " ".join(text.split())
 
 
-def _help(doc: str, default: Any) -> str:
+def help_text(doc: str, default: Any) -> str:
+    """A docstring as the help of an option, with its default where it does not name one."""
     if default is None or isinstance(default, bool) or "default" in doc:
         return doc
     return f"{doc.removesuffix('.')} (default: {default})."
 
 
-def _parameter(name: str, hint: Any, text: str, default: Any, panel: str) -> inspect.Parameter:
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    kind = str if get_origin(hint) is Literal else kinds[0]
+def option_parameter(
+    name: str, hint: Any, text: str, default: Any, panel: str | None
+) -> inspect.Parameter:
+    """A parameter that typer reads as the option of a field; its value is None if not given."""
+    hint = next((part for part in _parts(hint) if part is not type(None)), hint)
+    parser, metavar = PARSERS.get(name, (None, None))
+    kind: Any = str
+    if get_origin(hint) is Literal:
+        metavar = "|".join(map(str, get_args(hint)))
+    elif hint in PLAIN_TYPES:
+        kind = hint
+    else:
+        parser, metavar = read_value, "VALUE"
     flag = f"--{name.replace('_', '-')}"
     names = [flag, ALIASES[name]] if name in ALIASES else [flag]
     if kind is bool and default is not False:
         names = [f"{flag}/--no-{flag[2:]}"]
-    parser, metavar = PARSERS.get(name, (None, None))
     if parser is not None:
         parser = _naming(flag, parser)
     option = typer.Option(*names, rich_help_panel=panel, help=text, parser=parser, metavar=metavar)
@@ -101,6 +120,19 @@ def _parameter(name: str, hint: Any, text: str, default: Any, panel: str) -> ins
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of another type itself."""
+    return (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
+
+
+def read_value(text: str) -> Any:
+    """A value as in TOML, else text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # not TOML, or beyond what Python reads of it
+        return text
 
 
 def _naming(flag: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -115,11 +147,14 @@ def _naming(flag: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
-def with_option_sets(command: Command) -> Command:
+def with_option_sets(command: Command, own: Sequence[inspect.Parameter] = ()) -> Command:
     """Lets a parameter stand for several options.
 
     Annotated with a dataclass of options, it receives that dataclass built; annotated with
     `options_of`, a dict of the options that were given. Typer sees one flat signature.
+
+    own: what the set `OWN` stands for, known when a command line is read: the options that a task
+        declares. Those whose name the command has already are left out.
     """
     hints = get_type_hints(command, include_extras=True)
     dataclass_sets: dict[str, Any] = {n: h for n, h in hints.items() if dataclasses.is_dataclass(h)}
@@ -132,6 +167,10 @@ def with_option_sets(command: Command) -> Command:
             parameters += given_sets[name].parameters
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
+    taken = {parameter.name for parameter in parameters}
+    own = [parameter for parameter in own if parameter.name not in taken]
+    given_sets = {n: OptionSet(own) if s is OWN else s for n, s in given_sets.items()}
+    parameters += own
 
     @functools.wraps(command)
     def flat(**values: Any) -> Any:
@@ -140,8 +179,8 @@ def with_option_sets(command: Command) -> Command:
             for name, options in dataclass_sets.items()
         }
         for name, options in given_sets.items():
-            taken = {p.name: values.pop(p.name) for p in options.parameters}
-            built[name] = {n: v for n, v in taken.items() if v is not None}
+            given = {p.name: values.pop(p.name) for p in options.parameters}
+            built[name] = {n: v for n, v in given.items() if v is not None}
         return command(**built, **values)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

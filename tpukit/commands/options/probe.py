@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from tpukit.commands.options.option_sets import Given, options_of
-from tpukit.commands.options.task_options import ModelOptions
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig
 
@@ -22,12 +20,6 @@ PlaceOptions = Annotated[
     Given, options_of(TrainConfig, {HARDWARE: HARDWARE_FIELDS, TASK: ("data_path",)})
 ]
 """Where the task would be trained, and on what data."""
-TaskOption = Annotated[
-    str,
-    typer.Option(
-        "--task", rich_help_panel=TASK, help="`eit`, `images`, `summarize`, or my_file.py:MyTask."
-    ),
-]
 TargetOption = Annotated[
     str | None,
     typer.Option(
@@ -44,18 +36,12 @@ InputOption = Annotated[
         help="An input of --model, without the batch: image=3x224x224, 'ids=128:int64<1000'.",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class ProbedModelOptions(ModelOptions):
-    """The summaries' settings; `--model` also takes a function that builds any module."""
-
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            rich_help_panel=OWN_MODEL,
-            help="my_file.py:make_model, or package.module:function; for summaries the size of"
-            " GPT-2.",
-        ),
-    ] = None
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        rich_help_panel=OWN_MODEL,
+        help="my_file.py:make_model, or package.module:function; without a colon the task's"
+        " setting `model`.",
+    ),
+]

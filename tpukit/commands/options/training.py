@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpukit.commands.options.option_sets import Given, options_of
+from tpukit.commands.options.option_sets import Given, options_of, read_value
 from tpukit.errors import ConfigError
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.options import HardwareOptions, Kind
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 DEFAULT_EPOCHS = 10
 """Of a task that says neither epochs nor steps."""
-FOLDERS = {"eit": "results/deit", "summarize": "out-summarization"}
-"""Run folders of our tasks; a user's is results/NAME."""
 HARDWARE = "Hardware"
 DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_KERNELS)
 """Environment variables that decide the hardware: what goes on with a run sets them, too."""
@@ -199,8 +196,7 @@ def _require_another_folder(init_from: str | None, folder: Path) -> None:
 
 def default_folder(task: type[Task]) -> str:
     """The run folder of a task where --results-dir names none."""
-    own = f"results/{task.name}"
-    return own if task.source else FOLDERS.get(task.name, own)
+    return str(vars(task).get("folder") or f"results/{task.name}")
 
 
 def read_settings(
@@ -233,11 +229,7 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         if not separator or not name:
             raise ConfigError(f"--set {pair!r} is not NAME=VALUE.", "Write --set lr=0.001.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):  # not TOML, or beyond what Python reads of it
-            value = text
-        settings[name] = value
+        settings[name] = read_value(text)
     return settings
 
 

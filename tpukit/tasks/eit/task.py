@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tpukit.errors import CheckpointError, ConfigError
+from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
-from tpukit.io.ranges import Range, range_problems
 from tpukit.tasks.eit.data.dataset import (
     data_normalisation,
     existing_data_path,
@@ -26,102 +24,14 @@ from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.data.ridge_regression import fit_images
 from tpukit.tasks.eit.model.diffusion import Diffusion, DiffusionConfig, Sampler
 from tpukit.tasks.eit.model.lean import lean_network
-from tpukit.tasks.eit.model.network import SIZES, Network, NetworkConfig, reference_network
+from tpukit.tasks.eit.model.network import Network, reference_network
 from tpukit.tasks.eit.model.published import load_published, read_published
+from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
-from tpukit.train.task import Datasets, Preset, Sample, Task, TrainingDefaults, stack_samples
+from tpukit.train.task import Datasets, Preset, Sample, Task, stack_samples
 
 Log = Callable[[str], None]
 NORMALISATION_FILE = "normalisation.npz"
-REFERENCE_SUFFIX = "-reference"
-"""A size with it is the same network in published instead of lean form."""
-
-PUBLISHED_TRAINING = TrainingDefaults(
-    global_batch_size=64,
-    max_steps=200_000,
-    lr=1e-5,
-    clip_norm=1.0,
-    ema_decay=0.995,
-    ema_every=10,
-    ema_updates="ema_pytorch-0.5.2",
-    ckpt_every=500,
-)
-"""Adam 1e-5, clip 1, 200,000 steps, EMA 0.995 every 10 steps with its warm-up of 100, by the pinned
-ema_pytorch 0.5.2 (public code of Shi et al., 2025). It trains on 16 samples a process; 64 is the
-total of four."""
-
-SMALL_TRAINING = replace(
-    PUBLISHED_TRAINING,
-    epochs=10,
-    max_steps=None,
-    lr=1e-3,
-    schedule="cosine",
-    warmup_steps=50,
-    final_lr_fraction=0.01,
-    ema_decay=0.95,
-    ema_updates="ema_pytorch",
-)
-"""Runs of a thousand steps: the EMA must forget the initial weights within them."""
-
-TRAINING: dict[str, TrainingDefaults] = {
-    "tiny": SMALL_TRAINING,
-    "small": SMALL_TRAINING,
-    "published": PUBLISHED_TRAINING,
-    "published-reference": PUBLISHED_TRAINING,
-}
-
-
-@dataclass(frozen=True)
-class EITConfig:
-    """The task's settings."""
-
-    size: str = "published"
-    """tiny, small, published (in lean form), or published-reference (in published form)."""
-    data_path: str = "./data"
-    """Folder with train/, valid/ and test/."""
-    sampling_steps: int = 5
-    """DDIM steps from noise to an image."""
-    loss: Literal["l1", "l2"] | None = None
-    """Loss on the clean image: l1 (mean absolute error) or l2 (mean squared error). None: l1, as
-    published, for the published sizes, else l2."""
-    refinement: bool | None = None
-    """Convolutions over the assembled image, which see across patches. None: for tiny and small."""
-
-    def __post_init__(self) -> None:
-        if self.size not in TRAINING:
-            close = difflib.get_close_matches(self.size, TRAINING, n=1, cutoff=0.3)
-            raise ConfigError(
-                f"Unknown size {self.size!r}; there are {', '.join(TRAINING)}.",
-                f"Did you mean {close[0]}?" if close else None,
-            )
-        if self.loss not in (None, "l1", "l2"):
-            raise ConfigError(f"loss {self.loss!r} is neither l1 nor l2.")
-        if self.refinement and not SIZES[self.base_size].refinement_channels:
-            raise ConfigError(f"size {self.size} has no refinement: leave it out, or false.")
-        steps = {"sampling_steps": Range(1, DiffusionConfig.steps)}
-        if problems := range_problems(vars(self), steps, str):
-            raise ConfigError(problems[0])
-
-    @property
-    def base_size(self) -> str:
-        """The size without the form."""
-        return self.size.removesuffix(REFERENCE_SUFFIX)
-
-    @property
-    def network(self) -> NetworkConfig:
-        network = SIZES[self.base_size]
-        return replace(network, refinement_channels=0) if self.refinement is False else network
-
-    @property
-    def error(self) -> Callable[[Tensor], Tensor]:
-        """The loss of each pixel's error."""
-        loss = self.loss or ("l1" if self.size.startswith("published") else "l2")
-        return torch.abs if loss == "l1" else torch.square
-
-    @property
-    def reference(self) -> bool:
-        """Whether the network keeps its published form."""
-        return self.size.endswith(REFERENCE_SUFFIX)
 
 
 class EITTask(Task):
@@ -131,7 +41,9 @@ class EITTask(Task):
     """
 
     name = "eit"
-    config_class = EITConfig
+    options = EITConfig
+    test_options = SamplingOptions
+    folder = "results/deit"
     cpu_preset = "quick"
     presets: ClassVar[Mapping[str, Preset]] = {
         "quick": Preset(

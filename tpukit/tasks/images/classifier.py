@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import ParameterGroup
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.settings import ImagesConfig
 
 
 @dataclass(frozen=True)

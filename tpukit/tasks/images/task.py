@@ -41,7 +41,7 @@ from tpukit.tasks.images.data.damaged import check_headers
 from tpukit.tasks.images.data.image_files import NO_IMAGE, ImageFiles
 from tpukit.tasks.images.data.listing import LabelledImages, find_training_images, unused_fold
 from tpukit.tasks.images.evaluation.class_metrics import chosen_metrics
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import (
     Datasets,
@@ -71,7 +71,7 @@ class ImagesTask(Task):
     """
 
     name = "images"
-    config_class = ImagesConfig
+    options = ImagesConfig
     averages_runs = True
     defaults = TrainingDefaults(
         global_batch_size=128,

@@ -85,7 +85,9 @@ class SummarizeTask(Task):
     """Learns the summary that follows a dialogue; only its tokens are targets."""
 
     name = "summarize"
-    config_class = SummarizeConfig
+    options = SummarizeConfig
+    predict_options = Decoding
+    folder = "out-summarization"
     presets = PRESETS
 
     def __init__(self, **settings: Any) -> None:

@@ -40,14 +40,16 @@ def import_user_file(path: Path, option: str) -> ModuleType:
     return module
 
 
-def import_user_module(name: str, folder: Path, option: str) -> ModuleType:
-    """The module `package.module`, of a folder or installed.
+def import_user_module(name: str, folder: Path | None, option: str) -> ModuleType:
+    """The module `package.module`, of a folder or installed; None: installed.
 
     Raises ConfigError where it cannot be imported.
     """
     refuse_while_importing()
-    import_from(folder.resolve())
-    hint = f"Name a file (my_file.py:NAME), or a module of {folder} or an installed one."
+    hint = "Reinstall the package that it is in."
+    if folder is not None:
+        import_from(folder.resolve())
+        hint = f"Name a file (my_file.py:NAME), or a module of {folder} or an installed one."
     with _failure_named(name, option, hint):
         return importlib.import_module(name)
 

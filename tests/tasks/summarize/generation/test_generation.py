@@ -204,4 +204,4 @@ def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-
 ])  # fmt: skip
 def test_senseless_options(options):  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError):
-        Decoding(**options).check()
+        Decoding(**options)

@@ -25,6 +25,7 @@ from tpukit.tasks.eit.evaluation.metrics import (
 from tpukit.tasks.eit.evaluation.pictures import draw_grid, save_predictions
 from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.model.diffusion import Reconstructions
+from tpukit.tasks.eit.settings import SamplingOptions
 from tpukit.tasks.eit.task import EITTask, Log
 from tpukit.tasks.mean_interval import mean_interval
 from tpukit.train.requests import EvaluationRequest
@@ -65,11 +66,12 @@ def evaluate_images(
     if backend.is_main:
         with writing_errors(out):
             out.mkdir(parents=True, exist_ok=True)
+    samples = (request.options or SamplingOptions()).samples
     made = sample_images(task, model, backend, frames, request, log)
     if not backend.is_main:
         return {}
     with writing_errors(out):
-        return _report(frames, _with_baselines(frames, made, request.samples), data, out, log)
+        return _report(frames, _with_baselines(frames, made, samples), data, out, log)
 
 
 def _default_folder(request: EvaluationRequest, data: str) -> Path:

@@ -18,6 +18,7 @@ from tpukit.tasks.eit.data.measured import TestSet, check_units
 from tpukit.tasks.eit.data.symmetry import SYMMETRIES
 from tpukit.tasks.eit.evaluation.metrics import correlation
 from tpukit.tasks.eit.model.diffusion import Reconstructions, View
+from tpukit.tasks.eit.settings import SamplingOptions
 from tpukit.tasks.eit.task import EITTask, Log
 from tpukit.train.requests import EvaluationRequest
 
@@ -45,8 +46,9 @@ def sample_images(
     request: EvaluationRequest,
     log: Log,
 ) -> Reconstructions:
-    """`request.samples` images of each frame, which see it turned and mirrored where the network
-    follows the electrodes' symmetries. Every rank must call it."""
+    """`samples` images of each frame. They see it turned and mirrored where the network follows the
+    electrodes' symmetries. Every rank must call it."""
+    options = request.options or SamplingOptions()
     normalisation = task.normalisation or data_normalisation(request.data_path or DEFAULT_FOLDER)
     warning = check_units(frames, normalisation)
     if warning:
@@ -54,16 +56,16 @@ def sample_images(
     mean, std = normalisation.mean, normalisation.std
     views = [
         View(voltage_map(symmetry.of_voltages(frames.ys), mean, std)[:, None], symmetry)
-        for symmetry in SYMMETRIES[: request.samples]
+        for symmetry in SYMMETRIES[: options.samples]
     ]
-    draws = len(frames.ys) * request.samples
+    draws = len(frames.ys) * options.samples
     batch_size = _batch_size(request.batch_size, backend.devices, draws)
-    sampler = task.sampler(batch_size, steps=request.sampling_steps, seed=request.seed)
+    sampler = task.sampler(batch_size, steps=options.sampling_steps, seed=request.seed)
     if len(views) > 1 and not _treats_alike(task, model, backend, views, batch_size):
         log("Turned and mirrored measurements give other images: the network sees none of them.")
         views = views[:1]
     with Progress("reconstructing", draws, enabled=backend.is_main) as progress:
-        return sampler.reconstruct(model, backend, views, request.samples, progress.advance)
+        return sampler.reconstruct(model, backend, views, options.samples, progress.advance)
 
 
 def _treats_alike(

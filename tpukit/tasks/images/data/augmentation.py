@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.settings import ImagesConfig
 
 Pixels = NDArray[np.uint8]
 Transform = Callable[[Image.Image], Any]

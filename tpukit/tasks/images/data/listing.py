@@ -20,7 +20,7 @@ import numpy as np
 
 from tpukit.errors import DataError
 from tpukit.tasks.images.data.validation_part import of_fold, stratified, stratified_groups
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.settings import ImagesConfig
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 VALIDATION_FOLDERS = ("valid", "val", "validation")

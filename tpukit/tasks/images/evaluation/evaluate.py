@@ -32,7 +32,7 @@ from tpukit.tasks.images.evaluation.class_metrics import (
     log_loss,
 )
 from tpukit.tasks.images.evaluation.class_pictures import draw_confusion, draw_mistakes
-from tpukit.tasks.images.images_config import ImagesConfig
+from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask, Log
 from tpukit.train.inference import infer
 from tpukit.train.loader import LoaderSettings

@@ -61,10 +61,9 @@ def checked_job(task: SummarizeTask, request: PredictionRequest) -> PredictionJo
     job = PredictionJob(
         request.test_csv or default_test_file(request.data_path or Path(task.config.data_path)),
         request.out or SUBMISSION,
-        Decoding(**request.decoding),
+        request.options or Decoding(),
         request.sample_submission,
     )
-    job.decoding.check()
     require_writable(job.out)
     return job
 

@@ -215,6 +215,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor, decoding: Decoding) -> Tensor
     Temperature, then top-k, then top-p, as transformers applies them; the draw inverts the
     cumulative distribution, so one uniform number decides one token.
     """
+    assert decoding.temperature is not None and decoding.top_p is not None
     count = decoding.top_k or logits.shape[-1]
     values, tokens = torch.topk(logits / decoding.temperature, min(count, logits.shape[-1]))
     probability = values.softmax(-1)

@@ -29,26 +29,30 @@ class Decoding:
     """How tokens are chosen; named as in transformers."""
 
     max_new_tokens: int = 100
-    """Most tokens of a summary."""
-    do_sample: bool = False
-    """Sample tokens instead of taking the likeliest."""
-    temperature: float = 1.0
-    """Under 1 sharpens, over 1 flattens what is drawn from."""
-    top_k: int = 50
-    """Sample from this many of the likeliest tokens; 0: from all."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that together have this probability."""
+    """Maximum new tokens."""
+    do_sample: bool | None = None
+    """Sample instead of greedy decoding (default: where an option of sampling is given)."""
+    temperature: float | None = None
+    """Sampling temperature (default: 1)."""
+    top_k: int | None = None
+    """Sample from the top K tokens (default: 50); 0: from all."""
+    top_p: float | None = None
+    """Nucleus probability (default: 1)."""
     num_beams: int = 1
-    """Beams of a beam search."""
+    """Beams of beam search."""
     length_penalty: float = 1.0
     """Beam scores are divided by length to this power."""
     early_stopping: bool = False
-    """End a beam search with its first complete set of beams."""
+    """Stop at `num_beams` candidates."""
     seed: int = 0
-    """Seeds the draws."""
+    """Seed of the sampling."""
 
-    def check(self) -> None:
-        """Raises `ConfigError` for values that make no sense."""
+    def __post_init__(self) -> None:
+        sampling = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+        given = any(getattr(self, name) is not None for name in sampling)
+        for name, default in {"do_sample": given, **sampling}.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         problems = range_problems(vars(self), RANGES)
         if self.do_sample and self.num_beams > 1:
             problems.append("--do-sample and --num-beams are both given.")

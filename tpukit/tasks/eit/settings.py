@@ -1,0 +1,123 @@
+"""The settings of EIT: the task's own, the training's defaults by size, the options of `test`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tpukit.errors import ConfigError
+from tpukit.io.ranges import Range, range_problems
+from tpukit.tasks.eit.model.diffusion import DiffusionConfig
+from tpukit.tasks.eit.model.network import SIZES, NetworkConfig
+from tpukit.train.task import TrainingDefaults
+
+REFERENCE_SUFFIX = "-reference"
+"""A size with it is the same network in published instead of lean form."""
+
+PUBLISHED_TRAINING = TrainingDefaults(
+    global_batch_size=64,
+    max_steps=200_000,
+    lr=1e-5,
+    clip_norm=1.0,
+    ema_decay=0.995,
+    ema_every=10,
+    ema_updates="ema_pytorch-0.5.2",
+    ckpt_every=500,
+)
+"""Adam 1e-5, clip 1, 200,000 steps, EMA 0.995 every 10 steps with its warm-up of 100, by the pinned
+ema_pytorch 0.5.2 (public code of Shi et al., 2025). It trains on 16 samples a process; 64 is the
+total of four."""
+
+SMALL_TRAINING = replace(
+    PUBLISHED_TRAINING,
+    epochs=10,
+    max_steps=None,
+    lr=1e-3,
+    schedule="cosine",
+    warmup_steps=50,
+    final_lr_fraction=0.01,
+    ema_decay=0.95,
+    ema_updates="ema_pytorch",
+)
+"""Runs of a thousand steps: the EMA must forget the initial weights within them."""
+
+TRAINING: dict[str, TrainingDefaults] = {
+    "tiny": SMALL_TRAINING,
+    "small": SMALL_TRAINING,
+    "published": PUBLISHED_TRAINING,
+    "published-reference": PUBLISHED_TRAINING,
+}
+
+
+@dataclass(frozen=True)
+class EITConfig:
+    """The task's settings."""
+
+    size: str = "published"
+    """tiny, small, published (in lean form), or published-reference (in published form)."""
+    data_path: str = "./data"
+    """Folder with train/, valid/ and test/."""
+    sampling_steps: int = 5
+    """DDIM steps from noise to an image."""
+    loss: Literal["l1", "l2"] | None = None
+    """Loss on the clean image: l1 (mean absolute error) or l2 (mean squared error). None: l1, as
+    published, for the published sizes, else l2."""
+    refinement: bool | None = None
+    """Convolutions over the assembled image, which see across patches. None: for tiny and small."""
+
+    def __post_init__(self) -> None:
+        if self.size not in TRAINING:
+            close = difflib.get_close_matches(self.size, TRAINING, n=1, cutoff=0.3)
+            raise ConfigError(
+                f"Unknown size {self.size!r}; there are {', '.join(TRAINING)}.",
+                f"Did you mean {close[0]}?" if close else None,
+            )
+        if self.loss not in (None, "l1", "l2"):
+            raise ConfigError(f"loss {self.loss!r} is neither l1 nor l2.")
+        if self.refinement and not SIZES[self.base_size].refinement_channels:
+            raise ConfigError(f"size {self.size} has no refinement: leave it out, or false.")
+        steps = {"sampling_steps": Range(1, DiffusionConfig.steps)}
+        if problems := range_problems(vars(self), steps, str):
+            raise ConfigError(problems[0])
+
+    @property
+    def base_size(self) -> str:
+        """The size without the form."""
+        return self.size.removesuffix(REFERENCE_SUFFIX)
+
+    @property
+    def network(self) -> NetworkConfig:
+        network = SIZES[self.base_size]
+        return replace(network, refinement_channels=0) if self.refinement is False else network
+
+    @property
+    def error(self) -> Callable[[Tensor], Tensor]:
+        """The loss of each pixel's error."""
+        loss = self.loss or ("l1" if self.size.startswith("published") else "l2")
+        return torch.abs if loss == "l1" else torch.square
+
+    @property
+    def reference(self) -> bool:
+        """Whether the network keeps its published form."""
+        return self.size.endswith(REFERENCE_SUFFIX)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of `test`."""
+
+    sampling_steps: int | None = None
+    """DDIM steps from noise to an image (default: the run's, 5)."""
+    samples: int = 1
+    """Images per measurement; their mean is evaluated."""
+
+    def __post_init__(self) -> None:
+        steps = Range(1, DiffusionConfig.steps)
+        ranges = {"sampling_steps": steps, "samples": Range(1, 10**6)}
+        if problems := range_problems(vars(self), ranges):
+            raise ConfigError(" ".join(problems), "`tpukit test --help` lists the options.")
