@@ -27,11 +27,11 @@ TEXTS = ROOT / "scripts" / "reference.toml"
 PACKAGE = ROOT / "tpukit"
 sys.path.insert(0, str(ROOT))
 
-from tpukit.commands.options.task_settings import CONFIGS, settings_of_task  # noqa: E402
 
 from tpukit.cli import COMMANDS  # noqa: E402
 from tpukit.commands.options.option_sets import field_docs  # noqa: E402
 from tpukit.commands.options.training import TRAINING_PANELS  # noqa: E402
+from tpukit.tasks.declared import ClassSource, find_source, registered  # noqa: E402
 from tpukit.train.config import TrainConfig  # noqa: E402
 
 VARIABLE = re.compile(r"TPUKIT_[A-Z0-9_]+")
@@ -86,13 +86,21 @@ def option(parameter: inspect.Parameter) -> Option:
 def commands() -> Iterator[tuple[str, str, list[Option]]]:
     """Name, help and options of each command."""
     for name in COMMANDS:
-        app = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}").app
+        module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
+        app = module.make_app(()) if hasattr(module, "make_app") else module.app
         for found in app.registered_commands:
             below = found.name or found.callback.__name__
             parameters = inspect.signature(found.callback, eval_str=True).parameters.values()
             shown = name if len(app.registered_commands) == 1 else f"{name} {below}"
             first = inspect.getdoc(found.callback) or COMMANDS[name]
-            yield shown, first.split("\n\n")[0], [option(p) for p in parameters]
+            options = [option(p) for p in parameters if not of_a_task(p)]
+            yield shown, (found.help or first).split("\n\n")[0], options
+
+
+def of_a_task(parameter: inspect.Parameter) -> bool:
+    """Whether an option is declared by a task."""
+    panel = getattr(get_args(parameter.annotation)[1], "rich_help_panel", None)
+    return isinstance(panel, str) and panel.startswith("Task ")
 
 
 def command_lines() -> Iterator[str]:
@@ -130,16 +138,18 @@ def setting_lines() -> Iterator[str]:
         if field.name not in optional
     ]  # fmt: skip
     yield from table(("setting", "value", "default", "meaning"), rows)
-    for task in CONFIGS:
-        yield from ("", f"### Task {task}", "")
-        settings = settings_of_task(task)
-        yield from table(
-            ("setting", "value", "default", "meaning"),
-            (
-                (f"`{s.name}`", f"`{s.kind}`", f"`{s.default.removeprefix('default: ')}`", s.text)
-                for s in settings
-            ),
-        )
+    commands = {"options": "`train`, `probe-batch`, `[task]` and `--set`",
+                "test_options": "`test`", "predict_options": "`predict`"}  # fmt: skip
+    for task in registered():
+        source = find_source(task)
+        assert source is not None
+        for name, users in commands.items():
+            declared = source.member(name)
+            if isinstance(declared, ClassSource):
+                yield from ("", f"### Task {task}: options of {users}", "")
+                rows = [(f"`--{f.name.replace('_', '-')}`", f"`{kind(f.hint) or 'bool'}`",
+                         f"`{f.default}`", f.text) for f in declared.fields()]  # fmt: skip
+                yield from table(("option", "value", "default", "meaning"), rows)
 
 
 # -- JSON fields -----------------------------------------------------------------------------------

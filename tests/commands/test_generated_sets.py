@@ -33,7 +33,6 @@ def test_eit_says_its_size_first_and_a_command_that_works_here(tmp_path):
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.npz"))
     assert first.startswith("20 samples take about 1 MiB in data") and 0.9e6 < size < 1.5e6
     command = shlex.split(last.removeprefix("Train on them: "))
-    # On a CPU the published network would take hours a step.
-    assert command == ["tpukit", "train", "--preset", "quick", "--data-path", "data"]
+    assert command == ["tpukit", "train", "--data-path", "data"]
     more = ("--max-steps", 1, "--global-batch-size", 2, "--hw", "cpu", "--json")
     assert result(tpukit(*command[1:], *more, cwd=tmp_path))["steps"] == 1

@@ -90,6 +90,11 @@ class Progress:
             self._bar.update(self._task, completed=self.done)
             self._bar.stop()
 
+    def skip(self, items: int) -> None:
+        """`items` are done already, by an earlier run; they do not count for the rate."""
+        self.done += items
+        self._first += items
+
     def advance(self, items: int = 1) -> None:
         """`items` more are done."""
         self.update(self.done + items)

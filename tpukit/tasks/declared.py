@@ -6,6 +6,7 @@ Tasks register by entry points of the group `tpukit.tasks`, `name = "package.mod
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -59,13 +60,18 @@ class ClassSource:
     """Its module; None: the file is imported by its path."""
 
     @property
-    def spec(self) -> str:
-        """`package.module:CLASS` or `FILE:CLASS`."""
-        return f"{self.module or self.file}:{self.definition.name}"
-
-    @property
     def doc(self) -> str:
         return ast.get_docstring(self.definition) or ""
+
+    def load(self) -> Any:
+        """The class, imported."""
+        from tpukit.train.mistakes.imported import import_user_file
+
+        if self.module is None:
+            module = import_user_file(self.file, "--task")
+        else:
+            module = importlib.import_module(self.module)
+        return getattr(module, self.definition.name)
 
     def member(self, name: str) -> Any:
         """The value of a class attribute, its bases' included: a literal, a ClassSource for the
@@ -121,8 +127,9 @@ class ClassSource:
                     for key, part in zip(keys, values, strict=True)
                     if isinstance(key, ast.Constant)
                 }
-            case ast.Constant(value=constant):
-                return constant
+            case ast.Constant() | ast.Tuple():
+                with suppress(ValueError):
+                    return ast.literal_eval(value)
         return None
 
     def _named(self, name: str) -> ClassSource | None:

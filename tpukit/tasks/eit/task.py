@@ -27,6 +27,7 @@ from tpukit.tasks.eit.model.lean import lean_network
 from tpukit.tasks.eit.model.network import Network, reference_network
 from tpukit.tasks.eit.model.published import load_published, read_published
 from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
+from tpukit.tasks.eit.simulation.generate_data import SimulatedData
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import Datasets, Preset, Sample, Task, stack_samples
 
@@ -44,6 +45,7 @@ class EITTask(Task):
     options = EITConfig
     test_options = SamplingOptions
     folder = "results/deit"
+    generators: ClassVar[Mapping[str, type[Any]]] = {"eit": SimulatedData}
     cpu_preset = "quick"
     presets: ClassVar[Mapping[str, Preset]] = {
         "quick": Preset(

@@ -40,6 +40,7 @@ from tpukit.tasks.images.data.augmentation import (
 from tpukit.tasks.images.data.damaged import check_headers
 from tpukit.tasks.images.data.image_files import NO_IMAGE, ImageFiles
 from tpukit.tasks.images.data.listing import LabelledImages, find_training_images, unused_fold
+from tpukit.tasks.images.data.shapes import ShapeImages
 from tpukit.tasks.images.evaluation.class_metrics import chosen_metrics
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
@@ -72,6 +73,7 @@ class ImagesTask(Task):
 
     name = "images"
     options = ImagesConfig
+    generators: ClassVar[Mapping[str, type[Any]]] = {"images": ShapeImages}
     averages_runs = True
     defaults = TrainingDefaults(
         global_batch_size=128,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from tpukit.tasks.summarize.data.buckets import (
     BucketPlan,
     evaluation_plan,
 )
+from tpukit.tasks.summarize.data.dialogues import GeneratedDialogues
 from tpukit.tasks.summarize.data.packing import (
     PackedPlan,
     PackedShape,
@@ -88,6 +89,7 @@ class SummarizeTask(Task):
     options = SummarizeConfig
     predict_options = Decoding
     folder = "out-summarization"
+    generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}
     presets = PRESETS
 
     def __init__(self, **settings: Any) -> None:

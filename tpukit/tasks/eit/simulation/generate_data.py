@@ -16,18 +16,24 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.io.files import write_file, writing_errors
-from tpukit.io.ranges import Range, range_problems
+from tpukit.io.process import allowed_cores
+from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems
+from tpukit.io.units import format_bytes
 from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.conditioning import VOLTAGES
 from tpukit.tasks.eit.data.normalisation import Normalisation, save_normalisation
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
+
+if TYPE_CHECKING:
+    from tpukit.io.progress import Progress
 
 SPLITS = ("train", "valid", "test")
 CHUNK_SAMPLES = 200
@@ -68,6 +74,69 @@ class DatasetPlan:
         """Approximate size of all files."""
         images = 3 if self.recon else 1
         return self.samples * (BYTES_OF_IMAGE * images + 2048)
+
+
+@dataclass(frozen=True)
+class SimulatedData:
+    """Simulate an EIT data set; the same command continues a stopped one."""
+
+    n: int = 10_000
+    """Samples: 80 % train, 10 % valid, 10 % test."""
+    seed: int = 0
+    """Seed; a sample depends on it and its index."""
+    start: int = 0
+    """Index of the first sample."""
+    labels: Literal["classes", "difference"] = "classes"
+    """classes: -1 resistive, +1 conductive; difference: sigma - 1."""
+    contrast: Literal["strong", "mild"] = "strong"
+    """strong: plastic and metal; mild: sigma 0.01-0.9, 1.1-2."""
+    noise: str = "33-60"
+    """Signal to noise of a frame in dB: A, or A-B."""
+    electrode_degrees: float = 10.2
+    """Electrode width: 10.2 real tanks, 4 the published simulation."""
+    recon: bool = False
+    """Add Tikhonov and Gauss-Newton images (TR, xs_gn)."""
+    workers: int | None = None
+    """Worker processes (all cores)."""
+    marks: ClassVar[tuple[str, ...]] = (".simulation", "mean.pth")
+
+    def __post_init__(self) -> None:
+        ranges = {"n": Range(10, LARGEST_BATCH), "seed": SEED, "start": Range(0, LARGEST_COUNT),
+                  "workers": Range(1, 1024)}  # fmt: skip
+        if problems := range_problems(vars(self), ranges):
+            raise ConfigError(" ".join(problems), "Try --n 1000.")
+
+    def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
+        """Simulates what is not there yet; the JSON fields of `make_dataset`."""
+        settings = SimulationSettings(
+            self.seed, self.labels, self.contrast, parse_noise(self.noise), self.electrode_degrees
+        )
+        plan = DatasetPlan(out, self.n, self.start, self.recon, settings)
+        check_plan(plan)
+        already = self.n - sum(stop - start for start, stop in missing_chunks(plan))
+        log(
+            f"{self.n:,} samples take about {format_bytes(plan.bytes_needed())} in {out}, and half"
+            " as much again once a training has packed them."
+        )
+        progress.skip(already)
+        made = make_dataset(plan, self.workers or allowed_cores(), progress.advance)
+        if already:
+            log(f"{already:,} samples were there already.")
+        log(
+            f"{self.n:,} samples in {out} ({made['train']:,} train, {made['valid']:,} valid,"
+            f" {made['test']:,} test), {made['seconds']:.1f} s"
+        )
+        log(f"Train on them: tpukit train --data-path {quote(str(out))}")
+        return made
+
+
+def parse_noise(text: str) -> tuple[float, float]:
+    """`33-60` or `40`, in dB."""
+    low, _, high = text.partition("-")
+    try:
+        return float(low), float(high or low)
+    except ValueError:
+        raise ConfigError(f"--noise {text!r} is not of the form 33-60 or 40.") from None
 
 
 def split_name(index: int) -> str:

@@ -12,11 +12,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from tpukit.errors import ConfigError
 from tpukit.io.files import write_file
+from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
+
+if TYPE_CHECKING:
+    from tpukit.io.progress import Progress
 
 Point = tuple[float, float]
 CLASSES = ("arrow", "circle", "cross", "ring", "square", "star", "triangle", "wave")
@@ -25,17 +32,6 @@ NOISE = 8.0
 DISTRACTORS = 2
 DARK, BRIGHT = (0, 90), (140, 255)
 """Of the background and of what is drawn on it: colours say nothing about the class."""
-
-
-@dataclass(frozen=True)
-class WrittenShapes:
-    """What was written; the fields of `--json`."""
-
-    path: Path
-    train: int
-    valid: int
-    test: int
-    classes: int
 
 
 def draw_shape(seed: int, part: str, index: int, side: int) -> tuple[Image.Image, str]:
@@ -107,28 +103,47 @@ def _placed(points: list[Point], centre: Point, radius: float, turn: float) -> l
     return [(centre[0] + x * cos - y * sin, centre[1] + x * sin + y * cos) for x, y in points]
 
 
-def write_shapes(
-    out: Path, count: int, seed: int, side: int, written: Callable[[], None]
-) -> WrittenShapes:
-    """train/CLASS/*.png, valid/CLASS/*.png, test/*.png, test.csv (ids) and test_labels.csv.
+@dataclass(frozen=True)
+class ShapeImages:
+    """Generate images of eight shapes, to classify."""
 
-    written: called after each image.
-    """
-    numbers = {part: round(share * count) for part, share in PARTS.items()}
-    for part in ("train", "valid"):
-        for index in range(numbers[part]):
-            image, name = draw_shape(seed, part, index, side)
-            _write(out / part / name / f"{index:06}.png", image)
-            written()
-    labels = []
-    for index in range(numbers["test"]):
-        image, name = draw_shape(seed, "test", index, side)
-        _write(out / "test" / f"{index:06}.png", image)
-        labels.append((f"{index:06}", name))
-        written()
-    _write_csv(out / "test.csv", [("id",), *((name,) for name, _ in labels)])
-    _write_csv(out / "test_labels.csv", [("id", "label"), *labels])
-    return WrittenShapes(out, **numbers, classes=len(CLASSES))
+    n: int = 4000
+    """Images: 80 % train, 10 % valid, 10 % test."""
+    seed: int = 0
+    """Seed; an image depends on it and its index."""
+    side: int = 64
+    """Height and width."""
+    marks: ClassVar[tuple[str, ...]] = ("test_labels.csv", "train/*/000000.png")
+
+    def __post_init__(self) -> None:
+        least = 10 * len(CLASSES)
+        ranges = {"n": Range(least, LARGEST_BATCH), "seed": SEED, "side": Range(16, 1024)}
+        if problems := range_problems(vars(self), ranges):
+            raise ConfigError(
+                " ".join(problems), f"A set has at least {least} images, ten a class."
+            )
+
+    def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
+        """train/CLASS/*.png, valid/CLASS/*.png, test/*.png, test.csv (ids), test_labels.csv."""
+        counts = {part: round(share * self.n) for part, share in PARTS.items()}
+        labels = []
+        for part, count in counts.items():
+            for index in range(count):
+                image, name = draw_shape(self.seed, part, index, self.side)
+                folder = out / part if part == "test" else out / part / name
+                _write(folder / f"{index:06}.png", image)
+                if part == "test":
+                    labels.append((f"{index:06}", name))
+                progress.advance()
+        _write_csv(out / "test.csv", [("id",), *((name,) for name, _ in labels)])
+        _write_csv(out / "test_labels.csv", [("id", "label"), *labels])
+        log(
+            f"{counts['train']:,} training, {counts['valid']:,} validation and {counts['test']:,}"
+            f" test images of {len(CLASSES)} classes in {out}"
+        )
+        way = "tpukit train --task images --preset quick --data-path"
+        log(f"Train on them: {way} {quote(str(out))}")
+        return {**counts, "classes": len(CLASSES)}
 
 
 def _write(path: Path, image: Image.Image) -> None:

@@ -16,10 +16,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from shlex import quote
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tpukit.errors import ConfigError, DataError
+from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
 from tpukit.tasks.summarize.data.csv_file import write_table
+
+if TYPE_CHECKING:
+    from tpukit.io.progress import Progress
 
 Part = Literal["train", "test"]
 
@@ -146,6 +151,31 @@ class DialogueFiles:
     references: Path
     train_rows: int
     test_rows: int
+
+
+@dataclass(frozen=True)
+class GeneratedDialogues:
+    """Generate dialogues and their summaries; the test part's names and topics are its own."""
+
+    n: int = 20_000
+    """Rows; a tenth (at most 5000) for testing."""
+    seed: int = 0
+    """Seed; a row depends on it and its index."""
+    marks: ClassVar[tuple[str, ...]] = ("test_references.csv",)
+
+    def __post_init__(self) -> None:
+        ranges = {"n": Range(2, LARGEST_BATCH), "seed": SEED}
+        if problems := range_problems(vars(self), ranges):
+            raise ConfigError(" ".join(problems), "At least one dialogue to train, one to test.")
+
+    def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
+        """Writes `train.csv`, `test.csv` and `test_references.csv`; their JSON fields."""
+        written = write_dialogues(out, self.n, self.seed, progress.advance)
+        log(f"{written.train_rows:,} rows in {written.train}")
+        log(f"{written.test_rows:,} rows in {written.test}, their summaries beside it")
+        command = f"tpukit summarize-train --preset quick --data-path {quote(str(out))}"
+        log(f"Train on them: {command}")
+        return {n: str(v) if isinstance(v, Path) else v for n, v in vars(written).items()}
 
 
 def write_dialogues(
