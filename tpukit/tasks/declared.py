@@ -45,7 +45,7 @@ class OptionField:
     hint: Any
     """Its type; Any where that is none of `TYPES`."""
     default: Any
-    """MISSING where it must be given; `...` where it is no literal."""
+    """MISSING where it must be given; `...` where it is another expression."""
     text: str = ""
 
 
@@ -149,7 +149,7 @@ def find_source(spec: str) -> ClassSource | None:
     return _read(file, name, module) if file else None
 
 
-def settings_of(source: ClassSource) -> list[OptionField]:
+def setting_fields(source: ClassSource) -> list[OptionField]:
     """The settings of a task: the fields of its `options`, else its constructor's parameters."""
     options = source.member("options")
     return options.fields() if isinstance(options, ClassSource) else source.constructor()

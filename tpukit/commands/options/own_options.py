@@ -23,7 +23,7 @@ from tpukit.tasks.declared import (
     OptionField,
     find_source,
     registered,
-    settings_of,
+    setting_fields,
     task_of_run,
 )
 from tpukit.train.config import build
@@ -80,7 +80,7 @@ def declared_options(command: str, task: str) -> list[OptionField]:
     if source is None:
         return []
     if DECLARED[command] == "options":
-        return settings_of(source)
+        return setting_fields(source)
     options = source.member(DECLARED[command])
     return options.fields() if isinstance(options, ClassSource) else []
 
