@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import typer
 
 from tpukit.commands.options.option_sets import OwnOptions
