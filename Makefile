@@ -45,9 +45,14 @@ mypy: install
 imports: install
 	$(BIN)/lint-imports
 
-# Pages that are written from the code; a test compares them.
+# Every page and notebook that is written from code or results; tests compare them.
 docs: install
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python benchmarks/write_results.py
+	$(BIN)/python benchmarks/tpu_predictions.py --page
+	$(BIN)/python benchmarks/tpu_batches.py --page
+	$(BIN)/python tests/support/zoo_page.py
+	$(BIN)/python notebooks/make.py
 
 # One wheel for any machine, in dist/; needs no environment.
 wheel:

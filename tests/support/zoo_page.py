@@ -47,8 +47,8 @@ Models of {libraries}, unmodified, through tpukit's engine. Each one
 
 {counts}
 
-Weights are random, images small, and most networks shallow and narrow: what is tested is that an
-architecture's operations are taken, not how well it learns. The losses are cross-entropy on
+Weights are random, images small, and most networks shallow and narrow: the tests show that the
+operations of an architecture run, not how well it learns. The losses are cross-entropy on
 synthetic labels or what the model computes itself; of a detector the network alone, without the
 matching of boxes.
 
@@ -60,8 +60,8 @@ warns of it in its first step.
 Under bf16 a TPU runs `scaled_dot_product_attention` in a fused kernel where there is no mask and
 no drop-out in it, the tokens are a multiple of 128 and a head is at most 128 wide. The models of
 transformers make no mask when they are given no `attention_mask`. Otherwise all scores are written
-out: memory grows with the square of the tokens. Where a model asks whether its activations are
-finite, to clamp them (DETR), the answer is yes without a look: a traced step has no branches.
+out: memory grows with the square of the tokens. A model that asks whether its activations are
+finite, to clamp them (DETR), gets a constant yes: a traced step has no branches.
 
 Made with {versions}.
 `python tests/support/zoo_page.py --run` runs every model that
