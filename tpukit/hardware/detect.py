@@ -26,7 +26,7 @@ TPU_VARIABLES = ("ISTPUVM", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_WORKER
 EMULATED_KERNELS = "TPUKIT_EMULATED_KERNELS"
 """At 1, the emulation on CPU has a TPU's kernels too, in JAX's interpreter: slow."""
 CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""Chips of one host -> the rectangle of them that libtpu is told to use."""
+"""Chips of one host -> the rectangle of chips that libtpu uses."""
 SMI_COMMAND = (
     "nvidia-smi",
     "--query-gpu=name,memory.total,driver_version,compute_cap",

@@ -19,7 +19,7 @@ COMPILER_BYTES = 2**31
 """Room for the first compilation."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 GLIBC_SETTINGS = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
-"""Where its own settings end, which grow with what is freed."""
+"""glibc's own maxima for these thresholds, which it raises as memory is freed."""
 SECONDS_BETWEEN_SAMPLES = 0.005
 RESERVE_SHARE, RESERVE_BYTES = 0.05, (2**28, 2**31)
 """Part of the machine's memory that is left free by default, and its least and most bytes."""

@@ -18,7 +18,7 @@ WORKERS_A_DEVICE = 4
 MOST_WORKERS = 16
 """Most DataLoader workers of a GPU's rank."""
 SECONDS_TO_END = 5.0
-"""A thread that waits for a worker that hangs is not waited for any longer."""
+"""Join timeout of the prefetch thread, in seconds."""
 _END = object()
 
 

@@ -50,7 +50,7 @@ class StepBatches(NamedTuple):
 
     batches: list[Batch]
     stream: bytes | None
-    """Where a training stream stands after it."""
+    """Position of a training stream after the step."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class RunState:
     stopped_early: bool = False
     """Whether `early_stopping` ended the run."""
     stream: bytes | None = None
-    """Where a training stream stands after this step, as a checkpoint keeps it."""
+    """Position of a training stream after this step, as a checkpoint keeps it."""
 
 
 class Engine:

@@ -198,8 +198,8 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
 class GivenMicroBatches(Sampler[MicroBatch]):
     """Micro-batches as DataLoader workers are sent them, whose samples may be of a stream.
 
-    A tensor would be sent as a file descriptor, of which there are few; and what cannot be sent
-    would be found by a thread, whose error nobody waits for.
+    Pickled here: tensors would use file descriptors, and pickling errors in the queue's feeder
+    thread are lost.
     """
 
     def __init__(self, micro_batches: Iterable[MicroBatch], *, packs: bool) -> None:
@@ -237,7 +237,7 @@ class PlannedStep(NamedTuple):
 
     micro_batches: int
     stream: bytes | None
-    """Where a stream stands after it; None where it cannot go there."""
+    """The stream's position after the step; None if it cannot be restored."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _train_from(
 def _resume_stream(
     plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None]
 ) -> bytes | None:
-    """Takes a training stream to where the checkpoint left it; that place."""
+    """Restores the position of a training stream; returns it."""
     if not isinstance(plan.batches, StreamPlan):
         return None
     position = checkpoint.stream()

@@ -19,7 +19,7 @@ SearchOptions = Annotated[Given, options_of(SearchSettings, {SEARCH: SEARCH_FIEL
 PlaceOptions = Annotated[
     Given, options_of(TrainConfig, {HARDWARE: HARDWARE_FIELDS, TASK: ("data_path",)})
 ]
-"""Where the task would be trained, and on what data."""
+"""Options of the hardware and the data."""
 TargetOption = Annotated[
     str | None,
     typer.Option(

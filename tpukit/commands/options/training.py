@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from tpukit.train.task import Preset, Task
 
 DEFAULT_EPOCHS = 10
-"""Of a task that says neither epochs nor steps."""
+"""Epochs of a task that names neither epochs nor steps."""
 HARDWARE = "Hardware"
 DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_KERNELS)
-"""Environment variables that decide the hardware: what goes on with a run sets them, too."""
+"""Environment variables that decide the hardware; the command that resumes a run sets them too."""
 TRAINING_PANELS = {
     "Batch and rate": ("global_batch_size", "accumulate", "lr"),
     "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
@@ -99,7 +99,7 @@ class GivenSettings:
     file: ConfigFile
     preset: str | None
     command: str = "the same call"
-    """What goes on with a run that stopped."""
+    """Command that resumes the run."""
 
     def hardware(self) -> HardwareOptions:
         """The hardware part, before a task that may import torch is imported."""

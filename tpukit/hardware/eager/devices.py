@@ -36,7 +36,7 @@ class EagerDevice(Protocol):
 
     device: torch.device
     versions: Mapping[str, str]
-    """Of the device's own packages."""
+    """Version of each package that belongs to the device."""
     compiles: bool
     """Whether torch.compile is the default."""
     native_bf16: bool

@@ -157,7 +157,7 @@ class FSDP:
         self.mesh = mesh
         self.sync_batchnorm = sync_batchnorm
         self.place = place
-        """Where `fully_shard` cannot move a model itself."""
+        """Function that moves a model, if `fully_shard` cannot."""
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         if self.place is not None:

@@ -28,7 +28,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_FINISH = 20.0
 """For a child that has nothing more to answer."""
 SECONDS_TO_END = 5.0
-"""A process that hangs in a driver cannot even be killed: it is not waited for any longer."""
+"""Wait for a killed process, in seconds; one that hangs in a driver never ends."""
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ class XlaBackend(XlaOps):
     def _sync(self) -> None:
         torch_xla.sync()
         if self.memory_limit is not None:
-            # Each step in flight on a CPU takes its memory, and how many there are is chance.
+            # Bounds the memory: the number of steps in flight on a CPU varies.
             xm.wait_device_ops()
 
     # -- over ranks and to the host -------------------------------------------------------

@@ -24,11 +24,12 @@ from tpukit.hardware.detect import emulates_kernels
 TILES = (512, 256, 128)
 """Tokens of a tile of scores, the largest that divides all of them."""
 MOST_BYTES = 2**20
-"""Of one tensor's head: six such arrays, twice, and a sum share 16 MiB of a core."""
+"""Maximum bytes of one head of one tensor; six of them, double-buffered, and an accumulator fit
+into 16 MiB of VMEM."""
 WIDEST_BYTES = 256
-"""Of one token's head."""
+"""Maximum bytes of one head of one token."""
 MOST_PAIRS = 2**18
-"""Queries times keys of a head with a bias: it and its gradient, twice, beside those."""
+"""Maximum queries x keys of a head with a bias; bias and gradient are double-buffered too."""
 SUBLANES = 16
 """Rows of a register of bfloat16."""
 

@@ -51,7 +51,7 @@ CASES = {
 }
 HEADS, WIDTH = 2, 32
 SECOND = 200
-"""Where a packed row's second sample begins."""
+"""Token at which the second sample of a packed row begins."""
 
 
 def main(arguments: list[str]) -> int:

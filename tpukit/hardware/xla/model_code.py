@@ -22,7 +22,7 @@ RUNNING: ContextVar[XlaOps | None] = ContextVar("RUNNING", default=None)
 
 
 class FiniteCheck(Tensor):
-    """Which values are finite (or infinite, or NaN), and what `if` and `not` are told of them.
+    """Which values are finite (or infinite, or NaN), and the constant answer to `if` and `not`.
 
     A traced step has no branches: DETR, which clamps its activations where one is infinite, does
     without. The engine looks at the loss itself.

@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 MASKED = -1e30
-"""Below any score; finite, so that its difference to another is a number."""
+"""Score of a masked pair: less than any other; finite, so that differences are numbers."""
 TOKENS_A_STEP = 2048
 """Rows are taken together up to this many tokens."""
 MOST_ROWS = 8

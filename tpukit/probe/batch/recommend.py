@@ -89,7 +89,7 @@ class Recommendation:
     too_slow: int | None = None
     """A batch that would take too long to try, or did."""
     estimated_largest: int | None = None
-    """Where the line through what was tried reaches the limit of memory: not tried."""
+    """Batch at which the line through the trials reaches the memory limit; untried."""
 
     @property
     def recommended_trial(self) -> Trial | None:

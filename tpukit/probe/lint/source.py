@@ -49,7 +49,7 @@ class Module:
     chunks: list[Chunk]
     tree: ast.Module | None = None
     embedded: bool = False
-    """It stands in a text of another module, where nothing is rewritten."""
+    """Whether it is a string in another module; nothing is rewritten there."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Tells errors from text that only quotes them: prose, source code, grep output, commit lists."""
+"""Separates errors from text that quotes them: prose, source code, grep output, commit lists."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Bench(AbstractContextManager["Bench"]):
         self.kind = kind
         self.folder = folder
         self.deadline = 0.0
-        """Of the part that runs, by `time.monotonic`."""
+        """End of the present part's time, by `time.monotonic`."""
         self._children: dict[str, Child] = {}
 
     def ask(self, where: str, part: str, **arguments: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class TrialRunner:
         self.in_fork = False
         """Whether this process is a fork, which ends after its trial: its parent is as before."""
         self.threads = 0
-        """Of the libraries that a measured trial imports."""
+        """Number of threads of the libraries that a measured trial imports."""
 
     def prepare(self) -> None:
         """Imports what a measured trial needs, and builds what its forks share, ahead of the first

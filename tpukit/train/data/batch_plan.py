@@ -148,7 +148,7 @@ def _mask(used: int, rows: int) -> Tensor:
 
 
 class ShuffledPlan:
-    """Passes over shuffled data laid end to end and cut into equal steps: nothing is dropped.
+    """Concatenated passes over shuffled data, cut into equal steps: nothing is dropped.
 
     The order of pass `e` is a permutation keyed by (seed, e), so any step is found directly.
     """

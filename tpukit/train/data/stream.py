@@ -34,7 +34,7 @@ class StreamPosition(NamedTuple):
 
 
 class StreamPlan:
-    """The batches of a stream: its passes laid end to end and cut into equal steps.
+    """The batches of a stream: its passes concatenated and cut into equal steps.
 
     Every rank reads all samples and keeps its rows of each micro-batch, so a run does not depend
     on the world size. `set_epoch(epoch)`, where the stream has it, is called before each pass.

@@ -11,7 +11,7 @@ from tpukit.train.report.series import MetricSeries, Series
 
 MOST_CHARTS = 100
 ALL_POINTS = 30_000
-"""Of all charts together: they decide how large the page is."""
+"""Maximum points of all charts together; they decide the size of the page."""
 
 ENGINE = {
     "Rate": ("samples/s", {"samples_per_second": "rate"}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 MOST_PICTURES = 16
 MOST_BYTES = 1_200_000
-"""Of all pictures of a page together, before base64."""
+"""Maximum bytes of all pictures of a page together, before base64."""
 SIDES = 1600, 4000
 """Largest width and height in pixels."""
 

@@ -28,7 +28,7 @@ class LoggedWarning:
     """A warning; those that differ in numbers alone are one."""
 
     text: str
-    """Of its last occurrence."""
+    """Text of the last occurrence."""
     last: datetime
     count: int = 0
 

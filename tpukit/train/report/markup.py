@@ -11,7 +11,7 @@ from tpukit.io.secrets import HIDDEN, without_secrets
 LONGEST_TEXT = 2000
 """Characters of one value."""
 MOST_ROWS = 200
-"""Of one table."""
+"""Maximum rows of one table."""
 
 
 def escaped(value: Any) -> str:

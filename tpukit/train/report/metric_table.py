@@ -28,7 +28,7 @@ class MetricCell:
     value: float | None
     interval: list[float] | None = None
     is_best: bool = False
-    """Of its row: no other way has a better value."""
+    """Whether no other way in its row has a better value."""
 
 
 @dataclass(frozen=True)

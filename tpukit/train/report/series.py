@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOST_POINTS = 1000
-"""Of one series; even, so that halving leaves full points."""
+"""Maximum points of one series; even, so that halving leaves full points."""
 
 Point = tuple[int, float, float, float]
 """Step and value of its last row, least and largest value of its rows."""

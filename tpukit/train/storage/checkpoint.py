@@ -61,7 +61,7 @@ class Snapshot:
     """By file name: model, ema (may lack), optimizer."""
     artifacts: Mapping[str, bytes]
     stream: bytes | None = None
-    """Where the training stream stands."""
+    """Position of the training stream."""
 
 
 def step_name(step: int) -> str:
