@@ -11,7 +11,7 @@ from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.recorded_host import RecordedHost
-from tpukit.knowledge.accelerators import tpu_by_device_kind
+from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 from tpukit.probe.machine import gather
 
 MACHINES = sorted((Path(__file__).parents[1] / "probe/machine/machines").glob("*.toml"))
@@ -129,3 +129,14 @@ def test_generations_by_the_runtimes_name(kind, generation):
     assert (found and found.name) == generation
     # Pallas kernels multiply bfloat16, which cores have from v4 on.
     assert (found is not None and found.has_kernels) == (generation not in ("v2", "v3", None))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tera"),
+    [("Tesla T4", "fp16", 65), ("Tesla T4", "bf16", None), ("NVIDIA H200", "bf16", 989),
+     ("NVIDIA A100-SXM4-40GB", "fp32", 19.5), ("NVIDIA L40S", "bf16", None),
+     ("TPU v2", "bf16", 22.5), ("TPU v4", "bf16", 275), ("TPU v5 lite", "bf16", 197),
+     ("TPU v5", "bf16", 459), ("TPU v6 lite", "bf16", 918), ("TPU v5 lite", "fp32", None)],
+)  # fmt: skip
+def test_peaks_are_those_of_the_data_sheets(name, precision, tera):
+    assert peak_flops(name, precision) == (tera and tera * 1e12)

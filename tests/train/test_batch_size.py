@@ -205,3 +205,47 @@ def test_a_resumed_run_keeps_its_micro_batches(tmp_path):
     tpukit.fit(Tiny(), max_steps=3, **{**settings, "log": lines.append})
     [line] = [line for line in lines if "is cut" in line]
     assert "cut into 8 micro-batches: as the run did before" in line
+
+
+# -- operations ------------------------------------------------------------------------------------
+def linear(rows, width, out):
+    """Operations of a product: a multiplication and an addition each."""
+    return 2 * rows * width * out
+
+
+LAYERS = {
+    # The first layer needs no gradient of its input: two products, else three.
+    "mlp": (nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)),
+            2 * linear(1, 8, 32) + 3 * linear(1, 32, 2)),
+    "convolutions": (nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 3, padding=1),
+                                   nn.ReLU(), nn.Conv2d(6, 4, 1, stride=2), nn.Flatten(),
+                                   nn.Linear(4, 2)),
+                     2 * linear(4, 2 * 9, 6) + 3 * linear(1, 6, 4) + 3 * linear(1, 4, 2)),
+    "attention": (nn.Sequential(nn.Unflatten(1, (4, 2)), nn.TransformerEncoderLayer(
+                      2, 1, 3, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(8, 2)),
+                  2 * linear(4, 2, 6) + 2 * 3 * linear(4, 2, 4) + 3 * linear(4, 2, 2)
+                  + 2 * 3 * linear(4, 2, 3) + 3 * linear(1, 8, 2)),
+}  # fmt: skip
+"""A model, and by hand the operations of a step for one sample."""
+
+
+class KnownPeak(FakeBackend):
+    def peak_flops(self):
+        return 1e9
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_operations_are_those_counted_by_hand(tmp_path, name):
+    model, by_hand = LAYERS[name]
+
+    class Layers(Tiny):
+        def build_model(self, ops):
+            return model
+
+    def planned(backend, accumulate=None):
+        config = TrainConfig(global_batch_size=16, accumulate=accumulate)
+        return plan_run(TrainingRequest(Layers(), config, RunFolder(tmp_path)), backend)
+
+    assert planned(KnownPeak()).operations_per_sample == by_hand
+    assert planned(KnownPeak(), accumulate=4).operations_per_sample == by_hand
+    assert planned(FakeBackend()).operations_per_sample is None

@@ -8,6 +8,7 @@ import pytest
 from tiny_task import Rows, Tiny
 
 import tpukit
+from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.train.monitor import step_clock
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import read_metrics
@@ -82,6 +83,21 @@ def test_the_share_of_waiting_is_that_of_a_slow_data_set(tmp_path, clock, capfd)
     assert [row["data_waiting"] for row in rows] == pytest.approx([0.5] * 3)
     shown = capfd.readouterr().err
     assert "waits for data 50%" in shown and "waits for data 1%" not in shown
+
+
+def test_mfu_is_the_rate_of_operations_over_the_peak(tmp_path, clock, capfd, monkeypatch):
+    monkeypatch.setattr(EagerBackend, "peak_flops", lambda self: 1e6)
+    task = Slow(clock, compute=0.04)
+    result, _ = fit(task, tmp_path / "run")
+    # The first linear layer's two products, the last one's three, 50 samples a second.
+    by_hand = 50 * (2 * 2 * 8 * task.width + 3 * 2 * task.width * 2) / 1e6
+    assert result.mfu == pytest.approx(by_hand)
+    rows = [r for r in read_metrics(RunFolder(tmp_path / "run")) if r["kind"] == "train"]
+    assert [row["mfu"] for row in rows] == pytest.approx([by_hand] * 3)
+    assert f"MFU {by_hand:.1%}" in capfd.readouterr().err
+    assert '"MFU"' in (tmp_path / "run" / "report.html").read_text()
+    monkeypatch.undo()
+    assert tpukit.fit(Tiny(), results_dir=str(tmp_path / "cpu"), hw="cpu", max_steps=1).mfu is None
 
 
 def test_a_step_that_hangs_is_reported_once_and_waited_for(tmp_path, monkeypatch, clock):

@@ -356,6 +356,10 @@ class Backend(ModelOps, Protocol):
         """Memory and utilization, where the device and its driver report them."""
         ...
 
+    def peak_flops(self) -> float | None:
+        """Peak operations a second of all devices in the run's precision; None where unknown."""
+        ...
+
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
         ...

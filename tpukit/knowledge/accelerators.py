@@ -104,11 +104,32 @@ def tpu_by_device_kind(kind: str) -> TpuGeneration | None:
 
 def gpu_by_name(name: str) -> GpuKind | None:
     """The model whose name is part of the driver's."""
+    row = _gpu_row("gpu", name)
+    return GpuKind(*row) if row else None
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """Peak operations a second of a device by the runtime's or driver's name for it.
+
+    None where it is unknown, as for fp32 on a TPU.
+    """
+    tpu = tpu_by_device_kind(name)
+    if tpu is None:
+        peaks = _gpu_row("gpu_peaks", name) or {}
+        return peaks.get(precision)
+    compiler = tpu.compiler
+    if compiler is None or precision != "bf16":
+        return None
+    # A chip has two cores; torch and the compiler need not count the same devices.
+    per_chip = 2 * compiler.devices_per_count if compiler.counts == "cores" else 1
+    return compiler.flops_per_second * per_chip / tpu.devices_per_chip
+
+
+def _gpu_row(table: str, name: str) -> Any:
+    """What a table holds for the first of its names that is part of the driver's."""
     padded = f" {name.replace('NVIDIA', '').replace('Tesla', '').strip()} ".replace("-", " ")
-    for part, (capability, memory_gib) in _table()["gpu"].items():
-        if f" {part.replace('-', ' ')} " in padded:
-            return GpuKind(capability, memory_gib)
-    return None
+    rows = _table()[table].items()
+    return next((row for part, row in rows if f" {part.replace('-', ' ')} " in padded), None)
 
 
 def gpu_bf16(capability: float) -> Support:

@@ -8,13 +8,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
@@ -25,6 +27,8 @@ from tpukit.io.units import format_bytes
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
     from tpukit.train.task import Task
+
+Found = TypeVar("Found")
 
 USED_FRACTION = 0.85
 """Part of a device's memory that an estimated step may take."""
@@ -148,7 +152,38 @@ def cut_to_memory(
     return replace(split, accumulate=accumulate, reason=reason)
 
 
-def _in_worker(decide: Callable[[], tuple[int, int] | None]) -> tuple[int, int] | None:
+def sample_operations(
+    split: BatchSplit, task: Task, backend: Backend, examples: Callable[[int], Sequence[Batch]]
+) -> float | None:
+    """Operations of a training step for one sample: the products of its passes, none twice.
+
+    None where they are of no use or cannot be traced, or where batches differ in shape. The same
+    in every rank.
+    """
+    found = None
+    if backend.is_main and backend.peak_flops() is not None:
+        found = _in_worker(partial(_traced_operations, task, split.rows_per_device, examples))
+    whole: float | None = backend.all_gather_objects(found)[0]
+    return whole
+
+
+def _traced_operations(
+    task: Task, rows: int, examples: Callable[[int], Sequence[Batch]]
+) -> float | None:
+    hosts = examples(rows)
+    if len(hosts) != 1:
+        return None
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    model = _without_values(task.for_probing(), TorchOps(), mode).train()
+    # Of attention's forms this one consists of products that are counted.
+    with mode, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in hosts[0].items()}
+        task.loss(model, batch)["loss"].sum().backward()  # type: ignore[no-untyped-call]
+    operations: int = counter.get_total_flops()
+    return operations / rows
+
+
+def _in_worker(decide: Callable[[], Found | None]) -> Found | None:
     """What `decide` gives in a forked process: what models keep of a trace ends with it.
 
     None where it raises, is killed or takes too long, and where processes are not forked: they
@@ -161,7 +196,7 @@ def _in_worker(decide: Callable[[], tuple[int, int] | None]) -> tuple[int, int] 
     worker.start()
     sender.close()
     try:
-        found: tuple[int, int] | None = receiver.recv() if receiver.poll(ESTIMATE_SECONDS) else None
+        found: Found | None = receiver.recv() if receiver.poll(ESTIMATE_SECONDS) else None
     except EOFError:
         found = None
     # A fork of a process with threads may hang, where it ignores a request to end.
@@ -171,9 +206,7 @@ def _in_worker(decide: Callable[[], tuple[int, int] | None]) -> tuple[int, int] 
     return found
 
 
-def _send(
-    decide: Callable[[], tuple[int, int] | None], initialize: WorkerInit, sender: Connection
-) -> None:
+def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection) -> None:
     initialize(0)
     torch.set_num_threads(1)
     try:

@@ -275,6 +275,7 @@ class Engine:
             "skipped_steps": metrics.skipped,
             "samples_per_second": self.clock.rate,
             "data_waiting": self.clock.waiting,
+            "mfu": self._mfu(self.clock.rate),
             "compilations": self.backend.compilations(),
             **self._memory_row(),
         }
@@ -394,6 +395,7 @@ class Engine:
             run=str(self.plan.folder.path),
             samples_per_second=self.clock.mean_rate(),
             data_waiting=self.clock.mean_waiting(),
+            mfu=self._mfu(self.clock.mean_rate()),
             compilations=self.backend.compilations(),
             compilations_after_warmup=self.watch.after_warmup,
             graphs={kind: count for kind, count in self.watch.graphs.items() if count},
@@ -424,6 +426,8 @@ class Engine:
             parts.append(f"{self.clock.rate:.3g} samples/s")
         if self.clock.waiting >= SHOWN_WAITING:
             parts.append(f"waits for data {self.clock.waiting:.0%}")
+        if mfu := self._mfu(self.clock.rate):
+            parts.append(f"MFU {mfu:.1%}")
         usage = self.backend.usage()
         memory, load = usage.memory, usage.utilization_percent
         if memory:
@@ -434,6 +438,11 @@ class Engine:
         if compilations := self.backend.compilations():
             parts.append(f"{compilations} compilations")
         return "  ".join(parts)
+
+    def _mfu(self, rate: float) -> float | None:
+        """Part of the devices' peak operations a second that the model takes at this rate."""
+        peak, operations = self.backend.peak_flops(), self.plan.operations_per_sample
+        return rate * operations / peak if peak and operations else None
 
     def _memory_row(self) -> dict[str, int]:
         memory = self.backend.usage().memory

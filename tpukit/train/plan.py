@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from tpukit.errors import CheckpointError, ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.io.process import WorkerInit
-from tpukit.train.batch_size import BatchSplit, cut_to_memory, split_batch
+from tpukit.train.batch_size import BatchSplit, cut_to_memory, sample_operations, split_batch
 from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import is_stream
 from tpukit.train.loader import LoaderSettings, example_batches
@@ -41,6 +42,8 @@ class RunPlan:
     folder: RunFolder
     steps_per_pass: Fraction | None = None
     """Optimizer steps of a pass over the data after which the run validates and saves."""
+    operations_per_sample: float | None = None
+    """Of a training step; None where unknown."""
 
     def saves_after(self, done: int, total: int) -> bool:
         """Whether the run validates and saves after step `done` (from 1); `total`: the last."""
@@ -67,7 +70,12 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     if backend.is_main:
         backend.barrier()
     _check_sizes(task, datasets, config)
-    split = _split(request, datasets, backend, resumes=resumes)
+
+    def examples(rows: int) -> list[Batch]:
+        settings = PlanSettings(rows, rows, 1, config.global_seed, compiles=backend.compiles)
+        return example_batches(task, settings, datasets.train)
+
+    split, operations = _split(request, backend, examples, resumes=resumes)
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
         compiles=backend.compiles,
@@ -92,6 +100,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         ),
         folder=request.folder,
         steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
+        operations_per_sample=operations,
     )
 
 
@@ -105,9 +114,14 @@ def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig)
 
 
 def _split(
-    request: TrainingRequest, datasets: Datasets, backend: Backend, *, resumes: bool
-) -> BatchSplit:
-    """The micro-batches that were asked for, those that the run had, or as few as memory allows."""
+    request: TrainingRequest,
+    backend: Backend,
+    examples: Callable[[int], list[Batch]],
+    *,
+    resumes: bool,
+) -> tuple[BatchSplit, float | None]:
+    """The micro-batches that were asked for, those that the run had, or as few as memory allows;
+    the operations of a sample."""
     task, config = request.task, request.config
     most = task.defaults.rows_per_device
     accumulate = config.accumulate
@@ -115,16 +129,14 @@ def _split(
         accumulate = backend.all_gather_objects(_recorded_steps(request.folder, backend))[0]
         if accumulate is not None:
             split = split_batch(config.global_batch_size, backend.devices, accumulate)
-            return replace(split, reason="as the run did before")
+            split = replace(split, reason="as the run did before")
+            return split, sample_operations(split, task, backend, examples)
     split = split_batch(config.global_batch_size, backend.devices, accumulate, most)
-    if accumulate is not None or most is not None:
-        return split
-
-    def examples(rows: int) -> list[Batch]:
-        settings = PlanSettings(rows, rows, 1, config.global_seed, compiles=backend.compiles)
-        return example_batches(task, settings, datasets.train)
-
-    return cut_to_memory(split, task, config, backend, examples)
+    # Before this process computes a gradient: where it has GPUs, a fork of it could not then.
+    operations = sample_operations(split, task, backend, examples)
+    if accumulate is None and most is None:
+        split = cut_to_memory(split, task, config, backend, examples)
+    return split, operations
 
 
 def _recorded_steps(folder: RunFolder, backend: Backend) -> int | None:

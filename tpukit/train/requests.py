@@ -64,6 +64,8 @@ class TrainingResult:
     finished: bool
     data_waiting: float = 0.0
     """Part of the training time that the host waited for data."""
+    mfu: float | None = None
+    """Part of the devices' peak operations a second that the model took; None where unknown."""
     stopped_early: bool = False
     """Whether `early_stopping` ended the run."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from tpukit.hardware.memory import Memory
 from tpukit.hardware.xla import tpu_memory
-from tpukit.hardware.xla.tpu_memory import SampledMemory, fullest_device
+from tpukit.hardware.xla.tpu_memory import SampledMemory, duty_cycle_percent, fullest_device
 
 GIB = 2**30
 
@@ -43,9 +43,15 @@ def test_what_libtpu_does_not_know_is_unknown(metrics, values):
     assert SampledMemory().read() is None
 
 
+def test_the_least_busy_chip_is_the_load(metrics):
+    metrics["duty_cycle_pct"] = ["81.20", "79.60"]
+    assert duty_cycle_percent() == 80
+
+
 def test_without_libtpu_memory_is_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     assert fullest_device() is None
+    assert duty_cycle_percent() is None
 
 
 def test_a_peak_between_two_reads_is_seen(monkeypatch):

@@ -62,6 +62,7 @@ from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_mat
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import loader_workers, workers_of_rank
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
+from tpukit.knowledge.accelerators import peak_flops
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -295,6 +296,10 @@ class EagerBackend(TorchOps):
 
     def usage(self) -> DeviceUsage:
         return self.eager.usage()
+
+    def peak_flops(self) -> float | None:
+        peak = None if self.kind == "cpu" else peak_flops(self.eager.name(), self.precision)
+        return None if peak is None else peak * self.devices
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         return self.eager.memory_meter()

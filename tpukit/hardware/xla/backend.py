@@ -62,8 +62,8 @@ from tpukit.hardware.xla.optimizer import (
     host_zeros,
     step_in_graph,
 )
-from tpukit.hardware.xla.tpu_memory import SampledMemory
-from tpukit.knowledge.accelerators import tpu_by_device_kind
+from tpukit.hardware.xla.tpu_memory import SampledMemory, duty_cycle_percent
+from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -320,7 +320,14 @@ class XlaBackend(XlaOps):
             torch.set_rng_state(state_from_text(random["cpu"]))
 
     def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory(), None)
+        memory = self._memory()
+        return DeviceUsage(memory, duty_cycle_percent() if self._sampled.answers else None)
+
+    def peak_flops(self) -> float | None:
+        if xr.device_type() != "TPU":
+            return None
+        peak = peak_flops(xm.xla_device_kind(), self.precision)
+        return None if peak is None else peak * self.devices
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         if is_emulated(os.environ):

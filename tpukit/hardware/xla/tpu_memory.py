@@ -1,4 +1,4 @@
-"""Memory of a TPU's devices by libtpu's own metrics: torch_xla reports none under SPMD."""
+"""Memory and load of a TPU's devices by libtpu's own metrics: torch_xla reports none under SPMD."""
 
 from __future__ import annotations
 
@@ -16,9 +16,23 @@ SECONDS_TO_ANSWER = 10.0
 
 def fullest_device() -> Memory | None:
     """Usage and limit of this process' fullest device; None where libtpu does not report them."""
+    used, limits = (_metric(name) for name in METRICS)
+    most, limit = max(zip(used, limits, strict=False), default=(0.0, 0.0))
+    # An open device holds something: 0 is what a metric is before its first value.
+    return Memory(int(most), int(most), int(limit) or None) if most else None
+
+
+def duty_cycle_percent() -> int | None:
+    """Part of the last seconds that this process' least busy chip worked; None: not reported."""
+    found = _metric("duty_cycle_pct")
+    return round(min(found)) if found else None
+
+
+def _metric(name: str) -> list[float]:
+    """A value a device; empty where libtpu does not report it."""
     try:
         metrics: Any = importlib.import_module("libtpu.sdk").tpumonitoring
-        used, limits = ([float(v) for v in metrics.get_metric(name).data()] for name in METRICS)
+        return [float(value) for value in metrics.get_metric(name).data()]
     except (
         AttributeError,
         ImportError,
@@ -26,10 +40,7 @@ def fullest_device() -> Memory | None:
         TypeError,
         ValueError,
     ):  # another libtpu or Python
-        return None
-    most, limit = max(zip(used, limits, strict=False), default=(0.0, 0.0))
-    # An open device holds something: 0 is what a metric is before its first value.
-    return Memory(int(most), int(most), int(limit) or None) if most else None
+        return []
 
 
 class SampledMemory:
@@ -51,6 +62,11 @@ class SampledMemory:
             if not self._answered.wait(SECONDS_TO_ANSWER):
                 self.close()
         return None if self._done.is_set() else self._sample()
+
+    @property
+    def answers(self) -> bool:
+        """Whether libtpu has reported something, and is asked on."""
+        return self._answered.is_set() and not self._done.is_set()
 
     def start_anew(self) -> None:
         """The peak counts from here."""

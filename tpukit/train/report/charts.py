@@ -15,6 +15,7 @@ ALL_POINTS = 30_000
 
 ENGINE = {
     "Rate": ("samples/s", {"samples_per_second": "rate"}),
+    "Use of the time": ("", {"mfu": "MFU", "data_waiting": "waiting for data"}),
     "Memory": ("GiB", {"memory_used": "used", "memory_peak": "peak"}),
     "Compilations": ("", {"compilations": "compilations"}),
     "Learning rate": ("", {"lr": "learning rate"}),
@@ -23,7 +24,7 @@ ENGINE = {
 }
 """What the engine logs beside a task's metrics: title -> unit, names and labels."""
 _SMOOTHED = {"samples_per_second", "gradient_norm"}
-_FROM_ZERO = {"Rate", "Memory", "Compilations", "Learning rate", "Skipped steps"}
+_FROM_ZERO = {"Rate", "Use of the time", "Memory", "Compilations", "Learning rate", "Skipped steps"}
 _SHOWN_ABOVE_ZERO = {"Compilations", "Skipped steps"}
 """Charts that say nothing where all values are zero."""
 _DASHED = {"memory_peak", "largest_gradient_norm"}
