@@ -30,7 +30,7 @@ from tpukit.errors import ConfigError, HardwareError, TaskFailedError, TpukitErr
 from tpukit.train.config import TrainConfig
 
 PUBLIC = {
-    "Datasets", "MicroBatch", "ParameterGroup", "SampleKey", "ShuffledPlan", "Task", "TpukitError",
+    "Datasets", "MicroBatch", "ParameterGroup", "Preset", "SampleKey", "ShuffledPlan", "Task", "TpukitError",
     "TrainingDefaults", "evaluate", "find_batch", "fit", "infer", "load", "named", "predict",
     "show", "stack_samples",
 }  # fmt: skip

@@ -47,7 +47,7 @@ TRAINING = {"train", "summarize-train"}
 COMMANDS = {
     "doctor": "Check the environment, scan code for deprecated calls, explain an error log.",
     "probe-batch": "Find the largest batch size: measured here, or by the TPU compiler.",
-    "train": "Train EIT diffusion, an image classifier, or a task of your own.",
+    "train": "Train a task ({tasks}) or one of your own.",
     "test": "Evaluate a run: metrics, baselines and pictures.",
     "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
     "predict": "Write a submission of images or summaries, or the images of an EIT folder.",
@@ -83,7 +83,10 @@ class LazyGroup(TyperGroup):
 
 def placeholder(name: str) -> TyperCommand:
     """A command that can be listed in `--help`, and nothing more."""
-    return TyperCommand(name, help=COMMANDS[name], short_help=COMMANDS[name])
+    from tpukit.tasks.declared import registered
+
+    text = COMMANDS[name].format(tasks=", ".join(registered()))
+    return TyperCommand(name, help=text, short_help=text)
 
 
 def load_command(name: str, arguments: Sequence[str] = ()) -> Any:

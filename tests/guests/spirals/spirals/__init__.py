@@ -1,0 +1,1 @@
+"""Points on a spiral by a diffusion model."""
