@@ -30,9 +30,9 @@ from tpukit.errors import ConfigError, HardwareError, TaskFailedError, TpukitErr
 from tpukit.train.config import TrainConfig
 
 PUBLIC = {
-    "Datasets", "MicroBatch", "ParameterGroup", "Preset", "SampleKey", "ShuffledPlan", "Task", "TpukitError",
-    "TrainingDefaults", "evaluate", "find_batch", "fit", "infer", "load", "named", "predict",
-    "show", "stack_samples",
+    "Datasets", "MicroBatch", "ParameterGroup", "Preset", "SampleKey", "ShuffledPlan", "Task",
+    "TpukitError", "TrainingDefaults", "evaluate", "find_batch", "fit", "infer", "load", "named",
+    "predict", "show", "stack_samples",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "typer", "matplotlib", "safetensors"}
 SHORT = {"hw": "cpu", "max_steps": 6, "ckpt_every": 3, "log_every": 2}

@@ -2,8 +2,8 @@
 
 From Python: `fit`, `evaluate`, `predict`, `find_batch`, `load` and `show` do what the commands do,
 in this process; `Task`, `Datasets`, `TrainingDefaults`, `named` and `stack_samples` make a task of
-your own, `ParameterGroup`, `ShuffledPlan`, `MicroBatch` and `SampleKey` its optimizer and its
-batches, and `infer` a trained model's outputs.
+your own, `Preset` its presets, `ParameterGroup`, `ShuffledPlan`, `MicroBatch` and `SampleKey` its
+optimizer and its batches, and `infer` a trained model's outputs.
 In a notebook `%load_ext tpukit` gives `%tpukit train ...`.
 """
 
