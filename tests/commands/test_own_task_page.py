@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from PIL import Image
 from runs import result, tpukit
 from torch import nn
+from typer.testing import CliRunner
 
 import tpukit as package
+from tpukit.cli import app
 from tpukit.train.task import PlanSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_task.md"
@@ -78,6 +80,16 @@ def test_the_script_that_became_a_task_trains_and_predicts(tmp_path):
     with torch.no_grad():
         scores = model(torch.from_numpy(images).permute(0, 3, 1, 2))
     assert written.tolist() == scores.argmax(1).tolist()
+
+
+def test_declared_options_are_in_the_help_of_test_and_predict(tmp_path):
+    declared = block("@dataclass", having="predict_options")
+    file = tmp_path / "diffusion.py"
+    file.write_text(f"from dataclasses import dataclass\nfrom tpukit import Task\n\n{declared}")
+    for command in ("test", "predict"):
+        words = [command, "--task", f"{file}:Diffusion", "--help"]
+        shown = CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output
+        assert "--steps" in shown and "Sampling steps" in shown and "--samples" not in shown
 
 
 def test_weighted_classes_are_torchs():
