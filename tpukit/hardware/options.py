@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpukit.errors import HardwareError
+from tpukit.io.ranges import Range, setting
 
 Kind = Literal["tpu", "gpu", "cpu"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -18,7 +19,7 @@ class HardwareOptions:
 
     hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
     """Hardware: auto, tpu, gpu or cpu."""
-    devices: int | None = None
+    devices: int | None = setting(None, Range(1, 4096))
     """Devices of this host to use (default: all; one process on a CPU)."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the forward pass: auto, bf16, fp16 or fp32; weights stay fp32."""
@@ -35,13 +36,13 @@ class HardwareOptions:
     """Folder in which torch_xla keeps compiled programs on a TPU; a read-only one is read."""
     deterministic: bool = False
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
-    memory_limit: int | None = None
+    memory_limit: int | None = setting(None, Range(1, 2**60))
     """Memory limit: of the process on a CPU, of each device on GPUs (4GB)."""
-    max_restarts: int = 0
+    max_restarts: int = setting(0, Range(0, 1000))
     """Restarts from the last checkpoint after a rank has failed."""
-    collective_timeout: float = 1800.0
+    collective_timeout: float = setting(1800.0, Range(1, 30 * 86400, whole=False))
     """Longest time that a rank waits for the others, on GPUs and CPUs (30m)."""
-    master_port: int | None = None
+    master_port: int | None = setting(None, Range(1, 65535))
     """Port of torchrun (default: a free one)."""
 
 

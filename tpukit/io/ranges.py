@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 LARGEST_COUNT = 10**12
@@ -47,6 +47,17 @@ FROM_ZERO = Range(0, 1000, whole=False)
 DECAY = Range(0, 1, whole=False, includes_high=False)
 
 
+def setting(default: Any, allowed: Range | None = None, **facts: Any) -> Any:
+    """A field of a dataclass of settings with the range of its number and further facts."""
+    return field(default=default, metadata={"range": allowed, **facts})
+
+
+def ranges_of(settings: type) -> dict[str, Range]:
+    """The range of each number among the fields of a dataclass."""
+    found = {entry.name: entry.metadata.get("range") for entry in fields(settings)}
+    return {name: allowed for name, allowed in found.items() if allowed is not None}
+
+
 def shown(value: Any) -> str:
     """A value as Python writes it, shortened."""
     try:
@@ -66,7 +77,7 @@ def range_problems(
 ) -> list[str]:
     """A sentence for each value outside its range; None was not given."""
     return [
-        allowed.problem(name(field), values[field])
-        for field, allowed in ranges.items()
-        if values.get(field) is not None and values[field] not in allowed
+        allowed.problem(name(key), values[key])
+        for key, allowed in ranges.items()
+        if values.get(key) is not None and values[key] not in allowed
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -25,6 +25,8 @@ from tpukit.io.ranges import (
     Range,
     flag,
     range_problems,
+    ranges_of,
+    setting,
     shown,
 )
 from tpukit.train.monitor.best import parse_best_metric
@@ -35,7 +37,57 @@ Config = TypeVar("Config", bound=HardwareOptions)
 
 
 @dataclass(frozen=True)
-class TrainConfig(HardwareOptions):
+class TaskSettings:
+    """Settings of a run that a task may have defaults of its own for.
+
+    decides: the setting decides the arithmetic; a resumed run must have the same. earlier: its
+    value in runs from before it existed, which do not record it.
+    """
+
+    global_batch_size: int = setting(64, BATCH, decides=True)
+    """Samples of one optimizer step, over all devices and micro-batches (default: the task's)."""
+    epochs: int | None = setting(None, COUNT)
+    """Passes over the training data (default: the task's)."""
+    max_steps: int | None = setting(None, COUNT)
+    """Optimizer steps, instead of epochs (default: the task's)."""
+    ckpt_every: int | None = setting(None, COUNT)
+    """Optimizer steps between two checkpoints, each after a validation (default: the task's, or
+    each epoch and every 500)."""
+    best_metric: str | None = None
+    """Metric of the best checkpoint: NAME, min:NAME or max:NAME (default: valid_loss)."""
+    early_stopping: int | None = setting(None, Range(0, LARGEST_COUNT))
+    """Validations without a better best_metric after which training stops (default: never)."""
+    lr: float = setting(1e-3, FROM_ZERO, decides=True)
+    """Peak learning rate (default: the task's)."""
+    schedule: Schedule = setting("constant", decides=True)
+    """Learning rate after the warm-up: constant, linear or cosine."""
+    warmup_steps: int = setting(0, Range(0, LARGEST_COUNT), decides=True)
+    """Optimizer steps of linear warm-up."""
+    final_lr_fraction: float = setting(1.0, FROM_ZERO, decides=True)
+    """The last step's learning rate as a fraction of the peak (linear and cosine schedules)."""
+    clip_norm: float | None = setting(1.0, Range(0, 1e9, whole=False), decides=True)
+    """Largest gradient norm over all parameters; 0 switches clipping off."""
+    optimizer: OptimizerName = setting("adamw", decides=True, earlier="adamw")
+    """Optimizer, where the task builds none: adamw, adam, sgd, rmsprop, adafactor or lion."""
+    weight_decay: float = setting(0.0, FROM_ZERO, decides=True)
+    """Weight decay, on matrices only; decoupled in AdamW, Adafactor and Lion."""
+    momentum: float = setting(0.9, DECAY, decides=True, earlier=0.9)
+    """Momentum of SGD and RMSprop."""
+    ema_decay: float | None = setting(None, DECAY, decides=True)
+    """Decay of the EMA weights that are validated and tested (default: the task's, or no EMA)."""
+    ema_every: int = setting(1, COUNT, decides=True)
+    """Optimizer steps between two updates of the EMA weights."""
+    ema_warmup: int = setting(100, Range(0, LARGEST_COUNT), decides=True, earlier=0)
+    """Optimizer steps in which the EMA weights copy the weights; their decay then rises to
+    ema_decay. 0: ema_decay from the first step."""
+    ema_updates: EMAUpdates = setting("ema_pytorch", decides=True, earlier="multiples")
+    """Steps with an update of the EMA weights: ema_pytorch (1, 1 + ema_every, ...),
+    ema_pytorch-0.5.2 (the same, with one more copy after the warm-up) or multiples (ema_every,
+    2 ema_every, ..., as in runs that do not record it)."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(TaskSettings, HardwareOptions):
     """Everything that decides a run, apart from the task's own config.
 
     The options of training commands are made from these fields and their docstrings.
@@ -45,60 +97,20 @@ class TrainConfig(HardwareOptions):
     """Folder of the data."""
     results_dir: str | None = None
     """The run folder itself (default: the task's)."""
-    global_batch_size: int = 64
-    """Samples of one optimizer step, over all devices and micro-batches (default: the task's)."""
-    epochs: int | None = None
-    """Passes over the training data (default: the task's)."""
-    max_steps: int | None = None
-    """Optimizer steps, instead of epochs (default: the task's)."""
-    global_seed: int = 0
+    global_seed: int = setting(0, SEED, decides=True)
     """Seed of the weights, the order of the data, each sample's draws and dropout."""
-    log_every: int = 50
+    log_every: int = setting(50, COUNT)
     """Optimizer steps between two log lines."""
-    ckpt_every: int | None = None
-    """Optimizer steps between two checkpoints, each after a validation (default: the task's, or
-    each epoch and every 500)."""
-    num_workers: int | None = None
+    num_workers: int | None = setting(None, Range(0, 1024))
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
-    loader_timeout: float = 600.0
+    loader_timeout: float = setting(600.0, Range(1, 30 * 86400, whole=False))
     """Seconds that a batch of the DataLoader workers is waited for."""
-    best_metric: str | None = None
-    """Metric of the best checkpoint: NAME, min:NAME or max:NAME (default: valid_loss)."""
-    early_stopping: int | None = None
-    """Validations without a better best_metric after which training stops (default: never)."""
-    accumulate: int | None = None
+    accumulate: int | None = setting(None, BATCH)
     """Gradient accumulation steps (default: the fewest that memory allows)."""
-    lr: float = 1e-3
-    """Peak learning rate (default: the task's)."""
-    schedule: Schedule = "constant"
-    """Learning rate after the warm-up: constant, linear or cosine."""
-    warmup_steps: int = 0
-    """Optimizer steps of linear warm-up."""
-    final_lr_fraction: float = 1.0
-    """The last step's learning rate as a fraction of the peak (linear and cosine schedules)."""
-    clip_norm: float | None = 1.0
-    """Largest gradient norm over all parameters; 0 switches clipping off."""
-    optimizer: OptimizerName = "adamw"
-    """Optimizer, where the task builds none: adamw, adam, sgd, rmsprop, adafactor or lion."""
-    weight_decay: float = 0.0
-    """Weight decay, on matrices only; decoupled in AdamW, Adafactor and Lion."""
-    beta1: float = 0.9
+    beta1: float = setting(0.9, DECAY, decides=True)
     """First moment decay of Adam and Lion."""
-    beta2: float = 0.999
+    beta2: float = setting(0.999, DECAY, decides=True)
     """Second moment decay of Adam; of Lion's one moment."""
-    momentum: float = 0.9
-    """Momentum of SGD and RMSprop."""
-    ema_decay: float | None = None
-    """Decay of the EMA weights that are validated and tested (default: the task's, or no EMA)."""
-    ema_every: int = 1
-    """Optimizer steps between two updates of the EMA weights."""
-    ema_warmup: int = 100
-    """Optimizer steps in which the EMA weights copy the weights; their decay then rises to
-    ema_decay. 0: ema_decay from the first step."""
-    ema_updates: EMAUpdates = "ema_pytorch"
-    """Steps with an update of the EMA weights: ema_pytorch (1, 1 + ema_every, ...),
-    ema_pytorch-0.5.2 (the same, with one more copy after the warm-up) or multiples (ema_every,
-    2 ema_every, ..., as in runs that do not record it)."""
     check_bf16: bool = False
     """Compare one step in bf16 and fp32 before training."""
     profile: bool = False
@@ -109,62 +121,18 @@ class TrainConfig(HardwareOptions):
     """A read-only run folder to start from."""
     init_from: str | None = None
     """A run whose best (EMA) weights a new run begins with; all else begins anew."""
-    max_time: float | None = None
+    max_time: float | None = setting(None, Range(1, 10 * 365 * 86400, whole=False))
     """Time after which the run stops with a checkpoint (8h30m)."""
 
 
-ARITHMETIC = (
-    "global_batch_size",
-    "global_seed",
-    "lr",
-    "schedule",
-    "warmup_steps",
-    "final_lr_fraction",
-    "clip_norm",
-    "optimizer",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "momentum",
-    "ema_decay",
-    "ema_every",
-)
-"""Fields that a resumed run must share with the run it goes on with."""
-
-ADDED_ARITHMETIC: Mapping[str, Any] = {"ema_warmup": 0, "ema_updates": "multiples"}
-"""Fields of the arithmetic that came later, and their value in runs that do not record them. A
-resumed run goes on with that value where none was given."""
-
-RANGES: Mapping[str, Range] = {
-    "devices": Range(1, 4096),
-    "memory_limit": Range(1, 2**60),
-    "max_restarts": Range(0, 1000),
-    "collective_timeout": Range(1, 30 * 86400, whole=False),
-    "master_port": Range(1, 65535),
-    "global_batch_size": BATCH,
-    "epochs": COUNT,
-    "max_steps": COUNT,
-    "global_seed": SEED,
-    "log_every": COUNT,
-    "ckpt_every": COUNT,
-    "num_workers": Range(0, 1024),
-    "loader_timeout": Range(1, 30 * 86400, whole=False),
-    "accumulate": BATCH,
-    "lr": FROM_ZERO,
-    "warmup_steps": Range(0, LARGEST_COUNT),
-    "final_lr_fraction": FROM_ZERO,
-    "clip_norm": Range(0, 1e9, whole=False),
-    "weight_decay": FROM_ZERO,
-    "beta1": DECAY,
-    "beta2": DECAY,
-    "momentum": DECAY,
-    "early_stopping": Range(0, LARGEST_COUNT),
-    "ema_decay": DECAY,
-    "ema_every": COUNT,
-    "ema_warmup": Range(0, LARGEST_COUNT),
-    "max_time": Range(1, 10 * 365 * 86400, whole=False),
+_DECIDING = [entry for entry in fields(TrainConfig) if entry.metadata.get("decides")]
+ARITHMETIC = tuple(entry.name for entry in _DECIDING)
+"""Settings that a resumed run must share with the run that it resumes."""
+EARLIER_VALUES: Mapping[str, Any] = {
+    entry.name: entry.metadata["earlier"] for entry in _DECIDING if "earlier" in entry.metadata
 }
-"""What the numbers among the fields may be."""
+"""Values of those settings in runs that do not record them."""
+RANGES = ranges_of(TrainConfig)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"log_every": 5},

@@ -11,7 +11,7 @@ from tpukit.errors import CheckpointError, ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import BatchSplit, cut_to_memory, sample_operations, split_batch
-from tpukit.train.config import ADDED_ARITHMETIC, ARITHMETIC, TrainConfig
+from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import is_stream
 from tpukit.train.loader import LoaderSettings, example_batches
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
@@ -181,8 +181,6 @@ def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, An
     own = expect(task.identity(), dict, task.identity, "a dict of plain values")
     values = {"task": task.name, **own}
     values |= {name: getattr(config, name) for name in ARITHMETIC}
-    values |= {n: getattr(config, n) for n, older in ADDED_ARITHMETIC.items()
-               if getattr(config, n) != older}  # fmt: skip
     if config.schedule != "constant" or overrides(task, "learning_rate"):
         # The rate depends on how long the run is.
         values["total_steps"] = total_steps

@@ -29,9 +29,8 @@ from tpukit.hardware.backend import (
     ParameterGroup,
     TorchOps,
 )
-from tpukit.hardware.options import OptimizerName
 from tpukit.train import schedule
-from tpukit.train.config import EMAUpdates, build
+from tpukit.train.config import TaskSettings, build
 from tpukit.train.data.batch_plan import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -96,32 +95,12 @@ class Datasets:
 
 
 @dataclass(frozen=True)
-class TrainingDefaults:
+class TrainingDefaults(TaskSettings):
     """A task's own defaults where the user and the preset say nothing."""
 
-    global_batch_size: int = 64
     rows_per_device: int | None = None
     """Largest micro-batch of a device that the task asks for; None: as large as memory holds."""
-    epochs: int | None = None
-    """Default: 10 where `max_steps` is not given either."""
-    max_steps: int | None = None
-    lr: float = 1e-3
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    final_lr_fraction: float = 1.0
-    clip_norm: float | None = 1.0
-    ema_decay: float | None = None
-    ema_every: int = 1
-    ema_warmup: int = 100
-    ema_updates: EMAUpdates = "ema_pytorch"
-    optimizer: OptimizerName = "adamw"
-    weight_decay: float = 0.0
     adam: AdamSettings = field(default_factory=AdamSettings)
-    momentum: float = 0.9
-    ckpt_every: int | None = None
-    """Optimizer steps between two validations with checkpoints; None: each epoch and every 500."""
-    best_metric: str | None = None
-    early_stopping: int | None = None
 
 
 @dataclass(frozen=True)

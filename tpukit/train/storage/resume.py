@@ -12,7 +12,7 @@ from pathlib import Path
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
-from tpukit.train.config import ADDED_ARITHMETIC, TrainConfig
+from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.mistakes.returned import expect
 from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingRequest
@@ -27,9 +27,6 @@ from tpukit.train.storage.initial_weights import open_initial_run
 from tpukit.train.storage.run_folder import RunFolder, locked
 from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
 from tpukit.train.task import Task
-
-EARLIER_VALUES = {"optimizer": "adamw", "momentum": TrainConfig.momentum}
-"""What runs had that were made before these fields existed."""
 
 
 def claim_folder(
@@ -120,17 +117,17 @@ def find_checkpoint(
 
 def as_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingRequest:
     """The request with the run's artifacts, and its settings where defaults have changed since."""
-    identity, defaults = checkpoint.state.identity, request.task.defaults
+    identity, config, defaults = checkpoint.state.identity, request.config, request.task.defaults
     recorded = {
         name: older
-        for name, older in ADDED_ARITHMETIC.items()
-        if name not in identity
-        and getattr(request.config, name) in (getattr(TrainConfig, name), getattr(defaults, name))
+        for name, older in EARLIER_VALUES.items()
+        if identity.get(name, older) == older != getattr(TrainConfig, name)
+        and getattr(config, name) in (getattr(TrainConfig, name), getattr(defaults, name))
     }
     task = request.task.as_recorded(identity)
     restored = task.restore(checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
-    return replace(request, task=restored, config=replace(request.config, **recorded))
+    return replace(request, task=restored, config=replace(config, **recorded))
 
 
 def require_same_arithmetic(
