@@ -46,7 +46,7 @@ class Table(Task):
         loss = nn.functional.binary_cross_entropy_with_logits(score, batch["y"], reduction="none")
         return {"loss": loss}
 
-    def accumulate(self, model, batch):
+    def validation_rows(self, model, batch):
         return {"score": model(batch["x"]), "y": batch["y"]}
 
     def compute(self, rows):

@@ -50,7 +50,7 @@ class Contrastive(Task):
         text = ParameterGroup(list(model.text.parameters()), weight_decay, lr_scale=0.5)
         return [ParameterGroup(list(model.image.parameters()), weight_decay), text]
 
-    def accumulate(self, model, batch):
+    def validation_rows(self, model, batch):
         return {"width": model.image(batch["image"])[:, 0]}
 
     def compute(self, rows):

@@ -46,7 +46,7 @@ class Ranked(Tiny):
     def datasets(self):
         return Datasets(Rows(64), {"even": Numbered(20, 10), "rare": Numbered(7, 2)})
 
-    def accumulate(self, model, batch):
+    def validation_rows(self, model, batch):
         return {"score": batch["number"], "label": batch["label"]}
 
     def compute(self, rows):

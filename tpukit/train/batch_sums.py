@@ -49,14 +49,14 @@ class BatchSums:
 
     @torch.no_grad()
     def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """What the task accumulates of a batch, and its mask, on the host."""
+        """The task's validation rows of a batch, and its mask, on the host."""
         with self.backend.autocast():
-            found = self.backend.call(self.model, self.task.accumulate, batch)
+            found = self.backend.call(self.model, self.task.validation_rows, batch)
         count = len(batch["mask"])
         for name, value in found.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
                 raise task_mistake(
-                    self.task.accumulate,
+                    self.task.validation_rows,
                     f"returned {name!r} as {described(value)} for a batch of {count} rows",
                     f"Return a tensor of shape ({count}, ...): a value for each row.",
                 )

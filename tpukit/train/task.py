@@ -178,6 +178,8 @@ class Task(ABC):
         for removed, instead in REMOVED_MEMBERS.items():
             if removed in vars(cls):
                 raise TypeError(f"{cls.__name__}.{removed} is no longer called: {instead}")
+        if "accumulate" in vars(cls):
+            cls.validation_rows = cls.accumulate  # type: ignore[attr-defined, method-assign]
         if "__init__" in vars(cls):
             cls.__init__ = _keeping_settings(cls.__init__)  # type: ignore[method-assign]
 
@@ -294,15 +296,18 @@ class Task(ABC):
         """The task where only shapes matter: it reads no weights and asks no network."""
         return self
 
-    def accumulate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What `compute` needs of one validation batch, each value of shape (rows, ...)."""
+    def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """What `compute` needs of one validation batch, each value of shape (rows, ...).
+
+        A method of the earlier name `accumulate` is taken for it.
+        """
         return {}
 
     def compute(self, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:
         """Validation metrics that are not means over rows (AUC, F1, mAP).
 
-        rows: what `accumulate` gave for every validation sample, over all ranks, (samples, ...) in
-        the order of the data.
+        rows: what `validation_rows` gave for every validation sample, over all ranks, of shape
+        (samples, ...), in the order of the data.
         """
         return {}
 

@@ -235,7 +235,7 @@ class ImagesTask(Task):
             right["top5_accuracy"] = (better < 5).float()
         return {"loss": loss, **right} | ({} if weight is None else {"weight": weight})
 
-    def accumulate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The probabilities of the rows, where `metrics` names any that are no means over rows."""
         if not self.config.chosen:
             return {}

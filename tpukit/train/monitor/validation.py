@@ -127,20 +127,20 @@ def metrics_of(
     task, backend = sums.task, sums.backend
     micro_batches = _countable(micro_batches, sums)
     shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
-    accumulates = overrides(task, "accumulate")
+    has_rows = overrides(task, "validation_rows")
     parts: list[Rows] = []
     loader = make_loader(task, data, shares, loading, sums.inputs.see)
     for batch in backend.batches(loader):
         sums.add(batch)
         watch.done("evaluate", shapes_of([batch]))
-        if accumulates:
+        if has_rows:
             parts.append(sums.rows_of(batch))
             watch.done("accumulate", shapes_of([batch]))
     # Rank 0 warns, and another one's rows may fill up.
     sums.inputs.has_filled_rows = backend.any_rank(sums.inputs.has_filled_rows)
     values = sums.read()
     watch.done("read_evaluation")
-    if accumulates:
+    if has_rows:
         rows = in_data_order(backend.all_gather_objects(parts), micro_batches)
         values |= _computed(task, rows)
     return values
