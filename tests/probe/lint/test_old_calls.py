@@ -195,7 +195,7 @@ def test_a_short_name_is_found_in_every_spelling(code):
 
 
 def test_a_short_name_inside_words_is_not_worth_parsing():
-    assert not may_concern(b"import torch\nimport timm\nlayers = x.weight.eig_values(layers)")
+    assert not may_concern(b"import torch\nimport timm\nlayer = x.weight.eig_values(layer)")
 
 
 def test_every_row_has_its_case():
