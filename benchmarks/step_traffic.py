@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
 def compiled(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The scheduled program and the compiler's figures."""
     from tpukit.probe.compiler.compile import TpuCompiler
-    from tpukit.probe.compiler.report_cache import report, scheduled_hlo
+    from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
     from tpukit.tasks.registry import load_task
@@ -61,7 +61,7 @@ def compiled(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     step = trace_step(task, config, backend, arguments.rows, 1)
     program = step.training[0]
     executable = TpuCompiler(target.topology, target.devices).compile(program, arguments.effort)
-    found = report(executable, program.kernel_share)
+    found = costs_of(executable, program.kernel_share)
     chip = target.generation
     return scheduled_hlo(executable), {
         "gib": found.total / 2**30,

@@ -60,7 +60,7 @@ def plans(devices: int, buckets: int, batch: int, micro_rows: int) -> tuple[Any,
 def compiled(shape: Any, packed: bool, target: Any) -> dict[str, Any]:
     """One chip's micro-batch: what the compiler says of it, and how long it compiled."""
     from tpukit.probe.compiler.compile import TpuCompiler
-    from tpukit.probe.compiler.report_cache import report
+    from tpukit.probe.compiler.program_costs import costs_of
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
     from tpukit.tasks.summarize.data.packing import example_pack
@@ -79,7 +79,7 @@ def compiled(shape: Any, packed: bool, target: Any) -> dict[str, Any]:
     one = find_target(target.name.split("-")[0] + "-1")
     started = time.monotonic()
     executable = TpuCompiler(one.topology, one.devices).compile(program, "fast")
-    found = report(executable, program.kernel_share)
+    found = costs_of(executable, program.kernel_share)
     chip = target.generation
     by_arithmetic = found.flops / chip.flops_per_second
     by_memory = found.bytes_accessed / chip.bytes_per_second

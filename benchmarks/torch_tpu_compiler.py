@@ -181,7 +181,7 @@ def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
     from jax.experimental import topologies
 
     from tpukit.probe.compiler.compile import FAST_EFFORT
-    from tpukit.probe.compiler.report_cache import report, scheduled_hlo
+    from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
 
     chip = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices[0]
     options = compiler.get_compile_options(
@@ -199,7 +199,7 @@ def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
             executable = chip.client.compile(given, xla_client.DeviceList((chip,)), options)
         except Exception as error:  # XlaRuntimeError or ValueError: the class varies
             return {**made_by, "refusal": str(error).splitlines()[0]}
-    found = asdict(report(executable))
+    found = asdict(costs_of(executable))
     memory = executable.get_compiled_memory_stats()
     return {
         **made_by,

@@ -21,7 +21,7 @@ from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.model_code import running
 from tpukit.hardware.xla.ops import XlaOps
 from tpukit.probe.compiler.compile import Program, TpuCompiler
-from tpukit.probe.compiler.report_cache import report, scheduled_hlo
+from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
 
 DEVICES = int(os.environ["CPU_NUM_DEVICES"])
 
@@ -40,7 +40,7 @@ def compiled(mesh, outputs, split):
         outputs=len(outputs), kernel_share=1.0, resident={}, resident_elsewhere=0,
     )  # fmt: skip
     executable = TpuCompiler("v5e:2x2", DEVICES).compile(program, "fast")
-    described, text = report(executable, kernel_share=0.0), scheduled_hlo(executable)
+    described, text = costs_of(executable, kernel_share=0.0), scheduled_hlo(executable)
     return {
         "flops": described.flops,
         "temporaries": described.temporaries,

@@ -8,7 +8,8 @@ import pytest
 
 from tpukit.commands.reports.machine import as_json, for_others
 from tpukit.errors import DataError
-from tpukit.probe.machine import RecordedHost, gather
+from tpukit.hardware.recorded_host import RecordedHost
+from tpukit.probe.machine import gather
 from tpukit.probe.machine.checks import QUICK, Asked, run_check
 
 MACHINES = Path(__file__).parent / "machines"

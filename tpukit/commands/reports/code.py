@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpukit.commands.output import Output
-from tpukit.commands.reports.plural import counted
+from tpukit.io.units import counted
 from tpukit.knowledge.calls import successor
-from tpukit.probe.lint import Finding, ScanReport, scan_paths
+from tpukit.probe.lint import Finding, ScanResult, scan_paths
 
 if TYPE_CHECKING:
     from tpukit.probe.lint.fix import FileFix
@@ -72,7 +72,7 @@ def _remarks(fix: FileFix) -> list[str]:
     return [f"{fix.path}: {remark}" for remark in fix.remarks]
 
 
-def report_lines(report: ScanReport, *, verbose: bool) -> list[str]:
+def report_lines(report: ScanResult, *, verbose: bool) -> list[str]:
     """One line for each reason in a file (`verbose`: for each finding), and their sums."""
     groups: dict[object, list[Finding]] = {}
     for number, finding in enumerate(report.findings):
@@ -90,7 +90,7 @@ def report_lines(report: ScanReport, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _sums(report: ScanReport) -> str:
+def _sums(report: ScanResult) -> str:
     counts = Counter(finding.status for finding in report.findings)
     if not counts:
         return f"{counted(report.files, 'file')}: nothing found."

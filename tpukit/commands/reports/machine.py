@@ -8,8 +8,8 @@ from typing import Any
 
 from tpukit import __version__
 from tpukit.commands.output import Output
-from tpukit.commands.reports.plural import counted
 from tpukit.io.secrets import without_secrets
+from tpukit.io.units import counted
 from tpukit.knowledge.environment import allowed
 from tpukit.probe.machine import Facts, RealHost, gather
 from tpukit.probe.machine.checks import Asked, Result, run_checks
@@ -48,7 +48,7 @@ def check_lines(results: Iterable[Result], *, verbose: bool) -> list[str]:
     for result in results:
         by_status[result.verdict.status].append(result)
     shown = [r for status in _ORDER for r in by_status[status] if verbose or status in _ACTION]
-    lines = [line for result in shown for line in _told(result)]
+    lines = [line for result in shown for line in _lines_of(result)]
     counts = [
         f"{len(by_status[status])} {words}"
         for status, words in (("pass", "passed"), ("skip", "skipped"))
@@ -76,7 +76,7 @@ def as_json(facts: Facts, results: Iterable[Result], *, ok: bool) -> dict[str, A
     }
 
 
-def _told(result: Result) -> list[str]:
+def _lines_of(result: Result) -> list[str]:
     verdict = result.verdict
     lines = [f"{_MARKS[verdict.status]} {result.label}: {verdict.message}"]
     if verdict.fix:
@@ -103,7 +103,7 @@ def issue_report(facts: Facts, results: Sequence[Result], title: str) -> str:
         f"- variables: {', '.join(f'{k}={v}' for k, v in variables.items()) or 'none'}",
         "",
         "```",
-        *(line for result in results for line in _told(result)),
+        *(line for result in results for line in _lines_of(result)),
         "```",
     ]
     return for_others("\n".join(lines), facts.host.environment.get("HOME", ""))

@@ -1,1 +1,1 @@
-"""The batch-size search: trials in child processes, and the recommendation."""
+"""The batch-size search, and the recommendation."""

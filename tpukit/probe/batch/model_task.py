@@ -33,7 +33,7 @@ INPUT_HINT = (
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a model, a sample's part of it."""
+    """One input of a model: the shape of one sample."""
 
     name: str
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class ModelTask(Task):
         return [{**batch, "mask": torch.ones(rows)}]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What the model itself returns as `loss`, else the sum of its floating-point outputs."""
+        """The model's own `loss`, else the sum of its floating-point outputs."""
         given = {spec.name: batch[_key(spec.name)] for spec in self.inputs}
         positional = [value for name, value in given.items() if name not in self.keywords]
         named = {name: value for name, value in given.items() if name in self.keywords}
@@ -124,7 +124,7 @@ class ModelTask(Task):
 
 
 def _key(name: str) -> str:
-    """An input in a batch: `mask` is the engine's own."""
+    """The name of an input in a batch, where `mask` belongs to the engine."""
     return f"input_{name}"
 
 

@@ -197,8 +197,8 @@ class Recommender:
         return replace(self._bracket(), ended=draft.ended, too_slow=draft.too_slow)
 
     def _search_measured(self) -> Bracket:
-        """The last batch that fits and the next one, which fails in a fresh process too: what
-        earlier trials left behind may have been the cause."""
+        """The largest batch that fits; the next one fails in a fresh process too, so that memory
+        which earlier trials kept is not the cause."""
         found = self._measure(self._try, self.settings)
         failed = found.trials[found.high] if found.high is not None else None
         if failed is None or failed.fresh:
@@ -215,7 +215,7 @@ class Recommender:
         return search(try_batch, settings, by_speed=by_speed, affordable=self._affordable)
 
     def _affordable(self, bracket: Bracket) -> float:
-        """The largest batch whose trial is short enough, and does not exceed the whole search."""
+        """The largest batch whose trial ends within the limits on trial and search time."""
         if not bracket.low:
             return float("inf")
         return bracket.trials[bracket.low].batch_within(self._seconds_for_a_trial())
@@ -275,7 +275,7 @@ class Recommender:
         return self.run([TrialRequest(batch, effort="full")], why)[0]
 
     def run(self, requests: Sequence[TrialRequest], why: str) -> list[Trial]:
-        """The trials of these requests; runs and logs those that there were not yet."""
+        """The trials of these requests; runs and logs the new ones."""
         missing = [request for request in requests if self._known(request) is None]
         if missing:
             steps = missing[0].accumulate
@@ -289,7 +289,7 @@ class Recommender:
         return [known for request in requests if (known := self._known(request))]
 
     def _expected(self, request: TrialRequest) -> str:
-        """How long a measured trial will take, by the largest before it."""
+        """The expected duration of a measured trial, by the largest one before it."""
         timed = [t for t in self.trials if t.fits and t.samples_per_second]
         if not timed:
             return ""
@@ -353,7 +353,7 @@ class Recommender:
         return trial.leaves_margin(self.settings.margin)
 
     def _guess_far_within(self, largest: int) -> int | None:
-        """Far under the largest, for memory that hardly grows where it is nearly full."""
+        """A batch far below the largest, for memory that hardly grows near the limit."""
         multiple = self.settings.multiple_of
         return int(FAR_WITHIN * largest) // multiple * multiple or None
 
@@ -373,7 +373,7 @@ class Recommender:
         return guess if 0 < guess < largest and guess not in tried else None
 
     def _rounded(self, batch: float) -> int:
-        """Down to a round number of the size of the batch, a multiple of what is wanted."""
+        """The batch rounded down to a multiple of 8 (or of less, where it is small)."""
         unit = self.settings.multiple_of
         while unit * 16 <= batch and unit < 8:
             unit *= 2
@@ -413,7 +413,7 @@ class Recommender:
         return recommended, 1, f"No accumulation that was tried reaches {size} within the margin."
 
     def _too_long(self, request: TrialRequest) -> float | None:
-        """Seconds of a trial that is too long to start, by one of the same micro-batch or near."""
+        """The expected seconds of a trial, where they are too many to start it."""
         timed = [t for t in self.trials if t.fits and t.samples_per_second]
         if self._known(request) or not timed:
             return None
@@ -435,7 +435,7 @@ class Recommender:
 
 
 def _batch_at(room: float, points: Sequence[tuple[int, int]]) -> float:
-    """The batch that needs `room` bytes by a line through the two points nearest to it.
+    """The batch that needs `room` bytes, by the line through the two nearest points.
 
     points: batches with their memory, ascending. Beyond them where all are within `room`; the last
     batch where memory does not grow.

@@ -45,8 +45,8 @@ TOLERANCE = 0.1
 REACHES = "where memory reaches the limit by what was tried"
 
 Ending = Literal["memory", "speed", "time", "data", "max"]
-"""Why a search ended: both sides of the largest were tried, or the memory is nearly full; larger
-batches are hardly faster; they take too long; all training samples fit; the largest allowed fits.
+"""Reason for the end of a search: both sides of the largest were tried, or memory is nearly full;
+larger batches are hardly faster; they take too long; all training samples fit; the maximum fits.
 """
 Reason = str
 TryBatch = Callable[[int, Reason], Trial]
@@ -105,7 +105,7 @@ class Bracket:
     """A batch whose trial would have taken too long, or did."""
 
     def record(self, trial: Trial, step: int) -> None:
-        """Takes in a trial of a batch inside the bracket; batches are `step` apart."""
+        """Adds a trial of a batch inside the bracket; batches are `step` apart."""
         width = None if self.high is None else self.high - self.low
         self.trials[trial.batch] = trial
         if trial.slow:
@@ -123,7 +123,7 @@ class Bracket:
         self.stalled = width is not None and 2 * ((self.high or 0) - self.low) > width + 2 * step
 
     def end(self, step: int, tolerance: float, *, by_speed: bool) -> Ending | None:
-        """Why the search is at its end; None where it goes on."""
+        """The reason why the search ends; None where it goes on."""
         low, high = self.low, self.high
         if self.ended:
             return self.ended
@@ -142,8 +142,8 @@ class Bracket:
         return "memory" if is_full else None if self._grows() else "speed"
 
     def _grows(self) -> bool:
-        """Whether one of the last two batches that fit is faster than those before, by enough: one
-        alone may have been measured while something else ran."""
+        """Whether one of the last two batches that fit is faster than those before, by enough; one
+        measurement may have been disturbed."""
         fitting = sorted(batch for batch, trial in self.trials.items() if trial.fits)
         speeds = [self.trials[batch].samples_per_second or 0.0 for batch in fitting]
         before, now = speeds[:-2], speeds[-2:]
@@ -272,7 +272,7 @@ def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
 
 
 def _was_as_flat(bracket: Bracket, batch: int, line: float) -> bool:
-    """Whether memory grew by no more than twice `line` up to `batch`, too."""
+    """Whether memory also grew by at most twice `line` a sample below `batch`."""
     before = _previous_fit(bracket, at_most=batch - 1)
     used = [bracket.trials[b].used_bytes for b in (before, batch) if b is not None]
     if before is None or None in used or line <= 0:
@@ -288,19 +288,19 @@ def _previous_fit(bracket: Bracket, at_most: float = math.inf) -> int | None:
 
 
 def _little_more(bracket: Bracket, closeness: float) -> float:
-    """The next batch, which is nearly always the proof; farther where such steps keep fitting."""
+    """The next batch to try; farther away where several small steps have fitted."""
     low = bracket.low
     near = sum(APART * low <= batch < low for batch in bracket.trials)
     return low + closeness * float(2 ** max(near - 1, 0))
 
 
 def _middle(low: int, high: int) -> float:
-    """Half way; on a scale of factors where the two are far apart."""
+    """The arithmetic mean; the geometric one where the two are far apart."""
     return math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
 
 
 def _crossing(bracket: Bracket, high: int) -> float | None:
-    """Where a line through the one that failed reaches the limit, by the memory it requested."""
+    """The batch at the limit, by the memory that the failed one requested."""
     failed = bracket.trials[high]
     base, used, limit = failed.fixed_bytes or 0, failed.used_bytes, failed.limit_bytes
     if used is None or limit is None or not base <= limit < used:

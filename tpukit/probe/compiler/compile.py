@@ -24,8 +24,8 @@ WRITTEN_AGAINST = {"torch": "2.9", "torch_xla": "2.9", "jax": "0.7.1", "jaxlib":
 
 SHARDING, REPLICATED = "mhlo.sharding", "{replicated}"
 FAST_EFFORT = -1.0
-"""Compiles 3 to 5 times faster, but reports 0.04 to 0.7 GiB too little memory (GPT-2 and EIT for
-v5e; docs/probe_batch.md): a result is confirmed at full effort."""
+"""Compiler option of the fast setting: 3 to 5 times faster, but reports 0.04 to 0.7 GiB too little
+memory (GPT-2 and EIT for v5e; docs/probe_batch.md)."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TpuCompiler:
             raise HardwareError(f"libtpu gives {topology} {len(self.devices)} devices.")
 
     def compile(self, program: Program, effort: Effort) -> Any:
-        """The executable; `report` describes it.
+        """The executable; `costs_of` measures it.
 
         Raises:
             CompilerRefusedError: it does not compile (out of memory, say).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from tpukit.probe.compiler.compile import (
     installed_versions,
     program_key,
 )
-from tpukit.probe.compiler.report_cache import ProgramReport, ReportCache, report
+from tpukit.probe.compiler.program_costs import CostCache, ProgramCosts, costs_of
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
@@ -34,21 +35,21 @@ LISTED_ALLOCATIONS = 8
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program and the compiler's report on it."""
+    """A program and what it needs."""
 
     program: Program
-    report: ProgramReport
+    costs: ProgramCosts
 
     @property
     def held(self) -> int:
         """Bytes held while it runs, without any program's code."""
-        return self.report.total - self.report.code + self.program.resident_elsewhere
+        return self.costs.total - self.costs.code + self.program.resident_elsewhere
 
 
 class CachedCompiler:
-    """Compiles programs for one target; reads reports that were kept."""
+    """Compiles programs for one target; reads costs that were kept."""
 
-    def __init__(self, target: Target, cache: ReportCache) -> None:
+    def __init__(self, target: Target, cache: CostCache) -> None:
         self.target = target
         self.cache = cache
         self.compiles = 0
@@ -56,7 +57,7 @@ class CachedCompiler:
         self._compiler: TpuCompiler | None = None
 
     def compile(self, program: Program, effort: Effort) -> Compiled:
-        """The program with its report."""
+        """The program with its costs."""
         key = {
             "program": program_key(program),
             "topology": self.target.topology,
@@ -66,16 +67,16 @@ class CachedCompiler:
         }
         known = self.cache.read(key)
         if known is not None:
-            return Compiled(program, ProgramReport(**known))
-        found = self._report(program, effort)
+            return Compiled(program, ProgramCosts(**known))
+        found = self._costs(program, effort)
         self.cache.write(key, dataclasses.asdict(found))
         return Compiled(program, found)
 
-    def _report(self, program: Program, effort: Effort) -> ProgramReport:
+    def _costs(self, program: Program, effort: Effort) -> ProgramCosts:
         self._compiler = self._compiler or TpuCompiler(self.target.topology, self.target.devices)
         self.compiles += 1
         try:
-            return report(self._compiler.compile(program, effort), program.kernel_share)
+            return costs_of(self._compiler.compile(program, effort), program.kernel_share)
         except CompilerRefusedError as error:
             text = str(error)
             if not is_out_of_memory_text(text):
@@ -85,7 +86,7 @@ class CachedCompiler:
                     id="task-failed",
                 ) from error
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
-            return ProgramReport(
+            return ProgramCosts(
                 refusal=summary_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
             )
 
@@ -97,7 +98,7 @@ class CompiledTrials:
         self.task = task
         self.config = config
         self.target = target
-        self.compiler = CachedCompiler(target, ReportCache(cache_folder()))
+        self.compiler = CachedCompiler(target, CostCache(cache_folder()))
 
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
@@ -118,7 +119,7 @@ class CompiledTrials:
             parameters=step.parameters,
             devices=self.target.devices,
         )
-        refused = next((c for c in (*training, *evaluation) if c.report.refusal), None)
+        refused = next((c for c in (*training, *evaluation) if c.costs.refusal), None)
         if refused:
             return self._refused(trial, step, refused)
         return self._compiled(trial, step, training, evaluation)
@@ -130,18 +131,18 @@ class CompiledTrials:
         training: list[Compiled] = []
         for program in step.training:
             training.append(self.compiler.compile(program, request.effort))
-            if training[-1].report.refusal:
+            if training[-1].costs.refusal:
                 return training, []
         if request.effort == "fast" or not request.evaluate:
             return training, []
         evaluation = self.compiler.compile(step.evaluation, "fast")
         most = max(compiled.held for compiled in training)
-        if evaluation.report.refusal or evaluation.held >= SURELY_LESS * most:
+        if evaluation.costs.refusal or evaluation.held >= SURELY_LESS * most:
             evaluation = self.compiler.compile(step.evaluation, "full")
         return training, [evaluation]
 
     def _refused(self, trial: Trial, step: TracedStep, refused: Compiled) -> Trial:
-        message = refused.report.refusal or ""
+        message = refused.costs.refusal or ""
         requested, limit = hlo.requested_and_limit(message)
         return dataclasses.replace(
             trial,
@@ -149,17 +150,17 @@ class CompiledTrials:
             limit_bytes=limit or self.target.memory_bytes,
             fixed_bytes=sum(step.resident.values()),
             error=message,
-            largest=refused.report.largest,
+            largest=refused.costs.largest,
         )
 
     def _compiled(
         self, trial: Trial, step: TracedStep, training: list[Compiled], evaluation: list[Compiled]
     ) -> Trial:
         programs = [*training, *evaluation]
-        reports = [compiled.report for compiled in training]
+        costs = [compiled.costs for compiled in training]
         fullest = max(programs, key=lambda compiled: compiled.held)
         # The programs of a run stay on the device together.
-        code = sum(compiled.report.code for compiled in programs)
+        code = sum(compiled.costs.code for compiled in programs)
         used, limit = fullest.held + code, self.target.memory_bytes
         error = None
         if used > limit:
@@ -173,12 +174,12 @@ class CompiledTrials:
             fixed_bytes=sum(step.resident.values()) + code,
             error=error,
             memory=memory_by_kind(used, code, step.resident),
-            flops=_over_step([r.flops for r in reports], steps),
-            kernel_flops=_over_step([r.kernel_flops for r in reports], steps),
-            bytes_accessed=_over_step([r.bytes_accessed for r in reports], steps),
-            collectives=_sum_collectives(reports),
-            collective_bytes=int(_over_step([r.collective_bytes for r in reports], steps)),
-            largest=fullest.report.largest,
+            flops=_over_step([r.flops for r in costs], steps),
+            kernel_flops=_over_step([r.kernel_flops for r in costs], steps),
+            bytes_accessed=_over_step([r.bytes_accessed for r in costs], steps),
+            collectives=_sum_collectives(costs),
+            collective_bytes=int(_over_step([r.collective_bytes for r in costs], steps)),
+            largest=fullest.costs.largest,
         )
 
 
@@ -189,6 +190,6 @@ def _over_step(values: Sequence[float], accumulate: int) -> float:
     return values[0] * accumulate + sum(values[1:])
 
 
-def _sum_collectives(reports: Sequence[ProgramReport]) -> dict[str, int]:
-    names = {name for report in reports for name in report.collectives}
-    return {name: sum(r.collectives.get(name, 0) for r in reports) for name in sorted(names)}
+def _sum_collectives(programs: Sequence[ProgramCosts]) -> dict[str, int]:
+    total = sum((Counter(costs.collectives) for costs in programs), Counter())
+    return dict(sorted(total.items()))

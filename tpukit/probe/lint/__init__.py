@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tpukit.probe.lint.finding import Finding
-from tpukit.probe.lint.scan import ScanReport, scan_paths
+from tpukit.probe.lint.scan import ScanResult, scan_paths
 
-__all__ = ["Finding", "ScanReport", "scan_paths"]
+__all__ = ["Finding", "ScanResult", "scan_paths"]

@@ -7,15 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
-from tpukit.probe.lint.call_conditions import applies, constants_of
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
-from tpukit.probe.lint.names import Names, Scope, children
+from tpukit.probe.lint.names import Names, Scope, children, source_text
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
-from tpukit.probe.lint.shell_lines import SHELL_CALLS, find_in_command, find_in_shell_lines
+from tpukit.probe.lint.shell_lines import (
+    SHELL_CALLS,
+    WRITERS,
+    find_in_command,
+    find_in_shell_lines,
+    only_set,
+    variable_row,
+    variables_set,
+)
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.variables import WRITERS, only_set, variable_row, variables_set
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
@@ -163,7 +169,7 @@ class _Finder:
             return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
-            if row.kind == "call" and applies(row, node, self._known_constants()):
+            if row.kind == "call" and _applies(row, node, self._known_constants()):
                 self._found(node.func, row, name)
         if any(meaning in WRITERS for meaning in meanings):
             for key, row, name in variables_set(node, self.table):
@@ -175,7 +181,7 @@ class _Finder:
     def _known_constants(self) -> Mapping[str, set[str]]:
         if self._constants is None:
             assert self.module.tree is not None
-            self._constants = constants_of(self.module.tree)
+            self._constants = _constants_of(self.module.tree)
         return self._constants
 
     # -- imports ---------------------------------------------------------------
@@ -314,3 +320,48 @@ def _imports_instead(handler: ast.ExceptHandler) -> bool:
 def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(isinstance(kind, ast.Name) and kind.id in wanted for kind in kinds)
+
+
+# -- conditions of a row ----------------------------------------------------
+def _applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
+    """Whether a call row's conditions hold for a call. constants: values assigned to names."""
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if row.lacks:
+        return None not in given and not set(row.lacks) & set(given)
+    if row.positional:
+        return len(node.args) + len(node.keywords) >= row.positional
+    if not row.keywords:
+        return True
+    values = [(name, given[name]) for name in row.keywords if name in given]
+    if row.position is not None:
+        before = node.args[: row.position + 1]
+        if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
+            values.append((row.keywords[0], before[-1]))
+    if row.texts:
+        values = [(n, v) for n, v in values if n in given or _may_be_text(v, constants)]
+    return any(not _values(v, constants) <= set(row.unless.get(name, ())) for name, v in values)
+
+
+def _may_be_text(node: ast.expr, constants: Mapping[str, set[str]]) -> bool:
+    values = _values(node, constants)
+    return any(value[:1] in "'\"" or "kind" in value.lower() for value in values)
+
+
+def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
+    """The values that an expression may have, as code."""
+    if isinstance(node, ast.IfExp):
+        return _values(node.body, constants) | _values(node.orelse, constants)
+    if isinstance(node, ast.Name) and constants.get(node.id):
+        return constants[node.id]
+    return {source_text(node)}
+
+
+def _constants_of(tree: ast.Module) -> dict[str, set[str]]:
+    """Name -> the values assigned to it anywhere in a module, as code."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            is_simple = isinstance(node.value, ast.Constant | ast.IfExp)
+            texts = _values(node.value, {}) if is_simple else {"?"}
+            found.setdefault(node.targets[0].id, set()).update(texts)
+    return found

@@ -25,7 +25,7 @@ _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 @dataclass(frozen=True)
 class Guard:
-    """What a test says something about."""
+    """The packages and releases that a test is about."""
 
     package: str
     name: str = ""
@@ -34,7 +34,7 @@ class Guard:
     """It tests a small package: one new name stands for the release."""
 
     def covers(self, row: OldCall, qualified: str) -> bool:
-        """Whether a use of this row is reached in the releases only that it is right for."""
+        """Whether the guard lets a use of this row run only in releases where it is right."""
         root = _root(qualified)
         if root != self.package and not (self.package == "torch" and root == "torch_xla"):
             return False
@@ -123,7 +123,7 @@ class Guards:
 
 @dataclass
 class Condition:
-    """A test, or the body of a `try`, around a node; looked into where something is found."""
+    """A test or the body of a `try` around a node; evaluated lazily."""
 
     known: Guards
     about: ast.expr | list[ast.stmt]

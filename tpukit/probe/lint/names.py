@@ -107,7 +107,7 @@ class Names:
         return [f"{module}.{name}" for module in self._stars(scope)]
 
     def _once(self, name: str, scope: Scope, steps: int) -> list[str]:
-        """A name's meanings; nothing for `x` while `x = x.view(...)` is followed already."""
+        """The meanings of a name; none for `x` inside `x = x.view(...)`, which would recur."""
         key = (id(scope), name)
         if key in self._followed_now:
             return []

@@ -1,4 +1,4 @@
-"""Finds old forms of calls that no qualified name shows: `x.add_(1, y)`, `dataiter.next()`."""
+"""Finds old forms of calls that have no qualified name: `x.add_(1, y)`, `dataiter.next()`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _NAMED_FILES = 20
 
 
 @dataclass
-class ScanReport:
+class ScanResult:
     """The findings of a scan, and notes on files that could not be read."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ScanReport:
     seconds: float = 0.0
 
 
-def scan_paths(paths: Sequence[str], *, moves: bool = False) -> ScanReport:
+def scan_paths(paths: Sequence[str], *, moves: bool = False) -> ScanResult:
     """Scans files, and the Python files and notebooks in folders.
 
     moves: for what the code needs to move from torch_xla to torch_tpu instead.
@@ -61,7 +61,7 @@ def scan_paths(paths: Sequence[str], *, moves: bool = False) -> ScanReport:
     Raises DataError where a path does not exist, or the only file that is named cannot be read.
     """
     start = time.perf_counter()
-    report = ScanReport()
+    report = ScanResult()
     named = [Path(path) for path in paths]
     for path in named:
         if not path.exists():

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tpukit.errors import ConfigError
 from tpukit.io.secrets import without_secrets
+from tpukit.io.units import format_bytes, parse_bytes
 from tpukit.knowledge.error_table import KnownError, Role
-from tpukit.probe.logs.memory_advice import advise
 
 Confidence = Literal["certain", "probable", "possible"]
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -83,3 +84,35 @@ def shorten(text: str, width: int) -> str:
         return text
     head = text[:width]
     return f"{head[: head.rfind(' ')] if ' ' in head[width // 2 :] else head} ..."
+
+
+def logged_bytes(text: str) -> int | None:
+    """`21.84G`, `180.59M` or `17179869184` in bytes: logs mean 2^30 by G. None for other text."""
+    try:
+        return parse_bytes(re.sub(r"([KMGT])i?B?\.?$", r"\1iB", text.strip().replace(",", "")))
+    except ConfigError:
+        return None
+
+
+def advise(captures: Mapping[str, str]) -> str:
+    """A sentence on the sizes in an out-of-memory text; empty where it has none."""
+    sizes = {name: logged_bytes(value) for name, value in captures.items()}
+    asked, limit = sizes.get("asked_bytes"), sizes.get("limit_bytes")
+    if asked and limit:
+        share = asked / limit
+        small = "fine" if share >= 0.25 else "the batch can grow"
+        text = "over the limit" if share > 1 else "near the limit" if share >= 0.5 else small
+        return f"Requested: {format_bytes(asked)} of {format_bytes(limit)} a chip: {text}."
+    wanted, free, piece = (sizes.get(name) for name in ("asked", "free", "reservable"))
+    if wanted and free and piece and piece < wanted <= free:
+        return (
+            f"Requested: {format_bytes(wanted)}; {format_bytes(free)} are free, but only "
+            f"{format_bytes(piece)} of them in one piece (fragmentation)."
+        )
+    if wanted and free and wanted > free:
+        return f"Requested: {format_bytes(wanted)}; free: {format_bytes(free)}."
+    used, capacity = sizes.get("used"), sizes.get("capacity")
+    if used and capacity and used > capacity:
+        sizes_text = f"{format_bytes(capacity)} / {format_bytes(used)}"
+        return f"Scale the batch by about {capacity / used:.2f} ({sizes_text})."
+    return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tpukit.hardware.host import Host, RealHost
-from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.probe.machine.facts import Facts, gather
 
-__all__ = ["Facts", "Host", "RealHost", "RecordedHost", "gather"]
+__all__ = ["Facts", "Host", "RealHost", "gather"]

@@ -17,7 +17,6 @@ from tpukit.hardware.detect import (
 from tpukit.hardware.host import Disk, Host, cuda_build
 from tpukit.hardware.launch.holders import LOCK_FILE, Holder, find_holders
 from tpukit.hardware.options import Kind
-from tpukit.probe.machine.provider import Provider, provider_of
 
 REPORTED = (
     "torch", "torch-xla", "torch-tpu", "libtpu", "libtpu-nightly", "jax", "jaxlib", "torchvision",
@@ -25,7 +24,23 @@ REPORTED = (
     "lightning", "pytorch-lightning", "tokenizers", "tiktoken", "safetensors", "numpy", "triton",
     "tpu-info", "tpukit",
 )  # fmt: skip
+_CLOUDS = (
+    ("Google Compute Engine", "Google Cloud"),
+    ("Google", "Google Cloud"),
+    ("Amazon EC2", "Amazon EC2"),
+    ("Microsoft Corporation", "Azure"),
+    ("OpenStack", "OpenStack"),
+)
 _NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who provides a machine: a notebook service, a cloud, a cluster, or nobody."""
+
+    name: str
+    notebook: bool = False
+    """Whether commands are typed into cells."""
 
 
 @dataclass(frozen=True)
@@ -157,3 +172,28 @@ def _memory(host: Host) -> tuple[int | None, bool]:
     if total is None:
         return (limit, True) if limit < _NO_LIMIT else (None, False)
     return min(total, limit), limit < total
+
+
+def provider_of(host: Host) -> Provider:
+    """The most specific place that its files and variables show."""
+    environment = host.environment
+    if "KAGGLE_KERNEL_RUN_TYPE" in environment or host.exists("/kaggle/working"):
+        return Provider("Kaggle", notebook=True)
+    if "COLAB_RELEASE_TAG" in environment or "COLAB_GPU" in environment:
+        return Provider("Colab", notebook=True)
+    if "SAGEMAKER_INTERNAL_IMAGE_URI" in environment:
+        return Provider("SageMaker", notebook=True)
+    if "SLURM_JOB_ID" in environment:
+        return Provider("Slurm")
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return Provider("Kubernetes")
+    return Provider(_cloud(host) or ("container" if host.exists("/.dockerenv") else "this machine"))
+
+
+def _cloud(host: Host) -> str | None:
+    for file in ("product_name", "sys_vendor"):
+        text = host.read(f"/sys/class/dmi/id/{file}") or ""
+        for mark, name in _CLOUDS:
+            if text.startswith(mark):
+                return name
+    return None

@@ -23,9 +23,9 @@ from tpukit.train.task import Task
 
 @contextmanager
 def carried(task: Task) -> Iterator[TaskSource]:
-    """How a child gets this very object, as long as the context lasts.
+    """The source from which a child loads this object, valid inside the context.
 
-    Raises ConfigError where it holds what no other process can have (an open file, a lock).
+    Raises ConfigError where the task cannot be pickled (an open file, a lock).
     """
     with tempfile.TemporaryDirectory(prefix="tpukit-task-") as folder:
         file = Path(folder) / "task.pickle"
@@ -49,7 +49,7 @@ def carried_task(file: str) -> Task:
 
 
 def _by_value(task: Task) -> bytes:
-    """A class is sent whole where its module is a file that was given by its path."""
+    """The pickled task; the class is included where its module is a file given by its path."""
     module = sys.modules[type(task).__module__]
     by_path = module.__name__.startswith(USER_MODULE)
     if by_path:

@@ -81,7 +81,7 @@ class ChildEvaluator:
         return [trial for request in requests for trial in self.evaluate_together([request])]
 
     def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """Each request in a child of its own, all at the same time."""
+        """The trials of these requests, each in its own child at the same time."""
         started = time.monotonic()
         for place, request in enumerate(requests):
             if place not in self._children:
@@ -118,7 +118,7 @@ class ChildEvaluator:
         return trial
 
     def _after_death(self, request: TrialRequest, death: Death, seconds: float) -> Trial:
-        """A batch that does not fit, if the child died of that, or is too slow."""
+        """The trial of a child that died for lack of memory or ran out of time; raises else."""
         limit = self.setup.config.memory_limit
         hung_at_first = death.return_code is None and self.fitted == 0
         if hung_at_first or not self._shows_size(death):
@@ -216,7 +216,7 @@ class MeasuredEvaluator(ChildEvaluator):
                 super().close()
 
     def _until_free(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """The trials; a TPU that an earlier process has not given back is tried again."""
+        """The trials; retries while an earlier process still holds the TPU."""
         for pause in PAUSES:
             try:
                 return super().evaluate_together(requests)
@@ -289,7 +289,7 @@ def can_compile_two() -> bool:
 
 
 def crash_place(output: str) -> SourceLine | None:
-    """The model's line in the stack that Python writes when its process crashes."""
+    """The model's line in the stack that a crashing Python process writes."""
     _, found, stack = output.rpartition(CRASH)
     frames = STACK_FRAME.finditer(stack) if found else ()
     lines = (SourceLine(frame[1], int(frame[2])) for frame in frames)

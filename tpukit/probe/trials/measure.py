@@ -112,16 +112,14 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
 
 
 def _copies(batch: Batch) -> Iterator[Batch]:
-    """The batch again and again, each in memory of its own, as a DataLoader makes them.
-
-    `batch` itself stands for the samples that the next one is stacked from.
-    """
+    """Endless copies of the batch, as a DataLoader allocates them; `batch` itself stands for the
+    samples of the next one."""
     while True:
         yield {name: tensor.clone() for name, tensor in batch.items()}
 
 
 def _few_rows(task: Task, backend: Backend, request: TrialRequest) -> Batch:
-    """The costliest batch with few rows: the optimizer makes its state in the first step."""
+    """The costliest batch with few samples, for the step that creates the optimizer state."""
     few = replace(request, batch=min(request.batch, WARM_ROWS))
     return _host_batches(task, backend, few)[0]
 
@@ -151,7 +149,7 @@ def _seconds_per_step(
 
 
 def _evaluate(learner: Learner, batch: Batch) -> None:
-    """An evaluation batch by the EMA weights, as a run validates."""
+    """Evaluates a batch with the EMA weights, as a run validates."""
     average = learner.ema
     with average.in_place_of_weights(learner.backend) if average else nullcontext():
         learner.model.eval()

@@ -70,7 +70,7 @@ def _answer(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None
 
 
 def _run_in_fork(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
-    """The same in a fork of this process; where the fork dies, this process ends as it did."""
+    """Runs the trial in a fork; where the fork dies, this process exits with the same code."""
     sys.stdout.flush()
     parent = os.getpid()
     fork = os.fork()
@@ -108,8 +108,7 @@ class TrialRunner:
         """Number of threads of the libraries that a measured trial imports."""
 
     def prepare(self) -> None:
-        """Imports what a measured trial needs, and builds what its forks share, ahead of the first
-        one."""
+        """Imports the libraries of measured trials, and builds the task that its forks share."""
         if self.setup.target is None:
             from tpukit.hardware.select import prepare_environment
 
@@ -131,8 +130,8 @@ class TrialRunner:
             torch.set_num_threads(cores)
 
     def can_fork(self) -> bool:
-        """Whether a fork of this process can run a trial: in a fork no other thread goes on, and
-        one that the task has started may hold a lock for ever."""
+        """Whether a fork can run a trial: the task has started no thread, which could hold a lock
+        that the fork never gets."""
         return self.setup.forks and psutil.Process().num_threads() <= self.threads
 
     def result(self, request: TrialRequest) -> dict[str, Any]:
@@ -233,13 +232,13 @@ class TrialRunner:
 
 
 def _memory_cause(error: Exception) -> str:
-    """Why a batch does not fit, in a line: of tpukit's own error how much memory there was."""
+    """The reason why a batch does not fit, in one line."""
     text = summary_line(str(error) or type(error).__name__)
     return text.partition(",")[0] if isinstance(error, OutOfMemoryError) else text
 
 
 def _with_samples(trial: Trial, task: Task) -> Trial:
-    """With the number of training samples, where there are some."""
+    """The trial with the number of training samples, where it is known."""
     try:
         return dataclasses.replace(trial, samples=task.count_samples())
     except TpukitError:
@@ -279,7 +278,7 @@ def read_result(result: Mapping[str, Any]) -> Trial:
 
 # -- several ranks -------------------------------------------------------------------------------
 def _run_in_ranks(setup: TrialSetup, request: TrialRequest) -> Trial:
-    """The same trial in as many ranks as a run would have, under torchrun."""
+    """Runs the trial in as many ranks as a run has, under torchrun."""
     from tpukit.hardware.launch.launcher import launch
 
     message = {"setup": dataclasses.asdict(setup), "request": dataclasses.asdict(request)}

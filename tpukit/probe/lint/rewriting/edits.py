@@ -39,7 +39,7 @@ class _Import:
     """It runs whenever the code around it does: it stands under no condition."""
 
     def local_name(self, module: str) -> str | None:
-        """How the code behind it writes a module."""
+        """The name of a module in the code below this import."""
         for alias in self.node.names:
             if isinstance(self.node, ast.ImportFrom):
                 if not self.node.level and f"{self.node.module}.{alias.name}" == module:
@@ -62,7 +62,7 @@ class ImportEdits:
         self._around_line: dict[int, tuple[ast.AST, ...]] = {}
 
     def spell(self, name: str, module: str, line: int) -> str | None:
-        """How to write `name` (of `module`) on a line; adds an import where there is none.
+        """The spelling of `name` (of `module`) on a line; adds an import where there is none.
 
         None where the name to bind means something else in some scope.
         """
@@ -72,7 +72,7 @@ class ImportEdits:
         return None if local is None else local + name[len(module) :]
 
     def spell_member(self, module: str, member: str, line: int) -> str | None:
-        """How to write a class or function of a module: imported itself, or through it."""
+        """The spelling of a class or function of a module: imported itself, or through it."""
         for name, bindings in self.names.module.bindings.items():
             if any((b.name or "").endswith(f".{member}") for b in bindings):
                 return name
@@ -262,7 +262,7 @@ def _lines_of(known: _Import) -> range:
 def _uses_rewritten(
     node: ast.Import | ast.ImportFrom, alias: ast.alias, rewritten: list[ModuleFinding]
 ) -> int | None:
-    """How often `from module import name` is used where it is rewritten; None: never."""
+    """Number of rewritten uses of `from module import name`; None where there is none."""
     if isinstance(node, ast.Import) or node.level:
         return None
     full, local = f"{node.module}.{alias.name}", alias.asname or alias.name
@@ -279,7 +279,7 @@ def _uses_through(
     lines: Sequence[str],
     is_left: bool,
 ) -> int:
-    """How often a module under a name of its own (`xm`) stands in a place that is rewritten."""
+    """Number of rewritten uses of a module under a name of its own (`xm`)."""
     if isinstance(node, ast.ImportFrom) and node.level:
         return 0
     is_plain = isinstance(node, ast.Import) and alias.asname is None

@@ -41,7 +41,7 @@ def other_meaning(fix: Fix, names: Names) -> str:
 
 
 def taken_away(row: OldCall, call: ast.Call | None) -> str:
-    """What the rewrite leaves to do, or what an argument did that it drops."""
+    """The work that a rewrite leaves, or the effect of an argument that it drops."""
     if row.remark:
         return row.remark
     if call is None or row.fix is None or row.id != "xmp-spawn-nprocs":

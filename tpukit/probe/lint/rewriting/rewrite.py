@@ -14,16 +14,18 @@ from tpukit.knowledge.calls import Fix
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rewriting.call_arguments import (
+    MOVES,
     code_of,
     expression,
     given_keywords,
     keyword_argument,
     mixed_precision,
+    moved_call,
+    moved_text,
     new_arguments,
     with_arguments,
 )
 from tpukit.probe.lint.rewriting.edits import ImportEdits, unused_imports
-from tpukit.probe.lint.rewriting.moved_calls import MOVES, moved_call, moved_text
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}

@@ -237,7 +237,7 @@ def _words(tree: ast.Module) -> set[str]:
 
 
 def _anywhere(node: ast.expr, names: Names) -> list[str]:
-    """What a name means in the scope that binds it first; enough for a whole-file question."""
+    """The meaning of a name in the first scope that binds it; enough for a whole file."""
     for scope in (names.module, *names.scopes.values()):
         found = names.resolve(node, scope)
         if found:

@@ -1,7 +1,4 @@
-"""Decides which DataLoaders feed training: only there is `drop_last` right.
-
-Following that advice on a validation, test or prediction loader loses rows of the result.
-"""
+"""Decides which DataLoaders feed training: `drop_last` elsewhere would lose rows of the result."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Loaders:
         }
 
     def feeds_training(self, call: ast.Call) -> bool:
-        """By the names around it, its `shuffle`, or a loop with a backward pass over it."""
+        """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
         if _KEPT_WHOLE.search(words) or self._one_batch(call):
             return False
@@ -74,7 +71,7 @@ class Loaders:
         return set()
 
     def _one_batch(self, call: ast.Call) -> bool:
-        """`next(iter(loader))` is all that is made of it."""
+        """Whether `next(iter(loader))` is its only use."""
         targets = self._targets(call)
         uses: list[ast.expr] = [
             node

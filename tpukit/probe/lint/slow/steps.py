@@ -1,4 +1,4 @@
-"""Finds what waits for the device in each training step: reads on the host, and barriers."""
+"""Finds waits for the device in each training step: reads on the host, and barriers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Steps:
                 self._wait(inner, scope)
 
     def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
-        """A backward pass; in a loop a sync too (a function may sync for other reasons)."""
+        """Whether a node is a backward pass, or in a loop a sync."""
         if not isinstance(node, ast.Call):
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":

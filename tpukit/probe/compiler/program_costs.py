@@ -1,4 +1,4 @@
-"""The compiler's report on a program, and the cache of reports."""
+"""What a compiled program needs by the TPU compiler, and the cache of that."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FORMAT = 3
 
 
 @dataclass(frozen=True)
-class ProgramReport:
-    """The compiler's report on one program for one device, as JSON can hold it. Sizes in bytes."""
+class ProgramCosts:
+    """What one program needs on one device, as JSON can hold it. Sizes in bytes."""
 
     total: int = 0
     """All memory needed at once: arguments, outputs (aliased ones once), temporaries, code."""
@@ -40,7 +40,7 @@ def scheduled_hlo(executable: Any) -> str:
     return "\n".join(module.to_string() for module in executable.hlo_modules())
 
 
-def report(executable: Any, kernel_share: float = 1.0) -> ProgramReport:
+def costs_of(executable: Any, kernel_share: float = 1.0) -> ProgramCosts:
     """Memory, operations and collectives of a compiled program.
 
     kernel_share: see `Program`.
@@ -50,7 +50,7 @@ def report(executable: Any, kernel_share: float = 1.0) -> ProgramReport:
     costs = costs[0] if isinstance(costs, Sequence) else costs
     text = scheduled_hlo(executable)
     kernels = hlo.kernel_flops(text) * kernel_share
-    return ProgramReport(
+    return ProgramCosts(
         total=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
@@ -67,8 +67,8 @@ def report(executable: Any, kernel_share: float = 1.0) -> ProgramReport:
     )
 
 
-class ReportCache(JsonCache):
-    """Reports by what decides them: program, target, versions, effort."""
+class CostCache(JsonCache):
+    """Costs by program, target, versions and effort."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "compiled", FORMAT)

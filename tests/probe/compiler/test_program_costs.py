@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tpukit.probe.compiler.report_cache import ReportCache
+from tpukit.probe.compiler.program_costs import CostCache
 
 KEY = {"program": "abc", "topology": "v5e:2x2", "effort": "fast"}
 
 
 def test_a_report_comes_back_for_the_same_key_only(tmp_path):
-    cache = ReportCache(tmp_path)
+    cache = CostCache(tmp_path)
     assert cache.read(KEY) is None
     cache.write(KEY, {"total": 5})
     assert cache.read(dict(reversed(KEY.items()))) == {"total": 5}
@@ -17,7 +17,7 @@ def test_a_report_comes_back_for_the_same_key_only(tmp_path):
 
 
 def test_a_damaged_file_counts_as_none(tmp_path):
-    cache = ReportCache(tmp_path)
+    cache = CostCache(tmp_path)
     cache.write(KEY, {"total": 5})
     cache.path(KEY).write_text('{"total": ')
     assert cache.read(KEY) is None
@@ -25,5 +25,5 @@ def test_a_damaged_file_counts_as_none(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
     (tmp_path / "compiled").write_text("a file")
-    ReportCache(tmp_path).write(KEY, {"total": 5})
-    assert ReportCache(tmp_path).read(KEY) is None
+    CostCache(tmp_path).write(KEY, {"total": 5})
+    assert CostCache(tmp_path).read(KEY) is None
