@@ -61,3 +61,23 @@ def test_every_command_is_there(command):
 def test_public_names_are_there():
     part = PAGE.partition("## From Python")[2].partition("## In a notebook")[0]
     assert [name for name in tpukit.__all__ if f"`{name}`" not in part] == []
+
+
+def test_members_of_the_seam_exist():
+    """Those that the page's table of backend members names."""
+    part = PAGE.partition("| members |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in part.splitlines()[2:]]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    sources = [path.read_text("utf-8") for path in (ROOT / "tpukit" / "hardware").glob("*.py")]
+    members = re.compile(r"^    (?:def )?(\w+)[:(]", re.MULTILINE)
+    defined = {name for source in sources for name in members.findall(source)}
+    assert len(named) > 10 and named - defined == set()
+
+
+def test_members_of_task_exist():
+    """Each name before a bracket in the first column of the tables about tasks."""
+    part = PAGE.partition("## Task")[2].partition("## Backend")[0]
+    named = set(re.findall(r"^\| `([a-z_]+)\(", part, re.MULTILINE))
+    source = (ROOT / "tpukit" / "train" / "task.py").read_text(encoding="utf-8")
+    assert len(named) > 8
+    assert [name for name in named if f"    def {name}(" not in source] == []
