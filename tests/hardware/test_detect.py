@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recorded_host import RecordedHost
 
 from tpukit.commands.reports.machine import as_json
 from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 from tpukit.probe.machine import gather
 

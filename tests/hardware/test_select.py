@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recorded_host import RecordedHost
 
 from tpukit.errors import HardwareError
 from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import TPU_VARIABLES
 from tpukit.hardware.options import HardwareOptions, choose_precision
-from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.hardware.select import find_kind, keep_programs, prepare_environment, rank_count
 
 STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCESS_ADDRESSES",

@@ -1,7 +1,6 @@
 """The seam between detection and the machine: files, links, packages, programs, ports.
 
-`RealHost` reads this machine; `RecordedHost` (in `recorded_host.py`) replays a recording. What
-cannot be read is None or empty: no member raises or hangs.
+`RealHost` reads this machine. What cannot be read is None or empty: no member raises or hangs.
 """
 
 from __future__ import annotations

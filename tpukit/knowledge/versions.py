@@ -48,19 +48,6 @@ class OldPackage:
         return self.below is None or parse_version(version) < parse_version(self.below)
 
 
-@dataclass(frozen=True)
-class SuccessorPackage:
-    """The package that replaces torch_xla, and what it requires."""
-
-    name: str
-    release: str
-    torch: tuple[str, str]
-    """The first release of torch that it takes, and the first that it does not."""
-    libtpu: str
-    """The oldest libtpu."""
-    source: str
-
-
 @cache
 def version_table() -> dict[str, Any]:
     """The raw version table."""
@@ -73,20 +60,6 @@ def pair_of(torch_xla: str) -> Pair | None:
         if same_release(torch_xla, row["torch_xla"]):
             return Pair(**row)
     return None
-
-
-def last_torch_xla() -> str:
-    """The last release of torch_xla."""
-    release: str = version_table()["torch_xla"]["last_release"]
-    return release
-
-
-def torch_xla_successor() -> SuccessorPackage:
-    """What replaces torch_xla."""
-    name: str = version_table()["torch_xla"]["successor"]
-    row = version_table()[name]
-    first, before = row["torch"]
-    return SuccessorPackage(name, row["release"], (first, before), row["libtpu"], row["source"])
 
 
 def same_release(version: str, release: str) -> bool:

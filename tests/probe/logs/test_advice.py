@@ -11,9 +11,11 @@ from explained_logs import explained
 from tpukit.commands.reports.explanation import _report_lines
 from tpukit.knowledge.calls import successor as of_calls
 from tpukit.knowledge.error_table import known_errors
-from tpukit.knowledge.versions import last_torch_xla, pair_of, torch_xla_successor, version_table
+from tpukit.knowledge.versions import pair_of, version_table
 from tpukit.probe.logs.explain import ExplainedLog
 from tpukit.probe.logs.explanations import fill, shorten
+
+LAST = version_table()["torch_xla"]["last_release"]
 
 FOR_TPUKIT_ALONE = ("--num-workers", "--precision", "--accumulate", "--devices", "--hw ", "--memory-limit", "--global-batch-size", "--results-dir", "--block-size")  # fmt: skip
 
@@ -36,7 +38,7 @@ def test_spawn_does_not_get_the_advice_of_torchrun():
 
 # -- versions ---------------------------------------------------------------------------------------
 def test_advised_torch_xla_is_its_last_release():
-    last = last_torch_xla()
+    last = LAST
     for entry in known_errors():
         advised = re.findall(r"torch_xla(?:\[[\w,]+\])?==([\d.]+)", entry.fix)
         advised += re.findall(r"torch==(2\.\d+\.\d+)", entry.fix)
@@ -44,7 +46,7 @@ def test_advised_torch_xla_is_its_last_release():
 
 
 def test_advised_libtpu_and_jax_belong_to_it():
-    pair = pair_of(last_torch_xla())
+    pair = pair_of(LAST)
     for entry in known_errors():
         if "torch_xla" in entry.fix:
             assert set(re.findall(r"\(libtpu (\d[\d.]*\d)", entry.fix)) <= {pair.libtpu}, entry.id
@@ -52,10 +54,13 @@ def test_advised_libtpu_and_jax_belong_to_it():
 
 
 def test_successor_and_what_it_takes():
-    successor = torch_xla_successor()
-    assert successor.name == of_calls().package == "torch_tpu"
-    assert of_calls().last_release == f"torch_xla {pair_of(last_torch_xla()).torch_xla}"
-    first, before = successor.torch
+    name = version_table()["torch_xla"]["successor"]
+    assert name == of_calls().package == "torch_tpu"
+    assert (
+        of_calls().last_release
+        == f"torch_xla {pair_of(version_table()['torch_xla']['last_release']).torch_xla}"
+    )
+    first, before = version_table()[name]["torch"]
     advising = [e for e in known_errors() if re.search(r"pip install[^`]*torch_tpu", e.fix)]
     assert {"pip-no-torch-xla-wheel", "torch-tpu-extension"} <= {e.id for e in advising}
     assert all(f"'torch>={first},<{before}' torch_tpu" in e.fix for e in advising)

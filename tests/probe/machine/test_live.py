@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from recorded_host import RecordedHost
 
-from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.probe.machine import RealHost, gather
 from tpukit.probe.machine.checks import Asked
 from tpukit.probe.machine.checks.live import STEPS, ask_child, run_live_checks

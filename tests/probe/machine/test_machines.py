@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recorded_host import RecordedHost
 
 from tpukit.commands.reports.machine import as_json, for_others
 from tpukit.errors import DataError
-from tpukit.hardware.recorded_host import RecordedHost
 from tpukit.probe.machine import gather
 from tpukit.probe.machine.checks import QUICK, Asked, run_check
 
