@@ -157,7 +157,13 @@ def test_no_batch_is_tried_that_holds_a_sample_twice():
 @pytest.mark.parametrize(
     ("task", "arguments", "code", "name", "says"),
     [
-        ("Hangs", ["--set", "bad_rows=1", "--time-limit", "12s"], 1, "trial-timeout", "12 s"),
+        (
+            "Hangs",
+            ["--set", "bad_rows=1", "--time-limit", "12s"],
+            1,
+            "trial-timeout",
+            "batch 1, the smallest: no result within 12s",
+        ),
         ("Crashes", ["--set", "bad_rows=1"], 1, "trial-crashed", "SIGSEGV at "),
         ("Mistaken", ["--set", "bad_rows=1"], 1, "task-failed", "TypeError: a matrix was expected"),
         ("Hungry", ["--memory-limit", "3MB", "--start", "1"], 1, "nothing-fits", "not even 1"),

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from tpukit.errors import OutOfMemoryError
+from tpukit.errors import JobError, OutOfMemoryError
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
@@ -298,6 +298,28 @@ def test_a_trial_that_did_not_end_in_time_is_slow_and_ends_the_search():
     assert found.largest <= 8 < found.too_slow and found.recommended == found.largest
     assert found.trials[-1].verdict == "slow" and found.trials[-1].batch == found.too_slow
     assert found.estimated_largest == 30
+
+
+@pytest.mark.parametrize("fitting", [16, 5, 1, 0])
+def test_a_first_trial_that_did_not_end_in_time_is_followed_by_the_smallest(fitting):
+    class Slow(Simulated):
+        def trial(self, request):
+            trial = super().trial(request)
+            if request.batch <= fitting:
+                return trial
+            return Trial(request.batch, False, error="no result within 30m", slow=True)
+
+    settings = SearchSettings(start=20)
+    recommender = Recommender(Slow(), settings, lambda line: None)
+    if not fitting:
+        with pytest.raises(JobError, match="batch 1, the smallest: no result within 30m"):
+            recommender.recommend()
+        assert [trial.batch for trial in recommender.trials] == [20, 1]
+        return
+    found = recommender.recommend()
+    assert [trial.batch for trial in found.trials][:2] == [20, 1]
+    assert (found.ended, found.smallest_failed) == ("time", None)
+    assert 1 <= found.recommended <= found.largest <= fitting < found.too_slow
 
 
 def test_the_next_trials_time_is_said():

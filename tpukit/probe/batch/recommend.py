@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tpukit.errors import OutOfMemoryError
+from tpukit.errors import JobError, OutOfMemoryError, TpukitError
 from tpukit.io.units import format_duration
 from tpukit.probe.batch.search import (
     MOST,
@@ -144,7 +144,7 @@ class Recommender:
 
         Raises:
             OutOfMemoryError: not even the smallest batch fits.
-            JobError: a trial failed for another reason.
+            JobError: a trial failed for another reason, or takes too long at the smallest batch.
         """
         self._started = time.monotonic()
         found = self._search()
@@ -421,9 +421,15 @@ class Recommender:
         seconds = known.expected_seconds(request.batch, request.accumulate)
         return seconds if seconds > self._seconds_for_a_trial() else None
 
-    def _nothing_fits(self) -> OutOfMemoryError:
+    def _nothing_fits(self) -> TpukitError:
         multiple = self.settings.multiple_of
         least = min(self.trials, key=lambda t: t.batch)
+        if least.slow:
+            return JobError(
+                f"batch {least.batch}, the smallest: {least.error}.",
+                "Give it longer (--time-limit 30m), or take a smaller model or a faster device.",
+                id="trial-timeout",
+            )
         cause = f"it needs {least.memory_usage}" if least.used_bytes else least.error
         return OutOfMemoryError(
             f"not even {multiple} sample{'s' * (multiple > 1)} a device fits"

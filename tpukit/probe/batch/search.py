@@ -109,7 +109,8 @@ class Bracket:
         width = None if self.high is None else self.high - self.low
         self.trials[trial.batch] = trial
         if trial.slow:
-            self.too_slow, self.ended = trial.batch, "time"
+            self.too_slow, self.top = trial.batch, max(trial.batch - step, step)
+            self.ended = "time" if self.low or trial.batch <= step else None
             return
         if trial.samples:
             # A larger batch would hold samples twice.
@@ -128,7 +129,7 @@ class Bracket:
         if self.ended:
             return self.ended
         if low >= self.top:
-            return "data" if self.has_all_data else "max"
+            return "data" if self.has_all_data else "time" if self.too_slow else "max"
         if low and tolerance and self.trials[low].memory_share >= FILLED:
             return "memory"
         if high is not None:
@@ -179,7 +180,9 @@ def search(
         if bracket.ended:
             return bracket
         closeness = max(step, tolerance * bracket.low)
-        if by_speed and bracket.low:
+        if bracket.too_slow and not bracket.low:
+            guess, reason = float(step), "the smallest, as that took too long"
+        elif by_speed and bracket.low:
             line = _linear_limit(bracket) or math.inf
             guess, reason = min(2 * bracket.low, line), "twice as much, as long as that is faster"
         elif bracket.high is None:

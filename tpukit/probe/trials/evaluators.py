@@ -120,8 +120,7 @@ class ChildEvaluator:
     def _after_death(self, request: TrialRequest, death: Death, seconds: float) -> Trial:
         """The trial of a child that died for lack of memory or ran out of time; raises else."""
         limit = self.setup.config.memory_limit
-        hung_at_first = death.return_code is None and self.fitted == 0
-        if hung_at_first or not self._shows_size(death):
+        if not self._shows_size(death):
             raise self._failure(request, death)
         return Trial(
             batch=request.batch,
@@ -135,7 +134,9 @@ class ChildEvaluator:
 
     def _cause(self, death: Death) -> str:
         if death.return_code is None:
-            return f"no result within {format_duration(self.seconds)} (--time-limit)"
+            place = crash_place(death.output)
+            where = f" at {place.path}:{place.line}" if place else ""
+            return f"no result within {format_duration(self.seconds)}{where} (--time-limit)"
         # What was ended here, at its time limit, has no code.
         if death.return_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return KILLED
@@ -149,13 +150,6 @@ class ChildEvaluator:
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
         place = crash_place(death.output)
         where = f" at {place.path}:{place.line}" if place else ""
-        if death.return_code is None:
-            return JobError(
-                f"batch {request.batch}: no result within {self.seconds:.0f} s{where}, and no "
-                "smaller batch has fitted yet.",
-                "Give it longer (--time-limit 30m), or start smaller (--start 1).",
-                id="trial-timeout",
-            )
         message = last_message(death.output)
         return JobError(
             f"batch {request.batch}: the trial's process {death.describe()}{where}."
