@@ -32,7 +32,7 @@ from tpukit.cli import COMMANDS  # noqa: E402
 from tpukit.commands.options.option_sets import field_docs  # noqa: E402
 from tpukit.commands.options.training import TRAINING_PANELS  # noqa: E402
 from tpukit.tasks.declared import ClassSource, find_source, registered  # noqa: E402
-from tpukit.train.config import TrainConfig  # noqa: E402
+from tpukit.train.config import ARITHMETIC, TrainConfig  # noqa: E402
 
 VARIABLE = re.compile(r"TPUKIT_[A-Z0-9_]+")
 
@@ -132,12 +132,14 @@ def setting_lines() -> Iterator[str]:
     hints, docs = get_type_hints(TrainConfig), field_docs(TrainConfig)
     optional = {name for panel in TRAINING_PANELS.values() for name in panel}
     rows = [
-        (f"`{field.name}`", f"`{kind(hints[field.name]) or 'bool'}`", f"`{field.default}`",
-         docs[field.name])
+        (f"`{field.name}`", f"`{kind(hints[field.name]) or 'bool'}`",
+         str(field.metadata.get("range") or ""), f"`{field.default}`", docs[field.name])
         for field in fields(TrainConfig)
         if field.name not in optional
     ]  # fmt: skip
-    yield from table(("setting", "value", "default", "meaning"), rows)
+    yield from table(("setting", "value", "range", "default", "meaning"), rows)
+    shared = ", ".join(f"`{name}`" for name in ARITHMETIC)
+    yield from ("", f"A resumed run must have the same {shared}.")
     commands = {"options": "`train`, `probe-batch`, `[task]` and `--set`",
                 "test_options": "`test`", "predict_options": "`predict`"}  # fmt: skip
     for task in registered():
