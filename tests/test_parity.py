@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from runs import (
-    SUPPORT,
-    TINY,
-    VIRTUAL_TPU,
-    environment,
-    parameters,
-    relative_difference,
-    result,
-    tpukit,
-)
+from runs import TINY, VIRTUAL_TPU, parameters, relative_difference, result, script, tpukit
 
 STEPS = ["--max-steps", "20", "--lr", "1e-3", "--precision", "fp32", "--ckpt-every", "20", "--json"]
 ONE_DEVICE = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"}
@@ -72,15 +60,8 @@ def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way, env):
     """What shows that the test above can fail."""
     task, whole = reference
     arguments, _ = WAYS[way]
-    launcher = (
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        if way == "two-ranks"
-        else [sys.executable]
-    )
-    command = ["train", "--task", task, *STEPS, "--results-dir", str(tmp_path / "run"), *arguments]
-    done = subprocess.run(
-        [*launcher, str(SUPPORT / "without_reduction.py"), *command],
-        env=environment(env), capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
+    command = ["train", "--task", task, *STEPS, "--results-dir", tmp_path / "run", *arguments]
+    ranks = 2 if way == "two-ranks" else 1
+    done = script("without_reduction.py", *command, env=env, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) > 1e-3

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from runs import SUPPORT, VIRTUAL_TPU, environment, relative_difference
+from runs import VIRTUAL_TPU, relative_difference, script
 
 WAYS = {
     "cpu-accumulate-4": (["--accumulate", "4"], {}),
@@ -23,14 +20,9 @@ DEVICES = {"xla-1": 1, "xla-8": 8, "fsdp-2": 2}
 
 
 def run(out, arguments, env=None):
-    """What the reference loop left, run as one rank or as two under torchrun."""
-    processes = "--devices" in arguments and "tpu" not in arguments
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *(torchrun if processes else []), SUPPORT / "hardware_run.py", out,
-         *arguments],
-        env=environment(env), capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    """What the reference loop left, run as one rank or as two."""
+    ranks = 2 if "--devices" in arguments and "tpu" not in arguments else 1
+    done = script("hardware_run.py", out, *arguments, env=env, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(out)
 

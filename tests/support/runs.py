@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import torch
-from forked import CELLS, ForkServer
+from forked import CELLS, SCRIPT, ForkServer
 from safetensors.torch import load_file
 
 SUPPORT = Path(__file__).parent
@@ -38,12 +38,33 @@ def tpukit(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """One command line, its output captured: in a fork where that makes no difference."""
     argv, variables = list(map(str, arguments)), environment(env)
-    server = fork_server()
+    server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
     if server.can_set(variables) and "--memory-limit" not in argv:
         return server.run(argv, variables, cwd, timeout)
     return subprocess.run(
         [sys.executable, "-m", "tpukit", *argv],
         env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def uses_xla(argv: list[str], variables: dict[str, str]) -> bool:
+    """Whether a command line trains or tests on virtual devices."""
+    hw = argv[argv.index("--hw") + 1] if "--hw" in argv else "auto"
+    return "PJRT_DEVICE" in variables and hw in ("auto", "tpu")
+
+
+def script(
+    name: str, *arguments: object, env: dict[str, str] | None = None, ranks: int = 1,
+    timeout: float = 300,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """A script of `tests/support`: on virtual devices where `env` has them, in several ranks."""
+    argv, variables = [SCRIPT, str(SUPPORT / name), *map(str, arguments)], environment(env)
+    server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
+    if ranks > 1 or server.can_set(variables):
+        return server.run(argv, variables, None, timeout, ranks)
+    return subprocess.run(
+        [sys.executable, *argv[1:]], env=variables, timeout=timeout, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
 
 
@@ -53,13 +74,13 @@ def notebook(
     """The cells of a notebook, run as its kernel runs them; an error in one ends with code 1."""
     file = cwd / "cells.json"
     file.write_text(json.dumps(cells))
-    return fork_server().run([CELLS, str(file)], environment(env), cwd, timeout)
+    return fork_server("torch").run([CELLS, str(file)], environment(env), cwd, timeout)
 
 
 @functools.cache
-def fork_server() -> ForkServer:
+def fork_server(stack: str) -> ForkServer:
     """This process' server; it ends with it, as its standard input does."""
-    return ForkServer(environment())
+    return ForkServer(environment(), stack)
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, environment, result, tpukit
+from runs import VIRTUAL_TPU, result, script, tpukit
 
 from tpukit.tasks.summarize.data.dialogues import write_dialogues
 
@@ -15,11 +13,8 @@ pytestmark = pytest.mark.xla
 
 
 def on_xla(*case, env=None, devices="8"):
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "on_xla.py", *case],
-        env=environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **(env or {})}),
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **(env or {})}
+    done = script("on_xla.py", *case, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

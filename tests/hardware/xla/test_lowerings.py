@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, environment, tpukit
+from runs import SUPPORT, VIRTUAL_TPU, script, tpukit
 
 pytestmark = pytest.mark.xla
 
 
 @pytest.fixture(scope="module")
 def found():
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "operators_on_xla.py"],
-        env=environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}),
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = script("operators_on_xla.py", env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
