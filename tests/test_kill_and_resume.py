@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 import uuid
 
@@ -14,10 +12,10 @@ from runs import (
     SUPPORT,
     TINY,
     VIRTUAL_TPU,
-    environment,
     latest,
     marked_processes,
     same_bytes,
+    script,
     tpukit,
 )
 
@@ -39,11 +37,7 @@ def run_killed(run, hw, kills, env, tmp_path, ranks=1, arguments=ARGUMENTS):
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps([{"argv": argv, "at": at, "ranks": ranks} for at in [*kills, None]]))
     mark = uuid.uuid4().hex
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
-        env=environment({**env, MARK: mark}), capture_output=True, text=True, check=False,
-        timeout=1700,
-    )  # fmt: skip
+    done = script("killed_run.py", plan, env={**env, MARK: mark}, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     statuses = json.loads(done.stdout.splitlines()[-1])
     assert statuses[-1] == 0, done.stderr[-3000:]
@@ -60,7 +54,7 @@ def assert_nothing_left(mark):
     raise AssertionError(marked_processes(mark))
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kills", [SOME_KILLS, pytest.param(KILLS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("hw", "env"),
@@ -101,7 +95,7 @@ MORE_RANK_KILLS = [
 ] + ["step:2:0", "evaluate:1:0", "snapshot:1:1"]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "kills", [RANK_KILLS, pytest.param(MORE_RANK_KILLS, marks=pytest.mark.slow)]
 )
@@ -124,7 +118,7 @@ STREAM = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("hw", "env", "ranks", "kills"),
     [

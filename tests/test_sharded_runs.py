@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from runs import SUPPORT, environment, parameters, relative_difference, result, tpukit
+from runs import parameters, relative_difference, result, script, tpukit
 
 TASKS = {
     "eit": ["train", "--preset", "quick", "--global-batch-size", "4"],
@@ -83,10 +81,7 @@ def test_a_sharded_run_is_trained_killed_resumed_tested_and_predicted(tmp_path, 
         *used(task, sharded, data, tmp_path / "found", TWO),
     ]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "killed_run.py"), str(tmp_path / "plan.json")],
-        env=environment(env), capture_output=True, text=True, check=False, timeout=500,
-    )  # fmt: skip
+    done = script("killed_run.py", tmp_path / "plan.json", env=env, timeout=500)
     statuses = json.loads(done.stdout.splitlines()[-1])
     assert statuses == [0, 0, 0, 9, 0, 0, 0, 0, 0], done.stderr[-3000:]
     assert relative_difference(parameters(sharded), parameters(whole)) < 1e-4

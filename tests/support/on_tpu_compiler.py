@@ -1,4 +1,4 @@
-"""The TPU compiler's report on small graphs, as JSON: python on_tpu_compiler.py FUNCTION."""
+"""The TPU compiler's report on small graphs, as JSON: python on_tpu_compiler.py FUNCTION..."""
 
 from __future__ import annotations
 
@@ -115,4 +115,4 @@ def windows():
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))
+    print(json.dumps({name: globals()[name]() for name in sys.argv[1:]}))

@@ -34,13 +34,17 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 
 def tpukit(
     *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None,
-    timeout: float = 300,
+    ranks: int = 1, timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """One command line, its output captured: in a fork where that makes no difference."""
+    """One command line, its output captured: in a fork where that makes no difference.
+
+    `ranks`: forks that join as the ranks that the command would start with torchrun.
+    """
     argv, variables = list(map(str, arguments)), environment(env)
     server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
     if server.can_set(variables) and "--memory-limit" not in argv:
-        return server.run(argv, variables, cwd, timeout)
+        return server.run(argv, variables, cwd, timeout, ranks)
+    assert ranks == 1, variables
     return subprocess.run(
         [sys.executable, "-m", "tpukit", *argv],
         env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,

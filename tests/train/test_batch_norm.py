@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from runs import (
     SUPPORT,
     VIRTUAL_TPU,
-    environment,
     parameters,
     relative_difference,
     result,
     same_bytes,
+    script,
     tpukit,
 )
 
@@ -74,10 +72,7 @@ def kill_at_step_4(folder, way):
     }
     plan = folder.with_suffix(".json")
     plan.write_text(json.dumps([{**session, "at": at} for at in ("step:4", None)]))
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
-        env=environment(env), capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = script("killed_run.py", plan, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [9, 0], done.stderr[-3000:]
 

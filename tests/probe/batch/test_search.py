@@ -56,7 +56,7 @@ def assert_confirmed(curve: Curve, found: Bracket, sought: SearchSettings) -> No
         assert not curve.fits(found.high)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(deadline=None)
 @given(
     used=st.lists(st.integers(0, 40 * GIB), min_size=1, max_size=200),
     start=st.integers(1, 300),
@@ -72,7 +72,7 @@ def test_any_curve_ends_with_both_sides_tried(used, start, multiple, reports, fi
     assert_confirmed(curve, search(curve, sought), sought)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(
     fixed=st.integers(1, 10 * GIB),
     slope=st.integers(2**20, 4 * GIB),
@@ -107,7 +107,7 @@ def test_gpt2_on_a_v5e_chip_takes_two_trials():
     assert curve.tried == [4, 20]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(
     limit=st.floats(4, 1000),
     fixed=st.floats(0.01, 0.5),

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 from runs import (
-    SUPPORT,
     VIRTUAL_TPU,
     environment,
     latest,
     parameters,
     relative_difference,
     result,
+    script,
     tpukit,
 )
 
@@ -146,10 +146,7 @@ def test_killed_and_resumed_in_the_same_bytes(place, tmp_path):  # type: ignore[
     plan = tmp_path / "plan.json"
     kills = ["step:5", "half:2", "rename:2", "evaluate:2", None]
     plan.write_text(json.dumps([{"argv": argv, "ranks": 1, "at": at} for at in kills]))
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "killed_run.py"), str(plan)],
-        env=environment(env_of(place)), capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
+    done = script("killed_run.py", plan, env=env_of(place))
     statuses = json.loads(done.stdout.splitlines()[-1])
     assert statuses[-1] == 0 and 0 not in statuses[:-1], done.stderr[-3000:]
     for name in ("model.safetensors", "optimizer.safetensors"):
