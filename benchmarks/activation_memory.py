@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=MODELS)
     options = parser.parse_args()
-    from tpukit.probe.compiler.compile import check_versions
+    from tpukit.probe.compiler.client import check_versions
 
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"models": {}}
     kept.update(target=TARGET, saved_at=SAVED_AT, compiled_at=COMPILED_AT,

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--effort", default="full", choices=["fast", "full"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from tpukit.probe.compiler.compile import check_versions
+    from tpukit.probe.compiler.client import check_versions
     from tpukit.probe.targets import find_target
 
     devices = str(find_target(options.target).devices)

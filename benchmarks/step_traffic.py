@@ -122,7 +122,7 @@ def main() -> None:
 def keep(arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Puts the figures in the place of earlier ones of the same step and tpukit commit."""
     import tpukit
-    from tpukit.probe.compiler.compile import installed_versions
+    from tpukit.probe.compiler.client import installed_versions
 
     words = ["git", "describe", "--always"]
     package = Path(tpukit.__file__).parent

@@ -132,7 +132,7 @@ def main() -> None:
     options = parse()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
-    from tpukit.probe.compiler.compile import installed_versions
+    from tpukit.probe.compiler.client import installed_versions
     from tpukit.probe.targets import find_target
 
     target, cases = find_target(options.target), []

@@ -157,7 +157,8 @@ def trace_torch_xla(name: str, kernels: bool) -> bytes:
     from jax._src.lib.mlir import ir
     from jax._src.lib.mlir.dialects import hlo
 
-    from tpukit.probe.compiler.compile import _with_arguments, check_versions
+    from tpukit.probe.compiler.client import check_versions
+    from tpukit.probe.compiler.compile import _with_arguments
     from tpukit.probe.compiler.trace import open_tracing, trace_step
 
     check_versions()

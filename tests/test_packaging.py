@@ -6,12 +6,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import tpukit
+from tpukit.knowledge.versions import seen_together
 
 PACKAGE = Path(tpukit.__file__).parent
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
 
 def test_every_file_beside_the_code_is_installed_with_it():
@@ -69,3 +72,32 @@ def test_no_index_is_claimed_to_have_it(folder):
     kinds = {".py", ".md", ".toml", ".ipynb"}
     texts = {f: f.read_text(encoding="utf-8") for f in files if f.suffix in kinds}
     assert [str(f) for f, text in texts.items() if claim.search(text)] == []
+
+
+def test_the_page_lists_what_was_seen_to_work():
+    def row(seen):
+        parts = {"torch_xla": seen.torch_xla, "torch_tpu": seen.torch_tpu, "libtpu": seen.libtpu,
+                 "jax": ", ".join(seen.jax)}  # fmt: skip
+        beside = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
+        cells = (seen.torch, seen.torchvision, seen.python, beside, seen.tried, str(seen.day))
+        return f"| {' | '.join(cells)} |"
+
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if re.match(r"\| \d", line)]
+    assert rows == [row(seen) for seen in seen_together()]
+
+
+def test_the_extras_and_the_script_install_what_was_seen_to_work():
+    development, kaggle, colab = seen_together()[:3]
+    pins = {r.name: str(r.specifier) for r in map(Requirement, EXTRAS["plan"])}
+    assert pins == {
+        "torch": f"=={development.torch}", "torch_xla": f"=={development.torch_xla}",
+        "libtpu": f"=={development.libtpu}", "jax": f"=={development.jax[0]}",
+        "jaxlib": f"=={development.jax[0]}",
+    }  # fmt: skip
+    script = (ROOT / "scripts/try_image.sh").read_text(encoding="utf-8")
+    for seen in (kaggle, colab):
+        packages = {"torch": seen.torch, "torch_xla": seen.torch_xla,
+                    "torchvision": seen.torchvision, "libtpu": seen.libtpu}  # fmt: skip
+        line = " ".join(f"{name}=={version}" for name, version in packages.items())
+        assert f"packages=({line} " in script and f"python{seen.python}" in script

@@ -362,8 +362,8 @@ def test_versions_that_do_not_match_are_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.metadata as m\n"
         "real = m.version\n"
-        "m.version = lambda name: '0.9.9' if name == 'jax' else real(name)\n"
+        "m.version = lambda name: '0.9.9' if name == 'libtpu' else real(name)\n"
     )
     found = error(probe("Hungry", "--target", "v5e-1", PYTHONPATH=str(tmp_path)), 2)
     assert found["id"] == "plan-versions"
-    assert "jax 0.9.9 (not 0.7.1)" in found["message"]
+    assert "libtpu 0.9.9" in found["message"] and "libtpu 0.0.21" in found["message"]

@@ -140,7 +140,7 @@ def open_evaluator(
 
     if target is None:
         return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
-    return CompilerEvaluator(source, request.config, find_target(target), seconds)
+    return CompilerEvaluator(source, request.config, find_target(target), seconds, log)
 
 
 def task_source(request: TrainingRequest) -> TaskSource:

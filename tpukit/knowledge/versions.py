@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Pair:
     torch: str
     libtpu: str
     jax: str
+    mosaic: int | None = None
+    """The version of Mosaic (Pallas' kernels) that this libtpu reads; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,24 @@ class OldPackage:
         return self.below is None or parse_version(version) < parse_version(self.below)
 
 
+@dataclass(frozen=True)
+class SeenTogether:
+    """Releases that were seen to work together, by running them."""
+
+    name: str
+    day: date
+    python: str
+    torch: str
+    torchvision: str
+    tried: str
+    """What was run."""
+    torch_xla: str | None = None
+    torch_tpu: str | None = None
+    libtpu: str | None = None
+    jax: tuple[str, ...] = ()
+    """Releases that compile for a TPU with this libtpu, the first where one may be chosen."""
+
+
 @cache
 def version_table() -> dict[str, Any]:
     """The raw version table."""
@@ -60,6 +81,27 @@ def pair_of(torch_xla: str) -> Pair | None:
         if same_release(torch_xla, row["torch_xla"]):
             return Pair(**row)
     return None
+
+
+def seen_together() -> list[SeenTogether]:
+    """Every environment that was tried, the first being the one that tpukit is developed in."""
+    return [SeenTogether(**row | {"jax": tuple(row.get("jax", ()))})
+            for row in version_table()["seen"]]  # fmt: skip
+
+
+def jax_seen_with(torch_xla: str, libtpu: str) -> list[str]:
+    """Releases of jax that compile for a TPU with these, best first; empty: none was tried."""
+    return [
+        jax
+        for seen in seen_together()
+        if seen.torch_xla and same_release(torch_xla, _part(seen.torch_xla, 2))
+        if seen.libtpu and same_release(libtpu, _part(seen.libtpu, 3))
+        for jax in seen.jax
+    ]
+
+
+def _part(version: str, count: int) -> str:
+    return ".".join(version.split(".")[:count])
 
 
 def same_release(version: str, release: str) -> bool:

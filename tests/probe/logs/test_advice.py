@@ -11,7 +11,7 @@ from explained_logs import explained
 from tpukit.commands.reports.explanation import _report_lines
 from tpukit.knowledge.calls import successor as of_calls
 from tpukit.knowledge.error_table import known_errors
-from tpukit.knowledge.versions import pair_of, version_table
+from tpukit.knowledge.versions import pair_of, same_release, seen_together, version_table
 from tpukit.probe.logs.explain import ExplainedLog
 from tpukit.probe.logs.explanations import fill, shorten
 
@@ -70,11 +70,10 @@ def test_successor_and_what_it_takes():
 
 def test_every_fact_about_versions_has_a_source():
     table = version_table()
-    for row in (table["torch_xla"], table["torch_tpu"], *table["image"]):
-        assert row["source"]
-    for image in table["image"]:
-        wanted = pair_of(image["torch_xla"]).libtpu
-        assert image["libtpu"].startswith(wanted), image["name"]
+    assert table["torch_xla"]["source"] and table["torch_tpu"]["source"]
+    for seen in seen_together():
+        if seen.torch_xla:
+            assert same_release(seen.libtpu, pair_of(seen.torch_xla).libtpu), seen.name
 
 
 # -- the log's own values ---------------------------------------------------------------------------

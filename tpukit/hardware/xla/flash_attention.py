@@ -7,10 +7,11 @@ the CPU it can be exported and compiled. The emulation on CPU runs them where it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tpukit.hardware.detect import emulates_kernels
+from tpukit.knowledge.versions import pair_of
 
 TILES = (512, 256, 128)
 """Tokens of a tile of scores, the largest that divides all of them."""
@@ -200,12 +202,26 @@ def lower(kernel: Kernel, inputs: Shapes) -> str:
     """What a TPU's custom call is given: the kernel in Mosaic, for these shapes and types."""
     from jax._src.interpreters.mlir import LoweringParameters
 
-    lowered = (
-        _traced(kernel, inputs)
-        # "for_export" writes the older Mosaic version that every supported libtpu reads.
-        .lower(lowering_platforms=("tpu",), _private_parameters=LoweringParameters(for_export=True))
-    )
+    parameters = LoweringParameters(for_export=True)
+    with _mosaic_of_libtpu():
+        lowered = _traced(kernel, inputs).lower(
+            lowering_platforms=("tpu",), _private_parameters=parameters
+        )
     return _payload(lowered.compiler_ir("stablehlo"))
+
+
+@contextlib.contextmanager
+def _mosaic_of_libtpu() -> Iterator[None]:
+    """The version of Mosaic that torch_xla's libtpu reads: a newer jax writes a newer one."""
+    from jax._src import tpu_custom_call
+
+    pair, version_of = pair_of(torch_xla.__version__), tpu_custom_call.get_ir_version
+    if pair and pair.mosaic:
+        tpu_custom_call.get_ir_version = lambda context: pair.mosaic
+    try:
+        yield
+    finally:
+        tpu_custom_call.get_ir_version = version_of
 
 
 def _payload(module: Any) -> str:

@@ -16,8 +16,9 @@ import torch
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._decomp import decomposition_table
-from torch.library import Library, get_kernel
+from torch.library import Library
 
 from tpukit.hardware.xla.model_code import attention_under_autocast
 from tpukit.hardware.xla.resize import RESIZES, pool_backward, resize, resize_backward, windows
@@ -77,11 +78,7 @@ def _registered() -> Any:
         _register(library, name, function, "AutogradXLA", "XLA")
     for name, (function, *keys) in OVERRIDDEN.items():
         for key in keys:
-            original = get_kernel(f"aten::{name}", key)
-            library.impl(
-                name, functools.partial(function, original), key, with_keyset=True,
-                allow_override=True,
-            )  # fmt: skip
+            _override(library, name, function, key)
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", attention_under_autocast, "AutocastXLA")
@@ -91,6 +88,46 @@ def _registered() -> Any:
 def _register(library: Any, name: str, function: Callable[..., Any], *keys: str) -> None:
     for key in keys:
         library.impl(name, _without_autocast(function), key, allow_override=True)
+
+
+def _override(library: Any, name: str, function: Callable[..., Any], key: str) -> None:
+    """Puts `function` in an operator's place; it is given what was there."""
+    if hasattr(torch.library, "get_kernel"):
+        original: Any = torch.library.get_kernel(f"aten::{name}", key)
+    else:
+        original = OriginalKernel(name, key)
+        key = original.key
+    replacement = functools.partial(function, original)
+    if key == "BackendSelect":
+        replacement = functools.partial(_on_xla, replacement, original)
+    library.impl(name, replacement, key, with_keyset=True, allow_override=True)
+
+
+def _on_xla(replacement: Any, original: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
+    chosen = replacement if keys.has(DispatchKey.XLA) else original.call_boxed
+    return chosen(keys, *arguments, **options)
+
+
+class OriginalKernel:
+    """torch 2.8 has no `get_kernel`: a kernel that is replaced is reached through another key.
+
+    Autograd's is the same one under `AutogradOther`. torch_xla's is called by a replacement at
+    `BackendSelect`, which every device's tensors pass before their own key. Its max_pool2d has an
+    autograd of its own: with indices, which nobody reads, the program is the same.
+    """
+
+    def __init__(self, name: str, key: str) -> None:
+        self.with_indices = name == "max_pool2d"
+        self.operator = _overload(f"{name}_with_indices" if self.with_indices else name)
+        self.key = "BackendSelect" if key == "XLA" else key
+
+    def call_boxed(self, keys: Any, *arguments: Any, **options: Any) -> Any:
+        """Calls it, as torch 2.9's kernels are called."""
+        keys = keys.remove(getattr(DispatchKey, self.key))
+        if self.key != "BackendSelect":
+            keys = keys.add(DispatchKey.AutogradOther)
+        found = self.operator.redispatch(keys, *arguments, **options)
+        return found[0] if self.with_indices else found
 
 
 def _overload(name: str) -> Any:

@@ -1,26 +1,18 @@
 """Compiles traced programs for a TPU without a TPU: JAX's compile-only client over libtpu.
 
-The client is part of `jax._src`, which has no promise of stability: only this module uses it, and
-`check_versions` refuses versions other than those it was written against.
+The client is part of `jax._src`, which has no promise of stability: only this module uses it, with
+the releases that `tpukit.probe.compiler.client` lets through.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import platform
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpukit.errors import HardwareError
 from tpukit.probe.trial import Effort
-
-WRITTEN_AGAINST = {"torch": "2.9", "torch_xla": "2.9", "jax": "0.7.1", "jaxlib": "0.7.1",
-                   "libtpu": "0.0.21"}  # fmt: skip
-"""Version prefixes of the parts that have to fit each other."""
 
 SHARDING, REPLICATED = "mhlo.sharding", "{replicated}"
 FAST_EFFORT = -1.0
@@ -49,62 +41,6 @@ class Program:
 
 class CompilerRefusedError(Exception):
     """The compiler's error message for a program that it does not compile."""
-
-
-def installed_versions() -> dict[str, str | None]:
-    """Installed versions of WRITTEN_AGAINST, None where one is missing; nothing is imported."""
-    found: dict[str, str | None] = {}
-    for name in WRITTEN_AGAINST:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def check_versions() -> dict[str, str]:
-    """The installed versions, all compatible.
-
-    Raises:
-        HardwareError: the `plan` extra is missing or of other versions, or this is not Linux on
-            x86-64.
-    """
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        raise HardwareError(
-            f"the TPU compiler (libtpu) exists for Linux on x86-64 only; this is "
-            f"{platform.system()} on {platform.machine()}.",
-            "Run it in a Linux container, in Colab or on Kaggle; without --target the batch is "
-            "measured on this machine.",
-            id="no-compiler",
-        )
-    found = installed_versions()
-    missing = [name for name, version in found.items() if version is None]
-    if missing:
-        raise HardwareError(
-            f"the TPU compiler needs {', '.join(missing)}, not installed in this environment.",
-            "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
-            id="no-plan-extra",
-        )
-    versions = {name: version for name, version in found.items() if version is not None}
-    wrong = [
-        f"{name} {versions[name]} (not {wanted})"
-        for name, wanted in WRITTEN_AGAINST.items()
-        if not fits_version(versions[name], wanted)
-    ]
-    if wrong:
-        raise HardwareError(
-            f"the TPU compiler needs other versions: {', '.join(wrong)}.",
-            "Leave this environment as it is and give it another: `python -m venv /tmp/plan &&"
-            " /tmp/plan/bin/pip install 'PATH[plan]'` (tpukit's wheel or checkout), then"
-            " `/tmp/plan/bin/tpukit` in place of tpukit.",
-            id="plan-versions",
-        )
-    return versions
-
-
-def fits_version(version: str, wanted: str) -> bool:
-    """Whether a version is `wanted` or a patch or build of it (0.0.21.1 of 0.0.21)."""
-    return re.match(re.escape(wanted) + r"(?![0-9])", version) is not None
 
 
 class TpuCompiler:

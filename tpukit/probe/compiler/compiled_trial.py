@@ -13,11 +13,11 @@ from tpukit.hardware.options import Precision
 from tpukit.io.cache import cache_folder
 from tpukit.io.units import GIB
 from tpukit.probe.compiler import hlo
+from tpukit.probe.compiler.client import installed_versions
 from tpukit.probe.compiler.compile import (
     CompilerRefusedError,
     Program,
     TpuCompiler,
-    installed_versions,
     program_key,
 )
 from tpukit.probe.compiler.program_costs import CostCache, ProgramCosts, costs_of

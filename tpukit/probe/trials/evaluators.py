@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from tpukit.errors import JobError, TpukitError
@@ -17,7 +17,7 @@ from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB, format_duration
-from tpukit.probe.compiler.compile import check_versions
+from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import SourceLine
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
@@ -242,13 +242,20 @@ class CompilerEvaluator(ChildEvaluator):
     crash_hint = TRACE_CRASH_HINT
 
     def __init__(
-        self, task: TaskSource, config: TrainConfig, target: Target, seconds: float | None
+        self,
+        task: TaskSource,
+        config: TrainConfig,
+        target: Target,
+        seconds: float | None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
-        self.versions = check_versions()
+        client = find_client(log)
+        self.versions = client.versions
         setup = TrialSetup(task, config, target.name)
         super().__init__(setup, target.devices, seconds or COMPILED_SECONDS)
         self.target = target
-        self.environment = {**COMPILER_ENVIRONMENT, "CPU_NUM_DEVICES": str(target.devices)}
+        devices = {"CPU_NUM_DEVICES": str(target.devices)}
+        self.environment = {**COMPILER_ENVIRONMENT, **client.environment, **devices}
 
     def _shows_size(self, death: Death) -> bool:
         # The compiler says what does not fit; a kill is about this machine's memory.

@@ -12,7 +12,7 @@ from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind
-from tpukit.probe.compiler.compile import check_versions
+from tpukit.probe.compiler.client import find_client
 from tpukit.probe.roofline import estimate_step
 from tpukit.probe.targets import Target, find_target
 from tpukit.probe.trial import Prediction, TaskSource, Trial, TrialRequest
@@ -37,7 +37,7 @@ def target_here(options: HardwareOptions) -> Target | None:
     if count not in compiler.topologies:
         return None
     try:
-        check_versions()
+        find_client()
     except HardwareError:
         return None
     return find_target(f"{tpu.generation.name}-{count}")

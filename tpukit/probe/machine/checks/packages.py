@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpukit.knowledge.versions import (
     Pair,
+    jax_seen_with,
     old_packages,
     pair_of,
     parse_version,
@@ -121,7 +122,8 @@ def jax(facts: Facts, asked: Asked) -> Verdict:
     if torch_xla is None or pair is None or here is None:
         return skipped("no jax beside torch_xla")
     jaxlib = facts.version("jaxlib")
-    if same_release(here, pair.jax) and jaxlib and same_release(jaxlib, pair.jax):
+    fitting = [pair.jax, *jax_seen_with(torch_xla, facts.version("libtpu") or pair.libtpu)]
+    if any(same_release(here, jax) and same_release(jaxlib or "", jax) for jax in fitting):
         return passed(f"jax {here}")
     wanted = f"'jax=={pair.jax}' 'jaxlib=={pair.jax}'"
     message = (

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# Makes an environment with the releases that a free TPU notebook has, runs tpukit in it, and prints
+# what passed, failed and was skipped, and the TPU compiler's answers, as JSON:
+#
+#   scripts/try_image.sh kaggle-tpu                  # all parts
+#   scripts/try_image.sh colab-tpu doctor target     # some of them
+#
+# Parts: doctor   no remark about a version
+#        target   probe-batch --target v5e-8 for GPT-2 and EIT, by the image's own libtpu
+#        xla      the default suite's tests of torch_xla and of the TPU compiler
+#        suite    the default suite, with these
+#        zoo      the dozen models of tests/zoo that the default suite trains
+#        notebooks  a whole notebook on eight virtual devices
+#
+# The environment takes 8 GB and is kept in build/, or in the folder that TPUKIT_TRY_DIR names, with
+# the parts' logs and results. PYTHON names the interpreter, else python3.12 or python3.13 is looked
+# for; TPUKIT_TRY_PROCESSES the number of processes that test (2). PYTEST_ARGUMENTS (`-k zoo`) narrows
+# the parts that test, PROBE_ARGUMENTS (`--start 8 --max 8`) what is compiled.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+image=${1:-}
+shift || true
+parts=${*:-doctor target suite zoo notebooks}
+case $image in
+  kaggle-tpu)
+    python=${PYTHON:-python3.12}
+    packages=(torch==2.8.0 torch_xla==2.8.0 torchvision==0.23.0 libtpu==0.0.17 'tensorflow-cpu==2.20.*') ;;
+  colab-tpu)
+    python=${PYTHON:-python3.13}
+    packages=(torch==2.9.0 torch_xla==2.9.0 torchvision==0.24.0 libtpu==0.0.21.1 jax==0.7.2 jaxlib==0.7.2
+      accelerate==1.14.0 transformers==5.15.0) ;;
+  *) echo "usage: scripts/try_image.sh kaggle-tpu|colab-tpu [PART ...]" >&2; exit 2 ;;
+esac
+
+venv=${TPUKIT_TRY_DIR:-$PWD/build}/$image
+results=$venv/results
+mkdir -p "$results"
+versions() { # none where no package of the image is there
+  "$venv/bin/python" -m pip --disable-pip-version-check freeze |
+    grep -iE '^(torch|torch[-_]xla|torchvision|libtpu|jax|jaxlib|tensorflow[-_]cpu|accelerate|transformers)=='
+}
+if [ ! -e "$venv/.installed" ]; then
+  "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+  versions >"$venv/image"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]'
+  # The image's packages stay as they are; what it lacks may have come.
+  versions | grep -Fxf "$venv/image" | diff "$venv/image" -
+  touch "$venv/.installed"
+fi
+# Tests start `python -m tpukit` by this interpreter and find tpukit's commands beside it.
+export PATH="$venv/bin:$PATH" TPUKIT_CACHE_DIR="$venv/cache"
+unset PYTHONPATH VIRTUAL_ENV
+python() { "$venv/bin/python" "$@"; }
+run_tests() { # PART ARGUMENT ...
+  local part=$1
+  shift
+  # ruff, mypy and import-linter are no part of an image: tests/test_style.py stays out.
+  python -m pytest -q -n "${TPUKIT_TRY_PROCESSES:-2}" --junitxml "$results/$part.xml" \
+    --ignore tests/test_style.py "$@" ${PYTEST_ARGUMENTS:-} >"$results/$part.log" 2>&1 || true
+}
+probe() { # NAME ARGUMENT ...
+  local name=$1
+  shift
+  python -m tpukit probe-batch "$@" --target v5e-8 --json ${PROBE_ARGUMENTS:-} >"$results/target-$name.json" \
+    2>"$results/target-$name.log" || true
+}
+for part in $parts; do
+  echo "$image: $part" >&2
+  case $part in
+    doctor) python -m tpukit doctor --quick --json >"$results/doctor.json" || true ;;
+    target)
+      probe gpt2 --task summarize
+      probe eit --task eit --size published ;;
+    xla) run_tests xla -m '(xla or plan) and not slow' ;;
+    suite) run_tests suite ;;
+    zoo) run_tests zoo tests/zoo ;;
+    notebooks) run_tests notebooks tests/test_notebooks.py -m '' \
+      -k 'eight_virtual_devices or valid or made_from' ;;
+    *) echo "no part is called $part" >&2; exit 2 ;;
+  esac
+done
+
+python - "$image" "$results" <<'PYTHON'
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from xml.etree import ElementTree
+
+image, folder = sys.argv[1], Path(sys.argv[2])
+ABOUT_VERSIONS = ("torch-and-torch-xla", "libtpu", "jax", "torchvision", "tensorflow", "old-releases")
+
+
+def installed(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def counts(file):
+    found = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
+    for case in ElementTree.parse(file).iter("testcase"):
+        kinds = {child.tag for child in case}
+        kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        found[kind] += 1
+        if kind == "failed":
+            found["failures"].append(f"{case.get('classname')}::{case.get('name')}")
+    return found
+
+
+def answer(file):
+    try:
+        said = json.loads(file.read_text())
+    except ValueError:
+        return {"error": "no answer", "log": str(file.with_suffix(".log"))}
+    keys = ("largest_batch_per_device", "recommended_batch_per_device", "limit_bytes", "versions",
+            "seconds", "error")
+    trials = [{k: t[k] for k in ("batch", "fits", "used_bytes", "effort")} for t in said.get("trials", [])]
+    return {**{k: said[k] for k in keys if k in said}, "trials": trials}
+
+
+names = ("torch", "torch_xla", "torchvision", "libtpu", "jax", "jaxlib", "tensorflow-cpu",
+         "accelerate", "transformers", "timm")
+report = {
+    "image": image,
+    "versions": {"python": platform.python_version(), **{n: installed(n) for n in names}},
+    "parts": {file.stem: counts(file) for file in sorted(folder.glob("*.xml"))},
+    "targets": {f.stem.removeprefix("target-"): answer(f) for f in sorted(folder.glob("target-*.json"))},
+}
+doctor = folder / "doctor.json"
+if doctor.exists():
+    checks = json.loads(doctor.read_text())["checks"]
+    report["remarks_about_versions"] = [
+        check for check in checks if check["id"] in ABOUT_VERSIONS and check["status"] in ("warn", "fail")
+    ]
+print(json.dumps(report, indent=2))
+failed = [n for n, part in report["parts"].items() if part["failed"] or not part["passed"]]
+failed += [n for n, said in report["targets"].items() if not said.get("largest_batch_per_device")]
+sys.exit(bool(failed or report.get("remarks_about_versions")))
+PYTHON
