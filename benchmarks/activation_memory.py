@@ -79,7 +79,7 @@ def compiled_bytes(name: str, batch: int) -> tuple[int]:
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
     from tpukit.probe.targets import find_target
     from tpukit.probe.trial import TrialRequest
-    from tpukit.tasks.registry import load_task
+    from tpukit.registry.classes import load_task
     from tpukit.train.config import TrainConfig
 
     task = load_task("images", {"model": name}, "")

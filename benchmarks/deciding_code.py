@@ -42,8 +42,8 @@ COMPILER = (*STEP, *XLA, "tpukit/probe/compiler")
 SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
           *within("probe/batch", "search.py", "recommend.py"))  # fmt: skip
 TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
-EIT = (*within("tasks/eit", "model", "task.py"), "tpukit/train/ema.py")
-IMAGES = within("tasks/images", "classifier.py", "task.py", "settings.py")
+EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/ema.py")
+IMAGES = within("tasks/images", "model", "task.py", "settings.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
                    "data/packing.py")  # fmt: skip
 TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")
@@ -61,7 +61,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "doctor_real_material": ("tpukit/knowledge", *within("probe", "lint", "logs")),
     "doctor_start": (*START, *within("probe", "machine", "lint")),
     "eit_quality": (*ENGINE, *EAGER, *EIT, "tpukit/tasks/eit"),
-    "eit_simulation": within("tasks/eit", "simulation", "data"),
+    "eit_simulation": within("tasks/eit", "simulation", "data", "generate.py"),
     "eit_speed_cpu": (*STEP, *EAGER, *EIT),
     "eit_tpu_v5e-1": (*COMPILER, *EIT),
     "eit_tpu_v5e-8": (*COMPILER, *EIT),

@@ -36,8 +36,8 @@ from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
 from tpukit.tasks.eit.data.measured import open_test_set
 from tpukit.tasks.eit.data.symmetry import SYMMETRIES
-from tpukit.tasks.eit.evaluation.metrics import METRICS, measure_all
-from tpukit.tasks.mean_interval import mean_interval
+from tpukit.tasks.eit.metrics import METRICS, measure_all
+from tpukit.train.mean_interval import mean_interval
 from tpukit.train.storage.run_folder import versions
 
 WAYS = {

@@ -45,7 +45,7 @@ BARE = """
 import sys, time
 import torch
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.registry import load_task
+from tpukit.registry.classes import load_task
 from tpukit.train.task import PlanSettings
 
 name, settings, device = sys.argv[1], eval(sys.argv[2]), sys.argv[3]

@@ -114,7 +114,7 @@ class Training:
         from tpukit.hardware.options import HardwareOptions
         from tpukit.hardware.select import open_backend
         from tpukit.io.units import parse_bytes
-        from tpukit.tasks.registry import load_task
+        from tpukit.registry.classes import load_task
 
         self.task = load_task(task, SETTINGS[task], os.environ["DATA"]).for_probing()
         self.backend = open_backend(HardwareOptions(hw="cpu", memory_limit=parse_bytes(limit)))

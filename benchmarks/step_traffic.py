@@ -50,7 +50,7 @@ def compiled(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
-    from tpukit.tasks.registry import load_task
+    from tpukit.registry.classes import load_task
     from tpukit.train.config import TrainConfig
 
     target = find_target(arguments.target)

@@ -44,7 +44,7 @@ def plans(devices: int, buckets: int, batch: int, micro_rows: int) -> tuple[Any,
     from tpukit.tasks.summarize.data.buckets import BucketPlan
     from tpukit.tasks.summarize.data.packing import PackedPlan, PackedShape
     from tpukit.tasks.summarize.data.prompt import Example
-    from tpukit.tasks.summarize.evaluation.evaluate import ListedSamples
+    from tpukit.tasks.summarize.evaluate import ListedSamples
     from tpukit.train.task import PlanSettings
 
     data = ListedSamples([Example(list(t), n) for t, n in make_samples()], buckets)
@@ -63,8 +63,8 @@ def compiled(shape: Any, packed: bool, target: Any) -> dict[str, Any]:
     from tpukit.probe.compiler.program_costs import costs_of
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
+    from tpukit.tasks.summarize.data.dataset import example_batch
     from tpukit.tasks.summarize.data.packing import example_pack
-    from tpukit.tasks.summarize.data.samples import example_batch
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
 

@@ -64,9 +64,9 @@ def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.tasks.summarize.data.buckets import BucketPlan
+    from tpukit.tasks.summarize.data.dataset import collate_tokens
     from tpukit.tasks.summarize.data.prompt import Example
-    from tpukit.tasks.summarize.data.samples import collate_tokens
-    from tpukit.tasks.summarize.evaluation.evaluate import ListedSamples
+    from tpukit.tasks.summarize.evaluate import ListedSamples
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import build_learner

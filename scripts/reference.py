@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from tpukit.cli import COMMANDS  # noqa: E402
 from tpukit.commands.options.option_sets import field_docs  # noqa: E402
 from tpukit.commands.options.training import TRAINING_PANELS  # noqa: E402
-from tpukit.tasks.declared import ClassSource, find_source, registered  # noqa: E402
+from tpukit.registry.declared import ClassSource, find_source, registered  # noqa: E402
 from tpukit.train.config import ARITHMETIC, TrainConfig  # noqa: E402
 
 VARIABLE = re.compile(r"TPUKIT_[A-Z0-9_]+")

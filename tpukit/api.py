@@ -45,7 +45,7 @@ from tpukit.train.mistakes.raised import task_failure
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
-    from tpukit.tasks.trained import TrainedTask
+    from tpukit.registry.trained import TrainedTask
     from tpukit.train.requests import TrainingRequest, TrainingResult
     from tpukit.train.task import Task
 
@@ -117,7 +117,7 @@ def evaluate(
 
     Under torchrun the ranks that are not the first get an empty dict.
     """
-    from tpukit.tasks.trained import open_checkpoint_file
+    from tpukit.registry.trained import open_checkpoint_file
 
     refuse_while_importing()
     given = _take(TestOptions, options, RANGES)
@@ -293,8 +293,8 @@ def _refuse_unknown(
 def _open(
     run: RunLike, task: TaskLike | None, settings: Mapping[str, Any] | None, log: Log
 ) -> TrainedTask:
-    from tpukit.tasks.registry import own_class
-    from tpukit.tasks.trained import TrainedTask, open_trained
+    from tpukit.registry.classes import own_class
+    from tpukit.registry.trained import TrainedTask, open_trained
     from tpukit.train.task import Task
 
     if isinstance(run, TrainedTask):
@@ -319,7 +319,7 @@ def _failures_named() -> Iterator[None]:
 
 def _is_out_of_reach(task: TaskLike) -> bool:
     """Whether DataLoader workers would start without the task's class: it is of this session."""
-    from tpukit.tasks.registry import SESSION
+    from tpukit.registry.classes import SESSION
 
     cls = task if isinstance(task, type) else type(task)
     start = multiprocessing.get_start_method(allow_none=True)

@@ -83,7 +83,7 @@ class LazyGroup(TyperGroup):
 
 def placeholder(name: str) -> TyperCommand:
     """A command that can be listed in `--help`, and nothing more."""
-    from tpukit.tasks.declared import registered
+    from tpukit.registry.declared import registered
 
     text = COMMANDS[name].format(tasks=", ".join(registered()))
     return TyperCommand(name, help=text, short_help=text)

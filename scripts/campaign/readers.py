@@ -196,8 +196,8 @@ def _units(path: Path, content: bytes) -> None:
 def _settings(path: Path, content: bytes) -> None:
     """`--set NAME=VALUE` of every setting of the training, of decoding and of both tasks."""
     from tpukit.commands.options.training import parse_settings
+    from tpukit.registry.classes import make_task
     from tpukit.tasks.eit.task import EITConfig, EITTask
-    from tpukit.tasks.registry import make_task
     from tpukit.tasks.summarize.settings import SummarizeConfig
     from tpukit.train.config import TrainConfig, resolve
 

@@ -91,7 +91,7 @@ def test_a_batch_is_found_with_it(place):
     ("arguments", "used"), [({}, "photos"), ({"data_path": "others"}, "others")]
 )
 def test_an_object_is_evaluated_on_the_data_that_it_was_trained_on(place, arguments, used):
-    from tpukit.tasks.registry import find_task
+    from tpukit.registry.classes import find_task
 
     task = find_task("mean.py:Mean")(**arguments)
     quiet = {"hw": "cpu", "log": lambda line: None}

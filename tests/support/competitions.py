@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tpukit.tasks.images.data.shapes import CLASSES, draw_shape
+from tpukit.tasks.images.generate import CLASSES, draw_shape
 
 SHARES = {"circle": 0.5, "cross": 0.3, "star": 0.2}
 """Classes of the image competition, and how many of the images are of each."""

@@ -17,7 +17,7 @@ from tpukit.commands.options.own_options import as_parameter, value_of
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError, InterruptedRunError
 from tpukit.io.interrupts import StopRequest, listening
-from tpukit.tasks.declared import ClassSource, find_source, registered
+from tpukit.registry.declared import ClassSource, find_source, registered
 from tpukit.train.config import build
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tpukit.commands.trained_run import Use
     from tpukit.hardware.backend import Backend
-    from tpukit.tasks.trained import TrainedTask
+    from tpukit.registry.trained import TrainedTask
     from tpukit.train.requests import AveragedRun, PredictionRequest
 
     Log = Callable[[str], None]
@@ -72,7 +72,7 @@ def predict(
 
     The same command again goes on where a killed one stopped.
     """
-    from tpukit.tasks.trained import open_trained
+    from tpukit.registry.trained import open_trained
 
     output = Output(as_json=as_json)
     chosen = hardware_options(hardware)
@@ -95,7 +95,7 @@ def prediction(
 
     own: options that the task declares. Raises what is known before a device is opened.
     """
-    from tpukit.tasks.sample_submission import match_sample, read_csv_table
+    from tpukit.registry.sample_submission import match_sample, read_csv_table
     from tpukit.train.mistakes.returned import expect
     from tpukit.train.requests import PredictionRequest
 

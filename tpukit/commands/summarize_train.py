@@ -49,7 +49,7 @@ def summarize_train(
 
 
 def _export(run: Path, folder: Path, output: Output) -> None:
-    from tpukit.tasks.trained import open_trained
+    from tpukit.registry.trained import open_trained
 
     open_trained(run, output.text).export(folder)
     output.text(f"Exported to {folder}: transformers loads it.")

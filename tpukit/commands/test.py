@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tpukit.commands.trained_run import Use
     from tpukit.hardware.backend import Backend
-    from tpukit.tasks.trained import TrainedTask
+    from tpukit.registry.trained import TrainedTask
 
     Log = Callable[[str], None]
 
@@ -122,7 +122,7 @@ def evaluation(trained: TrainedTask, options: TestOptions, own: Given) -> Use:
 def _open(
     run: Path | None, checkpoint: Path | None, options: TaskOptions, output: Output
 ) -> TrainedTask:
-    from tpukit.tasks.trained import open_checkpoint_file, open_trained
+    from tpukit.registry.trained import open_checkpoint_file, open_trained
 
     settings = parse_settings(options.settings or [])
     if checkpoint is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tpukit.hardware.backend import Backend
-    from tpukit.tasks.trained import TrainedTask
+    from tpukit.registry.trained import TrainedTask
 
     Use = Callable[[nn.Module, Backend, Callable[[str], None]], Mapping[str, Any]]
 

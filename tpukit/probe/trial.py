@@ -13,7 +13,7 @@ from tpukit.train.config import TrainConfig
 Effort = Literal["fast", "full"]
 Verdict = Literal["grow", "fine", "near", "over", "slow"]
 
-TASK_FACTORY = "tpukit.tasks.registry:load_task"
+TASK_FACTORY = "tpukit.registry.classes:load_task"
 """Builds a task that is named, with its settings and its data path."""
 TIMED_STEPS = 3
 """Maximum number of timed steps of a measured trial."""

@@ -67,6 +67,7 @@ __all__ = [
     "ShuffledPlan",
     "Task",
     "TrainingDefaults",
+    "load_weights",
     "named",
     "sample_rng",
     "stack_samples",

@@ -7,7 +7,7 @@ import json
 import pytest
 from runs import VIRTUAL_TPU, result, script, tpukit
 
-from tpukit.tasks.summarize.data.dialogues import write_dialogues
+from tpukit.tasks.summarize.generate import write_dialogues
 
 pytestmark = pytest.mark.xla
 

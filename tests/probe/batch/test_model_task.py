@@ -13,7 +13,7 @@ from tpukit.errors import ConfigError, TpukitError
 from tpukit.hardware.backend import TorchOps
 from tpukit.probe.batch.model_task import InputSpec, ModelTask, tensors_in
 from tpukit.probe.trials.carried import carried, carried_task
-from tpukit.tasks.registry import find_task
+from tpukit.registry.classes import find_task
 
 
 class Head(nn.Module):

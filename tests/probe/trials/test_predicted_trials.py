@@ -21,7 +21,7 @@ SUPPORT = Path(__file__).parents[2] / "support"
 
 def source(name: str) -> TaskSource:
     spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{name}", "settings": {}, "data_path": ""}
-    return TaskSource("tpukit.tasks.registry:load_task", spec)
+    return TaskSource("tpukit.registry.classes:load_task", spec)
 
 
 @pytest.mark.plan

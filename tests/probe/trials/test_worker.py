@@ -76,7 +76,7 @@ def test_a_gpu_s_library_that_fails_by_the_size_is_short_of_memory(monkeypatch):
 def test_a_search_says_what_has_fitted():
     spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:Cublas", "data_path": "",
             "settings": {"bad_rows": 6, "width": 64}}  # fmt: skip
-    source = TaskSource("tpukit.tasks.registry:load_task", spec)
+    source = TaskSource("tpukit.registry.classes:load_task", spec)
     with MeasuredEvaluator(source, TrainConfig(hw="cpu"), None) as evaluator:
         trials = evaluator.evaluate([TrialRequest(n) for n in (4, 8)])
     assert [trial.fits for trial in trials] == [True, False]
@@ -89,7 +89,7 @@ def processes(tmp_path, monkeypatch):
 
     def search(task: str) -> tuple[list[str], list[str]]:
         spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}
-        source = TaskSource("tpukit.tasks.registry:load_task", spec)
+        source = TaskSource("tpukit.registry.classes:load_task", spec)
         config = TrainConfig(hw="cpu", memory_limit=400_000_000)
         with MeasuredEvaluator(source, config, None) as evaluator:
             trials = evaluator.evaluate([TrialRequest(n) for n in (2, 3, 400, 3)])
@@ -121,7 +121,7 @@ def test_a_fork_takes_no_less_memory_than_a_process(tmp_path, monkeypatch):
     used = {}
     for task in ("Noted", "Threaded"):
         spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}
-        source = TaskSource("tpukit.tasks.registry:load_task", spec)
+        source = TaskSource("tpukit.registry.classes:load_task", spec)
         config = TrainConfig(hw="cpu", memory_limit=400_000_000)
         with MeasuredEvaluator(source, config, None) as evaluator:
             [trial] = evaluator.evaluate([TrialRequest(2)])

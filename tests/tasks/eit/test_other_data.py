@@ -10,7 +10,7 @@ import pytest
 
 from tpukit import cli
 from tpukit.commands.output import Output
-from tpukit.tasks.eit.simulation.generate_data import DatasetPlan, make_dataset
+from tpukit.tasks.eit.generate import DatasetPlan, make_dataset
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tpukit.errors import ConfigError
-from tpukit.tasks.images.evaluation.class_metrics import METRICS, chosen_metrics
+from tpukit.tasks.images.metrics import METRICS, chosen_metrics
 from tpukit.tasks.images.settings import METRIC_NAMES, ImagesConfig
 
 

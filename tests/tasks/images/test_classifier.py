@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.images.classifier import input_format, layer_groups, load_pretrained
-from tpukit.tasks.images.evaluation.prediction import neutral_row
+from tpukit.tasks.images.model.classifier import input_format, layer_groups, load_pretrained
+from tpukit.tasks.images.predict import neutral_row
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.task import sample_rng

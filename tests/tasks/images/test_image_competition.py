@@ -14,7 +14,7 @@ from runs import TINY, failure, result, tpukit
 
 from tpukit import api
 from tpukit.errors import ConfigError
-from tpukit.tasks.images.evaluation.prediction import check_images, neutral_row
+from tpukit.tasks.images.predict import check_images, neutral_row
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.requests import AveragedRun, PredictionRequest
 

@@ -12,9 +12,9 @@ from cuda_on_cpu import compiled_without_inductor  # noqa: F401
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpukit.tasks.summarize.data.dialogues import make_dialogue
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_choice import train_tokenizer
+from tpukit.tasks.summarize.generate import make_dialogue
 
 # transformers imports accelerate, which would take torch_xla's device for every later test.
 with pytest.MonkeyPatch.context() as environment:

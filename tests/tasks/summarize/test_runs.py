@@ -26,7 +26,7 @@ from runs import (
 
 from tpukit import cli, load
 from tpukit.commands.output import Output
-from tpukit.tasks.summarize.data.dialogues import write_dialogues
+from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.generation.decoding import PREFILL_LENGTHS
 
 SMALL = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.tasks.summarize.data.dialogues import write_dialogues
+from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.model.gpt2 import GPT2
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.task import MicroBatch, PlanSettings

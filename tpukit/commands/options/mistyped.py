@@ -18,7 +18,7 @@ from tpukit.commands.options.own_options import (
 )
 from tpukit.io.ranges import shown
 from tpukit.knowledge.setting_names import nearest_setting
-from tpukit.tasks.declared import registered
+from tpukit.registry.declared import registered
 
 EXPECTED = re.compile("Input should be a valid (number|integer)")
 """How typer's validation begins."""

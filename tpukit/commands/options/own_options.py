@@ -18,7 +18,7 @@ from tpukit.commands.options.option_sets import (
     with_option_sets,
 )
 from tpukit.errors import ConfigError
-from tpukit.tasks.declared import (
+from tpukit.registry.declared import (
     ClassSource,
     OptionField,
     find_source,

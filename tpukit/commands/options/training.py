@@ -120,7 +120,7 @@ class GivenSettings:
 
         kind: the hardware that it trains on; a task may have a preset for the CPU.
         """
-        from tpukit.tasks.registry import default_data_path, find_task, make_task, own_class
+        from tpukit.registry.classes import default_data_path, find_task, make_task, own_class
         from tpukit.train.requests import TrainingRequest
         from tpukit.train.storage.exported_weights import settings_of
         from tpukit.train.storage.run_folder import RunFolder
@@ -235,7 +235,7 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 
 def task_defaults(task: Task) -> dict[str, Any]:
     """What a task sets for its training where nobody else does."""
-    from tpukit.tasks.registry import default_data_path
+    from tpukit.registry.classes import default_data_path
 
     ends = task.defaults.epochs, task.defaults.max_steps
     values = {n: v for n, v in dataclasses.asdict(task.defaults).items()

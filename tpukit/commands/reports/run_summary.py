@@ -14,7 +14,7 @@ from tpukit.train.storage.run_folder import RunFolder, read_config
 from tpukit.train.storage.run_log import loss_curve, read_metrics
 
 if TYPE_CHECKING:
-    from tpukit.tasks.trained import TrainedTask
+    from tpukit.registry.trained import TrainedTask
     from tpukit.train.requests import TrainingResult
 
 BARS = "▁▂▃▄▅▆▇█"

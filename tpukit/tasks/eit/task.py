@@ -22,12 +22,12 @@ from tpukit.tasks.eit.data.dataset import (
 )
 from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.data.ridge_regression import fit_images
+from tpukit.tasks.eit.generate import SimulatedData
 from tpukit.tasks.eit.model.diffusion import Diffusion, DiffusionConfig, Sampler
 from tpukit.tasks.eit.model.lean import lean_network
 from tpukit.tasks.eit.model.network import Network, reference_network
 from tpukit.tasks.eit.model.published import load_published, read_published
 from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
-from tpukit.tasks.eit.simulation.generate_data import SimulatedData
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import Datasets, Preset, Sample, Task, stack_samples
 
@@ -155,12 +155,12 @@ class EITTask(Task):
         self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
     ) -> dict[str, Any]:
         """Reconstructs a test set; metrics, baselines and pictures."""
-        from tpukit.tasks.eit.evaluation.evaluate import evaluate_images
+        from tpukit.tasks.eit.evaluate import evaluate_images
 
         return evaluate_images(self, model, backend, request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.eit.evaluation.prediction import image_file
+        from tpukit.tasks.eit.predict import image_file
 
         image_file(request)
 
@@ -168,7 +168,7 @@ class EITTask(Task):
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the images of a folder of measurements to one file."""
-        from tpukit.tasks.eit.evaluation.prediction import predict_images
+        from tpukit.tasks.eit.predict import predict_images
 
         return predict_images(self, model, backend, request, log)
 

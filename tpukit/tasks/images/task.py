@@ -18,14 +18,6 @@ from torch import Tensor, nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
-from tpukit.tasks.images.classifier import (
-    InputFormat,
-    build_classifier,
-    input_format,
-    layer_groups,
-    load_pretrained,
-    require_model,
-)
 from tpukit.tasks.images.data.augmentation import (
     Transform,
     draw_mix,
@@ -38,10 +30,18 @@ from tpukit.tasks.images.data.augmentation import (
     training_transform,
 )
 from tpukit.tasks.images.data.damaged import check_headers
-from tpukit.tasks.images.data.image_files import NO_IMAGE, ImageFiles
+from tpukit.tasks.images.data.dataset import NO_IMAGE, ImageFiles
 from tpukit.tasks.images.data.listing import LabelledImages, find_training_images, unused_fold
-from tpukit.tasks.images.data.shapes import ShapeImages
-from tpukit.tasks.images.evaluation.class_metrics import chosen_metrics
+from tpukit.tasks.images.generate import ShapeImages
+from tpukit.tasks.images.metrics import chosen_metrics
+from tpukit.tasks.images.model.classifier import (
+    InputFormat,
+    build_classifier,
+    input_format,
+    layer_groups,
+    load_pretrained,
+    require_model,
+)
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import (
@@ -258,12 +258,12 @@ class ImagesTask(Task):
         self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
     ) -> dict[str, Any]:
         """Accuracies with intervals, a confusion matrix and the worst mistakes as pictures."""
-        from tpukit.tasks.images.evaluation.evaluate import evaluate_classes
+        from tpukit.tasks.images.evaluate import evaluate_classes
 
         return evaluate_classes(self, model, backend, request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.images.evaluation.prediction import check_images
+        from tpukit.tasks.images.predict import check_images
 
         check_images(self, request)
 
@@ -271,6 +271,6 @@ class ImagesTask(Task):
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the classes of images to a CSV file."""
-        from tpukit.tasks.images.evaluation.prediction import predict_classes
+        from tpukit.tasks.images.predict import predict_classes
 
         return predict_classes(self, model, backend, request, log)

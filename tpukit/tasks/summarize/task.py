@@ -23,15 +23,7 @@ from tpukit.tasks.summarize.data.buckets import (
     BucketPlan,
     evaluation_plan,
 )
-from tpukit.tasks.summarize.data.dialogues import GeneratedDialogues
-from tpukit.tasks.summarize.data.packing import (
-    PackedPlan,
-    PackedShape,
-    collate_packed,
-    evaluation_packs,
-    example_pack,
-)
-from tpukit.tasks.summarize.data.samples import (
+from tpukit.tasks.summarize.data.dataset import (
     IGNORED,
     SizedSamples,
     TokenSamples,
@@ -39,6 +31,13 @@ from tpukit.tasks.summarize.data.samples import (
     example_batch,
     split_indices,
     spread_labels,
+)
+from tpukit.tasks.summarize.data.packing import (
+    PackedPlan,
+    PackedShape,
+    collate_packed,
+    evaluation_packs,
+    example_pack,
 )
 from tpukit.tasks.summarize.data.token_cache import (
     TokenCache,
@@ -51,9 +50,10 @@ from tpukit.tasks.summarize.data.tokenizer_choice import (
     load_tokenizer,
     trained_tokenizer,
 )
-from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
+from tpukit.tasks.summarize.generate import GeneratedDialogues
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, generate_summaries
+from tpukit.tasks.summarize.metrics import rouge_scores
 from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config, PlainOps
 from tpukit.tasks.summarize.model.lora import add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
@@ -65,7 +65,6 @@ from tpukit.tasks.summarize.model.weights import (
 )
 from tpukit.tasks.summarize.settings import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
-from tpukit.train.storage.state_dict import load_weights
 from tpukit.train.task import (
     BatchPlan,
     Datasets,
@@ -74,6 +73,7 @@ from tpukit.train.task import (
     Sample,
     SampleSource,
     Task,
+    load_weights,
 )
 
 Array = np.ndarray[Any, Any]
@@ -317,12 +317,12 @@ class SummarizeTask(Task):
         self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
     ) -> dict[str, Any]:
         """Loss, ROUGE with intervals, baselines, the best and the worst summaries."""
-        from tpukit.tasks.summarize.evaluation.evaluate import evaluate_run
+        from tpukit.tasks.summarize.evaluate import evaluate_run
 
         return evaluate_run(self, model, backend, request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.summarize.evaluation.prediction import checked_job
+        from tpukit.tasks.summarize.predict import checked_job
 
         checked_job(self, request)
 
@@ -330,7 +330,7 @@ class SummarizeTask(Task):
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the summaries of a test file; goes on where a killed prediction stopped."""
-        from tpukit.tasks.summarize.evaluation.prediction import predict_run
+        from tpukit.tasks.summarize.predict import predict_run
 
         return predict_run(self, model, backend, request, log)
 

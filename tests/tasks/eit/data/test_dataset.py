@@ -25,7 +25,7 @@ from tpukit.tasks.eit.data.normalisation import (
 )
 from tpukit.tasks.eit.data.packed import list_samples, load_samples
 from tpukit.tasks.eit.data.sample_file import has_image, read_sample
-from tpukit.tasks.eit.simulation.generate_data import DatasetPlan, make_dataset
+from tpukit.tasks.eit.generate import DatasetPlan, make_dataset
 from tpukit.tasks.eit.task import EITTask
 
 YS, XS = np.full((208, 1), 1e-5, np.float32), np.zeros((128, 128), np.float32)

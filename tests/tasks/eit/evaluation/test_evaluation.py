@@ -12,13 +12,13 @@ from runs import failure, result, tpukit
 from scipy.io import loadmat
 
 from tpukit.errors import DataError
+from tpukit.tasks.eit import evaluate
 from tpukit.tasks.eit.data.measured import TestSet, check_units, open_test_set
 from tpukit.tasks.eit.data.normalisation import Normalisation
 from tpukit.tasks.eit.data.symmetry import SYMMETRIES
-from tpukit.tasks.eit.evaluation import evaluate
-from tpukit.tasks.eit.evaluation.evaluate import Reconstructed
-from tpukit.tasks.eit.evaluation.pictures import draw_grid
-from tpukit.tasks.eit.simulation.generate_data import DatasetPlan, make_dataset
+from tpukit.tasks.eit.evaluate import Reconstructed
+from tpukit.tasks.eit.generate import DatasetPlan, make_dataset
+from tpukit.tasks.eit.pictures import draw_grid
 from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
 METRICS = ("correlation", "rmse", "psnr", "ssim")

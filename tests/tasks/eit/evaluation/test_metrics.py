@@ -6,8 +6,8 @@ import pytest
 from scipy.stats import pearsonr
 from skimage.metrics import structural_similarity
 
-from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
-from tpukit.tasks.eit.evaluation.metrics import (
+from tpukit.tasks.eit.baseline import noser, tikhonov
+from tpukit.tasks.eit.metrics import (
     correlation,
     disk_mask,
     measure_all,

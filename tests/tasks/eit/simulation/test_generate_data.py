@@ -15,7 +15,7 @@ from runs import environment, failure, result, tpukit
 from tpukit.errors import ConfigError, DataError, JobError
 from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.sample_file import read_sample
-from tpukit.tasks.eit.simulation.generate_data import (
+from tpukit.tasks.eit.generate import (
     ChannelSums,
     DatasetPlan,
     make_dataset,

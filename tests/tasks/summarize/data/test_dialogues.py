@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.dialogues import dialogue_parts, make_dialogue, write_dialogues
-from tpukit.tasks.summarize.evaluation.nearest import lead_line, nearest_summaries
-from tpukit.tasks.summarize.evaluation.rouge import rouge_scores
+from tpukit.tasks.summarize.baseline import lead_line, nearest_summaries
+from tpukit.tasks.summarize.generate import dialogue_parts, make_dialogue, write_dialogues
+from tpukit.tasks.summarize.metrics import rouge_scores
 
 PARTS = ("train", "test")
 

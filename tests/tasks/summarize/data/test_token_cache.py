@@ -14,11 +14,11 @@ import pytest
 
 from tpukit.errors import DataError
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.dialogues import write_dialogues
+from tpukit.tasks.summarize.data.dataset import split_indices
 from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, PromptFormat
-from tpukit.tasks.summarize.data.samples import split_indices
 from tpukit.tasks.summarize.data.token_cache import open_token_cache
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.generate import write_dialogues
 
 COLUMNS = ["id", "dialogue", "summary"]
 

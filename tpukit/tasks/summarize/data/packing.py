@@ -19,7 +19,7 @@ import torch
 
 from tpukit.hardware.backend import Batch
 from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, SampleSizes
-from tpukit.tasks.summarize.data.samples import Targets
+from tpukit.tasks.summarize.data.dataset import Targets
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     MicroBatch,

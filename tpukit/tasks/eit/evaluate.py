@@ -14,20 +14,20 @@ from torch import nn
 
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_file, writing_errors
+from tpukit.tasks.eit.baseline import noser, tikhonov
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
-from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
-from tpukit.tasks.eit.evaluation.metrics import (
+from tpukit.tasks.eit.metrics import (
     RANGES,
     Values,
     measure_all,
     pooled_rmse,
 )
-from tpukit.tasks.eit.evaluation.pictures import draw_grid, save_predictions
-from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.model.diffusion import Reconstructions
+from tpukit.tasks.eit.pictures import draw_grid, save_predictions
+from tpukit.tasks.eit.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.settings import SamplingOptions
 from tpukit.tasks.eit.task import EITTask, Log
-from tpukit.tasks.mean_interval import mean_interval
+from tpukit.train.mean_interval import mean_interval
 from tpukit.train.requests import EvaluationRequest
 
 Images = NDArray[np.float32]

@@ -300,7 +300,7 @@ def _write_sample(plan: DatasetPlan, index: int) -> NDArray[np.float32]:
     sample, degrees = simulate(plan.settings, index), plan.settings.electrode_degrees
     arrays: dict[str, Any] = {"ys": sample.ys[:, None], "xs": sample.xs}
     if plan.recon:
-        from tpukit.tasks.eit.evaluation.baseline import noser, tikhonov
+        from tpukit.tasks.eit.baseline import noser, tikhonov
 
         arrays["TR"] = tikhonov(degrees).images(sample.ys)
         arrays["xs_gn"] = noser(degrees).images(sample.ys)

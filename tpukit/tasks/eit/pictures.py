@@ -64,7 +64,7 @@ def draw_grid(
 
 def _masked(image: Images) -> Images:
     """The image with everything outside the disk left white."""
-    from tpukit.tasks.eit.evaluation.metrics import disk_mask
+    from tpukit.tasks.eit.metrics import disk_mask
 
     return np.where(disk_mask(image.shape[-1]), image, np.nan)
 

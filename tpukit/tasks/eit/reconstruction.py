@@ -16,7 +16,7 @@ from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, data_normalisation
 from tpukit.tasks.eit.data.measured import TestSet, check_units
 from tpukit.tasks.eit.data.symmetry import SYMMETRIES
-from tpukit.tasks.eit.evaluation.metrics import correlation
+from tpukit.tasks.eit.metrics import correlation
 from tpukit.tasks.eit.model.diffusion import Reconstructions, View
 from tpukit.tasks.eit.settings import SamplingOptions
 from tpukit.tasks.eit.task import EITTask, Log

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from tpukit.tasks.eit.data.conditioning import IMAGE_SIZE, VOLTAGES
-from tpukit.tasks.eit.evaluation.metrics import disk_mask
+from tpukit.tasks.eit.metrics import disk_mask
 from tpukit.tasks.eit.simulation.disk_mesh import DiskMesh
 from tpukit.tasks.eit.simulation.forward import forward_model
 from tpukit.tasks.eit.simulation.inclusions import pixel_centres

@@ -15,25 +15,25 @@ from torch import nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.mean_interval import mean_interval
-from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
-from tpukit.tasks.summarize.data.csv_file import Row, read_rows
-from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
-from tpukit.tasks.summarize.evaluation.nearest import (
+from tpukit.tasks.summarize.baseline import (
     MOST_TRAINING_ROWS,
     lead_line,
     nearest_summaries,
 )
-from tpukit.tasks.summarize.evaluation.rouge import KINDS, rouge_scores
-from tpukit.tasks.summarize.evaluation.summary_scores import (
+from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
+from tpukit.tasks.summarize.data.csv_file import Row, read_rows
+from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
+from tpukit.tasks.summarize.generation.decoding import Decoding
+from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
+from tpukit.tasks.summarize.metrics import KINDS, rouge_scores
+from tpukit.tasks.summarize.summary_scores import (
     SHOWN,
     SummaryScores,
     result_lines,
     write_predictions,
 )
-from tpukit.tasks.summarize.generation.decoding import Decoding
-from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.train.inference import ROWS_PER_DEVICE
+from tpukit.train.mean_interval import mean_interval
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import PlanSettings, Sample
 

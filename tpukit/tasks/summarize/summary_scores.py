@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.io.files import writing_errors
-from tpukit.tasks.summarize.evaluation.submission import write_rows
+from tpukit.tasks.summarize.submission import write_rows
 
 SHOWN = 3
 """Samples shown from either end."""

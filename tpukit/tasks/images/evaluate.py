@@ -23,7 +23,7 @@ from tpukit.tasks.images.data.listing import (
     read_class_folders,
     read_table,
 )
-from tpukit.tasks.images.evaluation.class_metrics import (
+from tpukit.tasks.images.metrics import (
     Probabilities,
     accuracy,
     balanced_accuracy,
@@ -31,7 +31,7 @@ from tpukit.tasks.images.evaluation.class_metrics import (
     confusion_matrix,
     log_loss,
 )
-from tpukit.tasks.images.evaluation.class_pictures import draw_confusion, draw_mistakes
+from tpukit.tasks.images.pictures import draw_confusion, draw_mistakes
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask, Log
 from tpukit.train.inference import infer

@@ -26,8 +26,8 @@ from tpukit.tasks.images.data.listing import (
     image_files_directly,
     table_rows,
 )
-from tpukit.tasks.images.evaluation.class_metrics import Probabilities
-from tpukit.tasks.images.evaluation.evaluate import class_probabilities
+from tpukit.tasks.images.evaluate import class_probabilities
+from tpukit.tasks.images.metrics import Probabilities
 from tpukit.tasks.images.task import ImagesTask, Log
 from tpukit.train.requests import PredictionRequest
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from tpukit.tasks.eit.evaluation.metrics import RANGES
-from tpukit.tasks.mean_interval import mean_interval
+from tpukit.tasks.eit.metrics import RANGES
 from tpukit.tasks.summarize.data.csv_file import Row
-from tpukit.tasks.summarize.evaluation.evaluate import score_rows
+from tpukit.tasks.summarize.evaluate import score_rows
+from tpukit.train.mean_interval import mean_interval
 
 TRIALS = 3000
 

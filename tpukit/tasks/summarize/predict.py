@@ -24,20 +24,19 @@ from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
-from tpukit.tasks.summarize.evaluation.submission import (
-    COLUMNS,
-    check_against_sample,
-    require_writable,
-    write_rows,
-)
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
     dialogue_prompts,
     plan_prompts,
     summaries_of_chunks,
 )
+from tpukit.tasks.summarize.submission import (
+    COLUMNS,
+    check_against_sample,
+    require_writable,
+    write_rows,
+)
 from tpukit.train.requests import PredictionRequest
-from tpukit.train.storage.run_folder import TrainedRun
 
 if TYPE_CHECKING:
     from tpukit.tasks.summarize.task import SummarizeTask
@@ -83,7 +82,7 @@ def predict_run(
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
     job = checked_job(task, request)
-    rows = predict_rows(task, model, backend, job, request.run, log)
+    rows = predict_rows(task, model, backend, job, request.run.checkpoint.path, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
     return {
@@ -99,7 +98,7 @@ def predict_rows(
     model: nn.Module,
     backend: Backend,
     job: PredictionJob,
-    run: TrainedRun,
+    checkpoint: Path,
     log: Log,
 ) -> int:
     """Writes the summaries; returns the number of rows. Every rank must call it."""
@@ -112,7 +111,7 @@ def predict_rows(
     dialogues, block_size = [row.dialogue for row in rows], task.model_config.block_size
     prompts = dialogue_prompts(dialogues, task.tokenizer, block_size, job.decoding.max_new_tokens)
     plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
-    key = _key(run, job, backend, plan)
+    key = _key(checkpoint, job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
         own = range(backend.rank, len(plan.chunks), backend.world_size)
@@ -204,9 +203,9 @@ def _open_journal(out: Path, backend: Backend) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def _key(run: TrainedRun, job: PredictionJob, backend: Backend, plan: GenerationPlan) -> str:
+def _key(checkpoint: Path, job: PredictionJob, backend: Backend, plan: GenerationPlan) -> str:
     """Everything that the summaries depend on."""
-    weights = sorted(run.checkpoint.path.glob("*.safetensors"))
+    weights = sorted(checkpoint.glob("*.safetensors"))
     parts = {
         "test": file_digest(job.test_csv),
         "weights": [file_digest(path) for path in weights],

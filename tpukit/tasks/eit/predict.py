@@ -12,8 +12,8 @@ from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_file, writing_errors
 from tpukit.tasks.eit.data.measured import open_test_set
-from tpukit.tasks.eit.evaluation.pictures import encode_matlab, encode_predictions
-from tpukit.tasks.eit.evaluation.reconstruction import run_data_path, sample_images
+from tpukit.tasks.eit.pictures import encode_matlab, encode_predictions
+from tpukit.tasks.eit.reconstruction import run_data_path, sample_images
 from tpukit.tasks.eit.task import EITTask, Log
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.knowledge.setting_names import nearest_setting
-from tpukit.tasks.declared import registered
+from tpukit.registry.declared import registered
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.imported import USER_MODULE, import_user_file, import_user_module
 from tpukit.train.mistakes.raised import place_of, task_failure

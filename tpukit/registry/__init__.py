@@ -1,0 +1,1 @@
+"""The tasks that are installed: what they declare, their classes, their trained runs."""

@@ -1,1 +1,0 @@
-"""Evaluation and prediction of EIT runs: metrics, baselines, pictures."""

@@ -1,1 +1,0 @@
-"""Evaluation and prediction of image classifiers: metrics, pictures, submissions."""

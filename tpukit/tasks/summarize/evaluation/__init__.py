@@ -1,1 +1,0 @@
-"""Evaluation and prediction of summarisation runs: ROUGE, baselines, submissions."""
