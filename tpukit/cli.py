@@ -250,9 +250,9 @@ def _report_usage(error: Any, arguments: list[str]) -> int:
 
     explain_usage(error, arguments, list(COMMANDS))
     if isinstance(error, ClickUsageError) and "--json" not in arguments:
-        told = io.StringIO()
-        error.show(file=told)
-        print(told.getvalue().replace("\nError: ", f"\n{_error_mark()}"), end="", file=sys.stderr)
+        shown = io.StringIO()
+        error.show(file=shown)
+        print(shown.getvalue().replace("\nError: ", f"\n{_error_mark()}"), end="", file=sys.stderr)
         return 2
     return _report(error.format_message(), None, "usage", 2, arguments)
 

@@ -103,7 +103,7 @@ class OptimizerSettings(AdamSettings):
     lr: float = 1e-3
     """Peak learning rate."""
     momentum: float = 0.9
-    """Of SGD and RMSprop."""
+    """Momentum of SGD and RMSprop."""
 
 
 class ModelOps(Protocol):

@@ -43,7 +43,7 @@ class RunPlan:
     steps_per_pass: Fraction | None = None
     """Optimizer steps of a pass over the data after which the run validates and saves."""
     operations_per_sample: float | None = None
-    """Of a training step; None where unknown."""
+    """Floating-point operations of a training step for each sample; None if unknown."""
 
     def saves_after(self, done: int, total: int) -> bool:
         """Whether the run validates and saves after step `done` (from 1); `total`: the last."""

@@ -161,7 +161,7 @@ class Task(ABC):
     metric_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Metric in JSON -> its name in tables; `↑` or `↓` at the end says which way is better."""
     source: ClassVar[str | None] = None
-    """Where a user's class comes from, `FILE:CLASS`; set where it is loaded."""
+    """Origin of a user's class, `FILE:CLASS`; set by the loader."""
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """By name: quick, safe, balanced, fast."""

@@ -35,7 +35,7 @@ Images = NDArray[np.float32]
 SHOWN = 40
 """Most frames in pictures."""
 ROWS = 8
-"""Of one picture."""
+"""Most frames of one picture."""
 CALIBRATION = (
     "The simulation's ranges of contrast, size and noise were chosen after looking at the measured "
     "voltages of these sets."
@@ -49,7 +49,7 @@ class Reconstructed:
     label: str
     """In the picture and in text."""
     suffix: str
-    """Of its metrics' names in JSON: `correlation`, `correlation_baseline`, ..."""
+    """Suffix of its metrics' names in JSON: `correlation_baseline` has `_baseline`."""
     images: Images
 
 

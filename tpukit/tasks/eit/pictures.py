@@ -15,7 +15,7 @@ from tpukit.io.files import write_file
 Images = NDArray[np.floating[Any]]
 INCHES = 1.5
 COLOURS = ("-1: resistive", "0: background", "+1: conductive")
-"""Below the colour bar."""
+"""Labels below the colour bar."""
 
 
 def draw_grid(

@@ -42,7 +42,7 @@ SHOWN_MISTAKES = 12
 ROWS_PER_DEVICE = 64
 """Rows of an evaluation batch on each device."""
 Z = 1.959964
-"""Of a 95 % interval of the normal distribution."""
+"""Half width of the normal distribution's 95 % interval, in standard deviations."""
 
 
 def evaluate_classes(

@@ -31,7 +31,7 @@ PARTS = {"train": 0.8, "valid": 0.1, "test": 0.1}
 NOISE = 8.0
 DISTRACTORS = 2
 DARK, BRIGHT = (0, 90), (140, 255)
-"""Of the background and of what is drawn on it: colours say nothing about the class."""
+"""Ranges of the colours of background and shape, which do not depend on the class."""
 
 
 def draw_shape(seed: int, part: str, index: int, side: int) -> tuple[Image.Image, str]:

@@ -164,8 +164,8 @@ def _about_damaged(ids: Sequence[str], total: int, task: ImagesTask) -> str:
     wanted = task.config.damaged_row
     if wanted == "frequencies" and task.class_counts is None:
         wanted = "uniform, as this run keeps no frequencies"
-    told = f"Warning: {len(ids)} of {total} images cannot be read and have a neutral row"
-    return f"{told} (damaged_row: {wanted}): {first_names(ids)}"
+    message = f"Warning: {len(ids)} of {total} images cannot be read and have a neutral row"
+    return f"{message} (damaged_row: {wanted}): {first_names(ids)}"
 
 
 def write_submission(

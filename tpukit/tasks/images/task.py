@@ -128,8 +128,8 @@ class ImagesTask(Task):
         """The images of the data path, and their classes."""
         train, valid = find_training_images(self.config, self.class_names)
         if is_first_rank() and (column := unused_fold(self.config)) is not None:
-            told = f"The table's column {column} is not used; to validate on one of its folds:"
-            print(f"{told} --set fold_column={column} --set fold=0", file=sys.stderr, flush=True)
+            message = f"The table's column {column} is not used; to validate on one of its folds:"
+            print(f"{message} --set fold_column={column} --set fold=0", file=sys.stderr, flush=True)
         check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
         self.class_names, self.class_counts = train.classes, train.class_counts()
         return Datasets(

@@ -28,7 +28,7 @@ class KnownSet:
 
     title: str
     folders: tuple[str, ...]
-    """Where its files lie below the data path, as this project and the published code have it."""
+    """Folders of its files below the data path, of this project and of the published code."""
     voltage_scale: float = 1.0
     """Divides the stored voltages: they then come out in volts at 1 mA, as simulated."""
     real: bool = True

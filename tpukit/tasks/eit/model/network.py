@@ -41,7 +41,7 @@ class NetworkConfig:
     """Channels of a token."""
     heads: int = 16
     levels: int = 4
-    """Times the grid is halved."""
+    """Number of halvings of the grid."""
     patch: int = 2
     """Side of the square of pixels that makes a token."""
     image_side: int = 128

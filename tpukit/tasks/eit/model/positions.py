@@ -15,8 +15,8 @@ LONGEST_PERIOD = 10_000.0
 def sine_cosine_grid(width: int, grid: int) -> Tensor:
     """Position codes of a square grid, (grid * grid, width), rows first.
 
-    The first half of a code tells the column, the second the row; each is sines, then cosines, of
-    width / 4 frequencies (He et al., Masked Autoencoders, 2022).
+    The first half of a code is for the column, the second for the row; each is sines, then
+    cosines, of width / 4 frequencies (He et al., Masked Autoencoders, 2022).
     """
     rates = LONGEST_PERIOD ** -(np.arange(width // 4, dtype=np.float64) / (width / 4))
     angles = np.arange(grid, dtype=np.float64)[:, None] * rates

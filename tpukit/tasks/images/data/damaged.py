@@ -45,11 +45,11 @@ def check_headers(*parts: Sequence[str], skip: bool = False) -> None:
     damaged = damaged_headers(files)
     if not damaged:
         return
-    told = f"{len(damaged)} of {len(files)} images cannot be read: {name_files(list(damaged))}"
+    message = f"{len(damaged)} of {len(files)} images cannot be read: {name_files(list(damaged))}"
     first = next(iter(damaged.values()))
     if not skip or any(part and damaged.keys() >= {*part} for part in parts):
-        raise DataError(f"{told} (the first: {first}).", DAMAGED_HINT, id="damaged-image")
-    print(f"{told}. They are left out; in training the next image takes their place.",
+        raise DataError(f"{message} (the first: {first}).", DAMAGED_HINT, id="damaged-image")
+    print(f"{message}. They are left out; in training the next image takes their place.",
           file=sys.stderr, flush=True)  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class Bucketing:
     lengths: Sequence[int]
     """The bucket lengths."""
     sizes: SampleSizes
-    """Of the training samples: they decide how full a bucket is."""
+    """Sizes of the training samples, which decide how full a bucket is."""
     most_targets: int
     """Most targets of any sample."""
 
