@@ -211,7 +211,8 @@ def test_the_memory_of_each_trial_is_drawn():
 
 def test_a_metric_without_a_baseline_has_an_empty_cell():
     metrics = {"loss": 1.0, "rouge1": 0.5, "rouge1_baseline": 0.25}
-    assert metrics_table({"metrics": metrics}) == [
+    names = {"rouge1": "ROUGE-1 ↑"}
+    assert metrics_table({"metrics": metrics, "metric_names": names}) == [
         ["", "this run", "baseline"],
         ["loss ↓", "1.000", ""],
         ["ROUGE-1 ↑", "0.5000", "0.2500"],
@@ -220,7 +221,8 @@ def test_a_metric_without_a_baseline_has_an_empty_cell():
 
 def test_the_best_value_of_a_row_is_bold():
     shown = []
-    fields = {"metrics": {"rmse": 2.0, "rmse_baseline": 1.0}, "methods": {"baseline": "<b>"}}
+    fields = {"metrics": {"rmse": 2.0, "rmse_baseline": 1.0}, "methods": {"baseline": "<b>"},
+              "metric_names": {"rmse": "RMSE ↓"}}  # fmt: skip
     show_result(SimpleNamespace(display=lambda data, raw: shown.append(data)), fields)
     ((table),) = shown
     assert ">2.000<" in table["text/html"] and "<b>1.000</b>" in table["text/html"]

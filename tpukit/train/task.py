@@ -160,6 +160,8 @@ class Task(ABC):
     """Synthetic data sets by name: `tpukit data NAME`; see `docs/own_task.md`."""
     metric_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Metric in JSON -> its name in tables; `↑` or `↓` at the end says which way is better."""
+    selftest: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings with which `doctor --selftest` compares a step with the CPU's; empty: none."""
     source: ClassVar[str | None] = None
     """Origin of a user's class, `FILE:CLASS`; set by the loader."""
     defaults: TrainingDefaults = TrainingDefaults()

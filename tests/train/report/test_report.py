@@ -238,6 +238,7 @@ SCORED = {
                 "rmse": 2.0, "rmse_pooled": 2.5, "rmse_baseline": 1.0, "own": 3.0},
     "intervals": {"rmse": [1.9, 2.1]},
     "methods": {"": "ours, mean of 4", "baseline": "Tikhonov"},
+    "metric_names": {"rouge1": "ROUGE-1 ↑", "rmse": "RMSE ↓", "rmse_pooled": "RMSE, all frames ↓"},
 }  # fmt: skip
 
 
@@ -251,7 +252,7 @@ def test_a_table_of_metrics_has_intervals_baselines_and_the_best():
         "own": [MetricCell(3.0), MetricCell(None)],
     }
     unnamed = {"metrics": {"a": 1.0, "a_lead": 2.0, "b": 1.0, "b_lead": 2.0}}
-    assert metric_table(unnamed).ways == ["this run", "first line"]
+    assert metric_table(unnamed).ways == ["this run", "lead"]
 
 
 def test_text_and_page_name_the_columns_alike(tmp_path):

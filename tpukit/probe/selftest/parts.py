@@ -17,6 +17,7 @@ from tpukit.hardware.select import find_kind
 from tpukit.io.units import format_duration
 from tpukit.probe.machine.checks.live import reason_of
 from tpukit.probe.machine.checks.verdict import Asked, Result, Verdict, failed, skipped, warned
+from tpukit.registry.declared import find_source, registered
 
 WORKER = "tpukit.probe.selftest.answering_parts"
 SELFTEST_SECONDS = 600.0
@@ -114,7 +115,13 @@ def _device(part: str) -> Callable[[Bench], dict[str, Any]]:
     return lambda bench: bench.ask("device", part)
 
 
-def _step(task: str, **settings: Any) -> Part:
+def _selftest(task: str) -> dict[str, Any]:
+    """The settings that a task declares for the self-test; empty where it has none."""
+    source = find_source(task)
+    return dict((source and source.member("selftest")) or {})
+
+
+def _step(task: str, settings: Mapping[str, Any]) -> Part:
     return Part(
         f"step-{task}", f"A step of {task} in fp32 against the CPU's", 120,
         _compared_step("device", task, settings), ("tpu", "gpu"),
@@ -192,21 +199,20 @@ def _differ(name: str, folder: Path, other: Path) -> bool:
 
 
 EIT = {"task": "eit", "settings": {"size": "small"}}
-SMALL_GPT = {"model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256}
+SHARDED = "summarize"
+"""Name of the task that the part `shard` computes."""
 PARTS = (
     Part("kernels", "Attention kernels against plain operations", 250,
          lambda bench: bench.ask("host", "kernels", seconds=bench.seconds_left - 10), ("tpu",)),
     Part("devices", "The devices open, and say their memory", 120, _device("devices")),
     Part("products", "A matrix product in fp32 and bf16 agrees with float64", 60,
          _device("products")),
-    _step("eit", size="tiny"),
-    _step("images", model="resnet10t", image_size=64),
-    _step("summarize", **SMALL_GPT),
+    *(_step(task, settings) for task in registered() if (settings := _selftest(task))),
     Part("generate", "Eight tokens, and no program for each", 120, _device("generate")),
     Part("train", f"{STEPS} steps compile each program once", 120, _train),
     Part("resume", "A killed run resumes to the same bytes", 180, _resume),
     Part("shard", "A step with --shard against the CPU's", 120,
-         _compared_step("sharded", "summarize", SMALL_GPT), ("tpu",)),
+         _compared_step("sharded", SHARDED, _selftest(SHARDED)), ("tpu",)),
     Part("out-of-memory", "Running out of memory is recognised", 60, _out_of_memory),
     Part("reopen", "A search goes on after a trial that was killed", 180,
          lambda bench: bench.ask("host", "reopen"), ("tpu", "gpu")),

@@ -46,6 +46,11 @@ class EITTask(Task):
     test_options = SamplingOptions
     folder = "results/deit"
     generators: ClassVar[Mapping[str, type[Any]]] = {"eit": SimulatedData}
+    metric_names: ClassVar[Mapping[str, str]] = {
+        "correlation": "correlation ↑", "rmse": "RMSE ↓", "rmse_pooled": "RMSE, all frames ↓",
+        "psnr": "PSNR, dB ↑", "ssim": "SSIM ↑",
+    }  # fmt: skip
+    selftest: ClassVar[Mapping[str, Any]] = {"size": "tiny"}
     cpu_preset = "quick"
     presets: ClassVar[Mapping[str, Preset]] = {
         "quick": Preset(

@@ -74,6 +74,11 @@ class ImagesTask(Task):
     name = "images"
     options = ImagesConfig
     generators: ClassVar[Mapping[str, type[Any]]] = {"images": ShapeImages}
+    metric_names: ClassVar[Mapping[str, str]] = {
+        "accuracy": "accuracy ↑", "top5_accuracy": "top-5 accuracy ↑",
+        "balanced_accuracy": "balanced accuracy ↑",
+    }  # fmt: skip
+    selftest: ClassVar[Mapping[str, Any]] = {"model": "resnet10t", "image_size": 64}
     averages_runs = True
     defaults = TrainingDefaults(
         global_batch_size=128,

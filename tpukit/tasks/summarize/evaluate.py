@@ -93,7 +93,11 @@ def evaluate_run(
         "samples": result.samples,
         "skipped": result.skipped,
         "metrics": result.metrics,
-        "methods": {"baseline": "better baseline"},
+        "methods": {
+            "baseline": "better baseline",
+            "lead": "first line",
+            "nearest": "nearest training summary",
+        },
         "compilations": backend.compilations(),
         **shown,
     }

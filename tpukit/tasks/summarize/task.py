@@ -90,6 +90,13 @@ class SummarizeTask(Task):
     predict_options = Decoding
     folder = "out-summarization"
     generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}
+    metric_names: ClassVar[Mapping[str, str]] = {
+        "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑", "rougeL": "ROUGE-L ↑",
+        "names_copied": "names copied ↑", "unseen_names_copied": "unseen names copied ↑",
+    }  # fmt: skip
+    selftest: ClassVar[Mapping[str, Any]] = {
+        "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+    }  # fmt: skip
     presets = PRESETS
 
     def __init__(self, **settings: Any) -> None:

@@ -56,7 +56,8 @@ def metrics_of_run(
     if not overrides(task, "evaluate"):
         return _run_metrics(task, model, backend, request, log)
     fields = task.evaluate(model, backend, request, log)
-    return expect(fields, dict, task.evaluate, "a dict of JSON fields")
+    expect(fields, dict, task.evaluate, "a dict of JSON fields")
+    return {**fields, "metric_names": dict(task.metric_names)} if task.metric_names else fields
 
 
 def _run_metrics(

@@ -10,7 +10,8 @@ from typing import Any
 from tpukit.io.files import write_file
 from tpukit.train.storage.run_folder import RunFolder
 
-KEPT = ("task", "data", "samples", "skipped", "metrics", "methods", "intervals", "best", "worst")
+KEPT = ("task", "data", "samples", "skipped", "metrics", "metric_names", "methods",
+        "intervals", "best", "worst")  # fmt: skip
 """The fields of `test --json` that are kept."""
 
 

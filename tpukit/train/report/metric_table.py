@@ -8,17 +8,8 @@ from typing import Any
 
 from tpukit.train.report.markup import number_text
 
-METRIC_NAMES = {
-    "correlation": "correlation ↑", "rmse": "RMSE ↓", "rmse_pooled": "RMSE, all frames ↓",
-    "psnr": "PSNR, dB ↑", "ssim": "SSIM ↑", "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑",
-    "rougeL": "ROUGE-L ↑", "names_copied": "names copied ↑",
-    "unseen_names_copied": "unseen names copied ↑", "accuracy": "accuracy ↑",
-    "top5_accuracy": "top-5 accuracy ↑", "balanced_accuracy": "balanced accuracy ↑",
-    "loss": "loss ↓",
-}  # fmt: skip
-"""Name in JSON -> name with its unit; the arrow says which way is better."""
-WAY_NAMES = {"": "this run", "lead": "first line", "nearest": "nearest training summary"}
-"""Suffix in JSON -> name of a way, where the test's `methods` have none."""
+METRIC_NAMES = {"loss": "loss ↓"}
+"""Name in JSON -> name in tables, of metrics that any task has; see `Task.metric_names`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,8 @@ def metric_table(test: Mapping[str, Any]) -> MetricTable:
     """The table of a test's JSON fields: each metric with its values in other ways beside it.
 
     `rouge1_baseline` is `rouge1` in another way where other metrics have a `_baseline` too;
-    `rouge1_low` and `rouge1_high` are its interval. `methods` names the ways by their suffix.
+    `rouge1_low` and `rouge1_high` are its interval. `methods` names the ways by their suffix,
+    `metric_names` the metrics.
     """
     metrics = {name: v for name, v in _entries(test, "metrics") if _is_number(v)}
     intervals = {name: v for name, v in _entries(test, "intervals") if _is_interval(v)}
@@ -52,14 +44,14 @@ def metric_table(test: Mapping[str, Any]) -> MetricTable:
     parts = {name: name.rpartition("_") for name in metrics}
     suffixes = [suffix for base, _, suffix in parts.values() if base in metrics]
     ways = [w for w in dict.fromkeys(suffixes) if w == "baseline" or suffixes.count(w) > 1]
-    rows = {}
+    rows, titles = {}, {**METRIC_NAMES, **dict(_entries(test, "metric_names"))}
     for name in metrics:
         base, _, suffix = parts[name]
         if not (base in metrics and suffix in ways):
             names = [name, *(f"{name}_{way}" for way in ways)]
-            title = METRIC_NAMES.get(name, name)
+            title = titles.get(name, name)
             rows[title] = _cells(title, [(metrics.get(n), intervals.get(n)) for n in names])
-    named = {**WAY_NAMES, **{way: str(title) for way, title in _entries(test, "methods")}}
+    named = {"": "this run", **{way: str(title) for way, title in _entries(test, "methods")}}
     return MetricTable([named.get(way, way) for way in ("", *ways)], rows)
 
 
