@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a case is one line
 """Recorded machines, each with its expected facts and verdicts."""
 
 from __future__ import annotations
@@ -141,9 +142,58 @@ def test_fix_is_the_command(name, check):
     assert FIXES[name, check] in results[check].verdict.fix
 
 
-def test_holder_is_named():
-    _, results = check_all(machine("tpu-held-by-another"))
-    assert "pid 311 (python3 train.py) holds /dev/vfio/0" in results["tpu-free"].verdict.message
+NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+TORCH_TPU = {"PJRT_DEVICE": "TPU", "TORCH_TPU_LAUNCH_BLOCKING": "1"}
+OLD_JAX = {"jax": "0.4.1", "jaxlib": "0.4.1"}
+OTHER_JAX = {"torch-xla": "2.9.0", "jax": "0.6.0", "jaxlib": "0.6.0"}
+NO_GXX = {"missing_programs": {"g++": ""}}
+READ_ONLY = {"read_only": {"/home": ""}}
+CHANGED = [
+    ("tpu-held-by-another", {}, None, "tpu-free", "fail", "pid 311 (python3 train.py) holds /dev/vfio/0"),
+    ("kaggle-tpu-v5e-8", {"folders": {"/tmp/libtpu_lockfile": ""}}, None, "tpu-free", "warn", "rm /tmp/libtpu_lockfile"),
+    ("laptop", {"disks": {"/dev/shm": [0.0625, 0.0625]}}, None, "shared-memory", "warn", ""),
+    ("laptop", {"disks": {".": [20, 0.5]}}, None, "free-disk", "fail", ""),
+    ("h200", {"package_files": {"torch/version.py": "cuda: Optional[str] = None\n"}}, None, "gpu-architecture", "fail", ""),
+    ("kaggle-2xt4", {"package_files": {"torch/version.py": "cuda: Optional[str] = '13.0'\n"}, "packages": {"torch": "2.9.0+cu130"}}, None, "driver", "fail", ""),
+    ("laptop-with-torch-tpu", {"packages": {"torch-xla": "2.9.0"}, "environment": NO_AUTOLOAD}, None, "torch-tpu", "fail", "one environment"),
+    ("laptop-with-torch-tpu", {}, None, "torch-tpu", "fail", "hangs"),
+    ("laptop-with-torch-tpu", {}, None, "torch-tpu", "fail", "export TORCH_DEVICE_BACKEND_AUTOLOAD=0"),
+    ("laptop-with-torch-tpu", {"environment": NO_AUTOLOAD}, None, "torch-tpu", "pass", ""),
+    ("laptop-with-torch-tpu", {}, TORCH_TPU, "pjrt-device", "skip", ""),
+    ("laptop-with-torch-tpu", {}, TORCH_TPU, "variables", "warn", "unset TORCH_TPU_LAUNCH_BLOCKING"),
+    ("laptop-with-torch-tpu", {"packages": {"torch-xla": "2.9.0"}}, TORCH_TPU, "pjrt-device", "fail", ""),
+    ("colab-tpu", {"packages": {"torch-xla": "2.13.0", "torch": "2.13.0"}}, None, "libtpu", "skip", ""),
+    ("kaggle-tpu-v5e-8", {"packages": OLD_JAX}, None, "jax", "warn", "environment of its own"),
+    ("laptop", {"packages": OTHER_JAX}, None, "jax", "warn", "pip install 'jax==0.7.1' 'jaxlib==0.7.1'"),
+    ("laptop", {"packages": {**OTHER_JAX, "flax": "0.11.0"}}, None, "jax", "warn", "flax may need"),
+    ("laptop", {"packages": {**OTHER_JAX, "flax": "0.11.0"}}, None, "jax", "warn", "own/bin/pip"),
+    ("laptop", READ_ONLY, {"HOME": "/home/ada"}, "cache", "warn", ""),
+    ("laptop", READ_ONLY, {"HOME": "/home/ada", "XDG_CACHE_HOME": "/var/cache"}, "cache", "pass", ""),
+    ("laptop", READ_ONLY, {"TPUKIT_CACHE_DIR": "/home/ada/cache"}, "cache", "fail", ""),
+    ("h200", NO_GXX, None, "cxx-compiler", "warn", ""),
+    ("laptop", NO_GXX, None, "cxx-compiler", "warn", ""),
+    ("colab-tpu", NO_GXX, None, "cxx-compiler", "skip", ""),
+    ("laptop", NO_GXX, {"CXX": "clang++"}, "cxx-compiler", "pass", ""),
+]  # fmt: skip
+"""Machine, tables that are changed, environment (None: the recorded one), check, status, text."""
+
+
+@pytest.mark.parametrize(("name", "tables", "environment", "check", "status", "says"), CHANGED)
+def test_verdict_of_a_changed_machine(name, tables, environment, check, status, says):
+    host = machine(name)
+    for table, values in tables.items():
+        host._tables.setdefault(table, {}).update(values)
+    host.environment = host.environment if environment is None else environment
+    verdict = check_all(host)[1][check].verdict
+    assert verdict.status == status
+    assert says in f"{verdict.message} {verdict.fix}"
+
+
+def test_a_missing_tpu_fails_only_under_hw_tpu():
+    assert check_all(machine("laptop"))[1]["device"].verdict.status == "pass"
+    verdict = check_all(machine("laptop"), asked=Asked(hw="tpu"))[1]["device"].verdict
+    assert verdict.status == "fail"
+    assert "PJRT_DEVICE=CPU" in verdict.fix and "probe-batch --target v5e-8" in verdict.fix
 
 
 @pytest.mark.parametrize("name", ["kaggle-2xt4", "kaggle-p100-cuda-12.8", "h200"])
@@ -152,55 +202,6 @@ def test_quick_asks_no_program(name):
     host.run = lambda command, seconds: pytest.fail(f"{command} was started")
     facts, _ = check_all(host, quick=True)
     assert all(gpu.capability for gpu in facts.gpus)
-
-
-def test_missing_tpu_fails_only_when_asked_for():
-    _, results = check_all(machine("laptop"))
-    assert results["device"].verdict.status == "pass"
-    _, results = check_all(machine("laptop"), asked=Asked(hw="tpu"))
-    assert results["device"].verdict.status == "fail"
-    assert "PJRT_DEVICE=CPU" in results["device"].verdict.fix
-    assert "probe-batch --target v5e-8" in results["device"].verdict.fix
-
-
-def test_stale_lock_file():
-    host = machine("kaggle-tpu-v5e-8")
-    host._tables["folders"]["/tmp/libtpu_lockfile"] = ""
-    _, results = check_all(host)
-    assert results["tpu-free"].verdict.status == "warn"
-    assert results["tpu-free"].verdict.fix == "rm /tmp/libtpu_lockfile"
-
-
-def test_small_shared_memory_and_full_disk():
-    host = machine("laptop")
-    host._tables["disks"] |= {"/dev/shm": [0.0625, 0.0625], ".": [20, 0.5]}
-    _, results = check_all(host)
-    assert results["shared-memory"].verdict.status == "warn"
-    assert results["free-disk"].verdict.status == "fail"
-
-
-def test_cpu_build_on_a_gpu_machine():
-    host = machine("h200")
-    host._tables["package_files"]["torch/version.py"] = "cuda: Optional[str] = None\n"
-    _, results = check_all(host)
-    assert results["gpu-architecture"].verdict.status == "fail"
-
-
-def test_old_driver():
-    host = machine("kaggle-2xt4")
-    host._tables["package_files"]["torch/version.py"] = "cuda: Optional[str] = '13.0'\n"
-    host._tables["packages"]["torch"] = "2.9.0+cu130"
-    _, results = check_all(host)
-    assert results["driver"].verdict.status == "fail"
-
-
-def test_torch_tpu_beside_torch_xla():
-    host = machine("laptop-with-torch-tpu")
-    host._tables["packages"]["torch-xla"] = "2.9.0"
-    host._tables["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    _, results = check_all(host)
-    assert results["torch-tpu"].verdict.status == "fail"
-    assert "one environment" in results["torch-tpu"].verdict.message
 
 
 @pytest.mark.parametrize(
@@ -226,32 +227,6 @@ def test_versions_of_torch_tpu(python, torch, libtpu, check, status, said):
     assert said in verdict.message
 
 
-def test_torch_tpu_without_a_tpu_hangs_unless_it_is_not_loaded():
-    host = machine("laptop-with-torch-tpu")
-    verdict = check_all(host)[1]["torch-tpu"].verdict
-    assert verdict.status == "fail" and "hangs" in verdict.message
-    assert verdict.fix == "export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-    host._tables["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    assert check_all(host)[1]["torch-tpu"].verdict.status == "pass"
-
-
-def test_variables_of_torch_tpu_and_of_torch_xla():
-    host = machine("laptop-with-torch-tpu")
-    host.environment = {"PJRT_DEVICE": "TPU", "TORCH_TPU_LAUNCH_BLOCKING": "1"}
-    _, results = check_all(host)
-    assert results["pjrt-device"].verdict.status == "skip"
-    assert results["variables"].verdict.fix == "unset TORCH_TPU_LAUNCH_BLOCKING"
-    host._tables["packages"]["torch-xla"] = "2.9.0"
-    assert check_all(host)[1]["pjrt-device"].verdict.status == "fail"
-
-
-def test_unknown_version_is_no_failure():
-    host = machine("colab-tpu")
-    host._tables["packages"] |= {"torch-xla": "2.13.0", "torch": "2.13.0"}
-    _, results = check_all(host)
-    assert results["libtpu"].verdict.status == "skip"
-
-
 def test_empty_machine_has_answers():
     facts, results = check_all(RecordedHost({}))
     assert facts.kind == "cpu"
@@ -267,18 +242,6 @@ def test_nothing_is_said_about_the_versions_of_a_free_image(name):
     assert results["tensorflow"].verdict.status in ("pass", "skip")
 
 
-def test_advice_about_jax_leaves_what_others_need():
-    host = machine("kaggle-tpu-v5e-8")
-    host._tables["packages"] |= {"jax": "0.4.1", "jaxlib": "0.4.1"}
-    assert "environment of its own" in check_all(host)[1]["jax"].verdict.fix
-    host = machine("laptop")
-    host._tables["packages"] |= {"torch-xla": "2.9.0", "jax": "0.6.0", "jaxlib": "0.6.0"}
-    assert check_all(host)[1]["jax"].verdict.fix == "pip install 'jax==0.7.1' 'jaxlib==0.7.1'"
-    host._tables["packages"]["flax"] = "0.11.0"
-    verdict = check_all(host)[1]["jax"].verdict
-    assert "flax may need" in verdict.message and "own/bin/pip" in verdict.fix
-
-
 @pytest.mark.parametrize(("given", "count"), [("8", 8), ("1", 1), ("", 1), ("many", 1)])
 def test_virtual_devices_are_counted(given, count):
     host = machine("laptop")
@@ -290,28 +253,6 @@ def test_virtual_devices_are_counted(given, count):
     host.environment = {"CPU_NUM_DEVICES": "8"}
     facts, results = check_all(host)
     assert len(as_json(facts, results.values(), ok=True)["hardware"]["devices"]) == 1
-
-
-def test_a_cache_that_cannot_be_written():
-    host = machine("laptop")
-    host._tables["read_only"] = {"/home": ""}
-    host.environment = {"HOME": "/home/ada"}
-    assert check_all(host)[1]["cache"].verdict.status == "warn"
-    host.environment = {"HOME": "/home/ada", "XDG_CACHE_HOME": "/var/cache"}
-    assert check_all(host)[1]["cache"].verdict.status == "pass"
-    host.environment = {"TPUKIT_CACHE_DIR": "/home/ada/cache"}
-    assert check_all(host)[1]["cache"].verdict.status == "fail"
-
-
-def test_a_missing_compiler_matters_where_torch_compiles():
-    for name, status in (("h200", "warn"), ("laptop", "warn"), ("colab-tpu", "skip")):
-        host = machine(name)
-        host._tables["missing_programs"] = {"g++": ""}
-        assert check_all(host)[1]["cxx-compiler"].verdict.status == status
-    host = machine("laptop")
-    host._tables["missing_programs"] = {"g++": ""}
-    host.environment = {"CXX": "clang++"}
-    assert check_all(host)[1]["cxx-compiler"].verdict.status == "pass"
 
 
 def test_recording_must_name_its_sources(tmp_path):
