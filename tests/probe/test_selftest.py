@@ -13,7 +13,7 @@ from runs import SUPPORT, environment, tpukit
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.fake import FakeBackend
-from tpukit.probe.machine.checks import Asked
+from tpukit.probe.machine.checks import CheckOptions
 from tpukit.probe.selftest.answering_parts import DeviceParts
 from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
 
@@ -130,7 +130,7 @@ def test_broken_kernels_fail_their_part_alone(tmp_path):
 
 def test_a_part_that_dies_or_hangs_is_a_line_of_the_report(tmp_path):
     def asks(part: str, **arguments):
-        return lambda bench: bench.ask("device", part, **arguments)
+        return lambda bench: bench.run("device", part, **arguments)
 
     parts = (
         Part("dies", "A part whose process dies", 60,
@@ -138,7 +138,9 @@ def test_a_part_that_dies_or_hangs_is_a_line_of_the_report(tmp_path):
         Part("hangs", "A part without an answer", 1, asks("devices")),
         Part("works", "A part that works", 60, asks("devices")),
     )  # fmt: skip
-    dies, hangs, works = run_selftest(Asked(hw="cpu", live_seconds=500), lambda _: None, parts)
+    dies, hangs, works = run_selftest(
+        CheckOptions(hw="cpu", live_seconds=500), lambda _: None, parts
+    )
     assert dies.verdict.status == "fail"
     assert "SIGKILL" in dies.verdict.message
     assert hangs.verdict.status == "fail"
@@ -147,8 +149,8 @@ def test_a_part_that_dies_or_hangs_is_a_line_of_the_report(tmp_path):
 
 
 def test_no_time_left_is_a_skip():
-    parts = (Part("late", "A part when time is up", 60, lambda bench: bench.ask("device", "x")),)
-    [result] = run_selftest(Asked(hw="cpu", live_seconds=0.5), lambda _: None, parts)
+    parts = (Part("late", "A part when time is up", 60, lambda bench: bench.run("device", "x")),)
+    [result] = run_selftest(CheckOptions(hw="cpu", live_seconds=0.5), lambda _: None, parts)
     assert result.verdict.status == "skip"
     assert "--time-limit" in result.verdict.message
 

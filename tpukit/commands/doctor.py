@@ -163,20 +163,20 @@ def _scan(
 
 def _test_hardware(options: MachineOptions, output: Output, *, strict: bool) -> int:
     from tpukit.commands.reports.selftest import check_hardware
-    from tpukit.probe.machine.checks.verdict import Asked
+    from tpukit.probe.machine.checks.verdict import CheckOptions
     from tpukit.probe.selftest.parts import SELFTEST_SECONDS
 
-    asked = Asked(hw=options.hw.value, live_seconds=options.time_limit or SELFTEST_SECONDS)
-    return check_hardware(asked, output, strict=strict)
+    checks = CheckOptions(hw=options.hw.value, live_seconds=options.time_limit or SELFTEST_SECONDS)
+    return check_hardware(checks, output, strict=strict)
 
 
 def _check_machine(options: MachineOptions, output: Output, *, strict: bool, verbose: bool) -> int:
     from tpukit.commands.reports.machine import check_machine
-    from tpukit.probe.machine.checks.verdict import Asked
+    from tpukit.probe.machine.checks.verdict import CheckOptions
 
-    asked = Asked(hw=options.hw.value, live_seconds=options.time_limit or LIVE_SECONDS)
+    checks = CheckOptions(hw=options.hw.value, live_seconds=options.time_limit or LIVE_SECONDS)
     return check_machine(
-        asked, output, quick=options.quick, strict=strict, report=options.report, verbose=verbose
+        checks, output, quick=options.quick, strict=strict, report=options.report, verbose=verbose
     )
 
 

@@ -14,8 +14,8 @@ import pytest
 from recorded_host import RecordedHost
 
 from tpukit.probe.machine import RealHost, gather
-from tpukit.probe.machine.checks import Asked
-from tpukit.probe.machine.checks.live import STEPS, ask_child, run_live_checks
+from tpukit.probe.machine.checks import CheckOptions
+from tpukit.probe.machine.checks.live import STEPS, child_results, run_live_checks
 
 ANSWER = "import os, json, sys\ndef say(**a): os.write(int(sys.argv[-2]), (json.dumps(a) + '\\n').encode())\n"
 FIRST = "say(id='torch-starts', status='pass', message='torch 2', fix=None)\n"
@@ -34,10 +34,10 @@ def played(monkeypatch, code: str, seconds: float = 1.5):
     """The results when the child runs this code instead of its own."""
     command = ["-c", ANSWER + code]
     monkeypatch.setattr(
-        "tpukit.probe.machine.checks.live.ask_child", lambda _, s: ask_child(command, s)
+        "tpukit.probe.machine.checks.live.child_results", lambda _, s: child_results(command, s)
     )
     facts = gather(RecordedHost({"packages": {"torch": "2.9.0"}}), quick=True)
-    return list(run_live_checks(facts, Asked(live_seconds=seconds)))
+    return list(run_live_checks(facts, CheckOptions(live_seconds=seconds)))
 
 
 @pytest.mark.parametrize("name", CHILDREN)
@@ -74,7 +74,7 @@ def test_child_that_ends_well_leaves_nothing_open(monkeypatch):
 
 def test_the_checks_here():
     facts = gather(RealHost(), quick=True)
-    results = list(run_live_checks(facts, Asked(hw="cpu", live_seconds=200)))
+    results = list(run_live_checks(facts, CheckOptions(hw="cpu", live_seconds=200)))
     assert [r.verdict.status for r in results] == ["pass"] * 4, results
     assert "bf16 within" in results[2].verdict.message
     assert "loss" in results[3].verdict.message
@@ -87,7 +87,7 @@ def test_the_checks_on_virtual_devices(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "4")
     facts = gather(RealHost(), quick=True)
-    results = list(run_live_checks(facts, Asked(hw="tpu", live_seconds=250)))
+    results = list(run_live_checks(facts, CheckOptions(hw="tpu", live_seconds=250)))
     assert [r.verdict.status for r in results] == ["pass"] * 4, results
     assert "4 devices" in results[1].verdict.message
 
@@ -96,7 +96,7 @@ def test_a_device_that_is_not_here():
     facts = gather(RealHost(), quick=True)
     if facts.kind != "cpu":
         pytest.skip("there is one")
-    results = list(run_live_checks(facts, Asked(hw="gpu", live_seconds=200)))
+    results = list(run_live_checks(facts, CheckOptions(hw="gpu", live_seconds=200)))
     assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
     assert "GPU" in results[1].verdict.message
 

@@ -11,7 +11,7 @@ from recorded_host import RecordedHost
 from tpukit.commands.reports.machine import as_json, for_others
 from tpukit.errors import DataError
 from tpukit.probe.machine import gather
-from tpukit.probe.machine.checks import QUICK, Asked, run_check
+from tpukit.probe.machine.checks import QUICK, CheckOptions, run_check
 
 MACHINES = Path(__file__).parent / "machines"
 GIB = 2**30
@@ -103,9 +103,9 @@ def machine(name: str) -> RecordedHost:
     return RecordedHost.recorded(MACHINES / f"{name}.toml")
 
 
-def check_all(host: RecordedHost, *, quick: bool = False, asked: Asked | None = None):
+def check_all(host: RecordedHost, *, quick: bool = False, options: CheckOptions | None = None):
     facts = gather(host, quick=quick)
-    return facts, {r.id: r for r in (run_check(c, facts, asked or Asked()) for c in QUICK)}
+    return facts, {r.id: r for r in (run_check(c, facts, options or CheckOptions()) for c in QUICK)}
 
 
 def test_every_recording_is_expected():
@@ -191,7 +191,7 @@ def test_verdict_of_a_changed_machine(name, tables, environment, check, status, 
 
 def test_a_missing_tpu_fails_only_under_hw_tpu():
     assert check_all(machine("laptop"))[1]["device"].verdict.status == "pass"
-    verdict = check_all(machine("laptop"), asked=Asked(hw="tpu"))[1]["device"].verdict
+    verdict = check_all(machine("laptop"), options=CheckOptions(hw="tpu"))[1]["device"].verdict
     assert verdict.status == "fail"
     assert "PJRT_DEVICE=CPU" in verdict.fix and "probe-batch --target v5e-8" in verdict.fix
 

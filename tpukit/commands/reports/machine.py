@@ -12,7 +12,7 @@ from tpukit.io.secrets import without_secrets
 from tpukit.io.units import counted
 from tpukit.knowledge.environment import allowed
 from tpukit.probe.machine import Facts, RealHost, gather
-from tpukit.probe.machine.checks import Asked, Result, run_checks
+from tpukit.probe.machine.checks import CheckOptions, Result, run_checks
 from tpukit.probe.machine.checks.gpu import device_list
 from tpukit.probe.machine.checks.tpu import describe_devices
 
@@ -22,7 +22,7 @@ _ORDER = (*_ACTION, "skip", "pass")
 
 
 def check_machine(
-    asked: Asked, output: Output, *, quick: bool, strict: bool, report: bool, verbose: bool
+    options: CheckOptions, output: Output, *, quick: bool, strict: bool, report: bool, verbose: bool
 ) -> int:
     """Runs every check, prints what needs action first; the exit code."""
     facts = gather(RealHost(), quick=quick)
@@ -30,7 +30,7 @@ def check_machine(
         output.text(f"tpukit {__version__} on {facts.place.name}: {describe_devices(facts)}")
         if not quick and sys.stdout.isatty():
             output.text("Checking: torch starts in a child process ...")
-    results = list(run_checks(facts, asked, quick=quick))
+    results = list(run_checks(facts, options, quick=quick))
     failing = [r for r in results if is_failing(r, strict=strict)]
     if not output.as_json:
         if report:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from tpukit.commands.output import Output
 from tpukit.commands.reports.machine import as_json, is_failing, issue_report
 from tpukit.probe.machine import RealHost, gather
-from tpukit.probe.machine.checks.verdict import Asked
+from tpukit.probe.machine.checks.verdict import CheckOptions
 from tpukit.probe.selftest.parts import run_selftest
 
 
-def check_hardware(asked: Asked, output: Output, *, strict: bool) -> int:
+def check_hardware(options: CheckOptions, output: Output, *, strict: bool) -> int:
     """Runs every part, prints the report; the exit code.
 
-    Raises HardwareError where the hardware that was asked for is not here.
+    Raises HardwareError where the requested hardware is not here.
     """
-    results = list(run_selftest(asked, output.text))
+    results = list(run_selftest(options, output.text))
     facts = gather(RealHost(), quick=False)
     seconds = sum(result.seconds for result in results)
     output.text()

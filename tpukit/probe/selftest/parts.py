@@ -1,4 +1,4 @@
-"""The parts of the self-test, each asked of a child process with a time limit. Imports no torch."""
+"""The parts of the self-test, each run by a child process with a time limit. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.units import format_duration
 from tpukit.probe.machine.checks.live import reason_of
-from tpukit.probe.machine.checks.verdict import Asked, Result, Verdict, failed, skipped, warned
+from tpukit.probe.machine.checks.verdict import (
+    CheckOptions,
+    Result,
+    Verdict,
+    failed,
+    skipped,
+    warned,
+)
 from tpukit.registry.declared import find_source, registered
 
 WORKER = "tpukit.probe.selftest.answering_parts"
@@ -48,22 +55,22 @@ class Bench(AbstractContextManager["Bench"]):
         """End of the present part's time, by `time.monotonic`."""
         self._children: dict[str, Child] = {}
 
-    def ask(self, where: str, part: str, **arguments: Any) -> dict[str, Any]:
-        """The answer of a child: `device` holds the device, `sharded` too, `cpu` the CPU, `host`
-        none.
+    def run(self, where: str, part: str, **arguments: Any) -> dict[str, Any]:
+        """The result of a part, run in a child: `device` and `sharded` open the device, `cpu` the
+        CPU, `host` none.
 
-        A device that is busy is tried again in a new process. Raises ChildDiedError where a child
-        dies or has no answer in time.
+        A busy device is tried again in a new process. Raises ChildDiedError where a child dies or
+        sends no result in time.
         """
         for pause in PAUSES:
-            answer = self._ask_once(where, part, arguments)
+            answer = self._run_once(where, part, arguments)
             if not BUSY.search(answer.get("error", "")) or pause >= self.seconds_left:
                 return answer
             self.close(where)
             time.sleep(pause)
-        return self._ask_once(where, part, arguments)
+        return self._run_once(where, part, arguments)
 
-    def _ask_once(self, where: str, part: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_once(self, where: str, part: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if where != "cpu":
             for other in {"device", "sharded"} - {where}:
                 self.close(other)
@@ -81,7 +88,7 @@ class Bench(AbstractContextManager["Bench"]):
 
     @property
     def seconds_left(self) -> float:
-        """Of the part that runs."""
+        """Seconds left for the running part."""
         return self.deadline - time.monotonic()
 
     def close(self, where: str) -> None:
@@ -104,15 +111,14 @@ class Part:
     id: str
     label: str
     seconds: float
-    """Its time limit; what is left of the whole may be less, and more time for the whole (a slow
-    or busy machine) is more for each part."""
+    """Time limit, at most what is left of the whole; a longer limit of the whole stretches it."""
     run: Callable[[Bench], dict[str, Any]]
     kinds: tuple[Kind, ...] = ("tpu", "gpu", "cpu")
-    """Hardware that it is about."""
+    """Hardware to which the part applies."""
 
 
 def _device(part: str) -> Callable[[Bench], dict[str, Any]]:
-    return lambda bench: bench.ask("device", part)
+    return lambda bench: bench.run("device", part)
 
 
 def _selftest(task: str) -> dict[str, Any]:
@@ -135,8 +141,8 @@ def _compared_step(
         folder = bench.folder / f"step-{where}-{task}"
         folder.mkdir()
         question = {"task": task, "settings": settings, "folder": str(folder)}
-        answer = bench.ask(where, "step", **question)
-        return answer if "error" in answer else bench.ask("cpu", "step", **question)
+        answer = bench.run(where, "step", **question)
+        return answer if "error" in answer else bench.run("cpu", "step", **question)
 
     return run
 
@@ -145,7 +151,7 @@ def _out_of_memory(bench: Bench) -> dict[str, Any]:
     """In a process of its own, which may die of it as a trial of the batch search does."""
     bench.close("device")
     try:
-        return bench.ask("device", "out_of_memory")
+        return bench.run("device", "out_of_memory")
     except ChildDiedError as error:
         if error.death.return_code is None or not error.death.is_out_of_memory(limited=False):
             raise
@@ -157,7 +163,7 @@ def _out_of_memory(bench: Bench) -> dict[str, Any]:
 def _train(bench: Bench) -> dict[str, Any]:
     """The run that nothing interrupts; more compilations than at first are a failure."""
     folder = str(bench.folder / "whole")
-    answer = bench.ask("device", "train", folder=folder, steps=STEPS, kill_at=0)
+    answer = bench.run("device", "train", folder=folder, steps=STEPS, kill_at=0)
     if "error" not in answer and answer["values"]["compilations_after_warmup"]:
         return {**answer, "error": answer["message"], "fix": FIX}
     return answer
@@ -169,12 +175,12 @@ def _resume(bench: Bench) -> dict[str, Any]:
     bench.close("device")
     question = {"folder": str(folder), "steps": STEPS}
     try:
-        answer = bench.ask("device", "train", **question, kill_at=KILLED_AT)
+        answer = bench.run("device", "train", **question, kill_at=KILLED_AT)
         return {"error": answer.get("error", "the run was not killed"), "fix": FIX}
     except ChildDiedError as error:
         if error.death.return_code != -9:
             raise
-    answer = bench.ask("device", "train", **question, kill_at=0)
+    answer = bench.run("device", "train", **question, kill_at=0)
     if "error" in answer:
         return answer
     resumed = answer["values"]["resumed_from"]
@@ -203,7 +209,7 @@ SHARDED = "summarize"
 """Name of the task that the part `shard` computes."""
 PARTS = (
     Part("kernels", "Attention kernels against plain operations", 250,
-         lambda bench: bench.ask("host", "kernels", seconds=bench.seconds_left - 10), ("tpu",)),
+         lambda bench: bench.run("host", "kernels", seconds=bench.seconds_left - 10), ("tpu",)),
     Part("devices", "The devices open, and say their memory", 120, _device("devices")),
     Part("products", "A matrix product in fp32 and bf16 agrees with float64", 60,
          _device("products")),
@@ -215,27 +221,27 @@ PARTS = (
          _compared_step("sharded", SHARDED, _selftest(SHARDED)), ("tpu",)),
     Part("out-of-memory", "Running out of memory is recognised", 60, _out_of_memory),
     Part("reopen", "A search goes on after a trial that was killed", 180,
-         lambda bench: bench.ask("host", "reopen"), ("tpu", "gpu")),
+         lambda bench: bench.run("host", "reopen"), ("tpu", "gpu")),
     Part("prediction", "Memory and time of a step beside the compiler's", 240,
-         lambda bench: bench.ask("host", "prediction", **EIT, batch=8), ("tpu",)),
+         lambda bench: bench.run("host", "prediction", **EIT, batch=8), ("tpu",)),
     Part("largest-batch", "The batch that the compiler names fits, and the next does not", 600,
-         lambda bench: bench.ask("host", "largest", **EIT), ("tpu",)),
+         lambda bench: bench.run("host", "largest", **EIT), ("tpu",)),
 )  # fmt: skip
 
 
 def run_selftest(
-    asked: Asked, log: Callable[[str], None], parts: tuple[Part, ...] = PARTS
+    options: CheckOptions, log: Callable[[str], None], parts: tuple[Part, ...] = PARTS
 ) -> Iterator[TimedResult]:
     """Every part's result, as it comes; `log` gets the running part and the time that is left.
 
-    Raises HardwareError where the hardware that was asked for is not here.
+    Raises HardwareError where the requested hardware is not here.
     """
-    kind = find_kind(HardwareOptions(hw=asked.hw))
-    ends = time.monotonic() + asked.live_seconds
-    stretch = max(1.0, asked.live_seconds / SELFTEST_SECONDS)
+    kind = find_kind(HardwareOptions(hw=options.hw))
+    ends = time.monotonic() + options.live_seconds
+    stretch = max(1.0, options.live_seconds / SELFTEST_SECONDS)
     with (
         tempfile.TemporaryDirectory(prefix="tpukit-selftest-") as folder,
-        Bench(asked.hw, kind, Path(folder)) as bench,
+        Bench(options.hw, kind, Path(folder)) as bench,
     ):
         for number, part in enumerate(parts, 1):
             left = ends - time.monotonic()

@@ -61,11 +61,11 @@ def main(arguments: list[str]) -> int:
         if runner.can_fork():
             _run_in_fork(runner, request, descriptor)
         else:
-            _answer(runner, request, descriptor)
+            _send_result(runner, request, descriptor)
     return 0
 
 
-def _answer(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
+def _send_result(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
     os.write(descriptor, json.dumps(runner.result(request)).encode() + b"\n")
 
 
@@ -86,7 +86,7 @@ def _run_in_fork(runner: TrialRunner, request: TrialRequest, descriptor: int) ->
         for _ in range(runner.threads - 1):
             # The libraries' threads are not in a fork: their stacks would be there for others.
             threading.Thread(target=threading.Event().wait, daemon=True).start()
-        _answer(runner, request, descriptor)
+        _send_result(runner, request, descriptor)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks import gpu, packages, surroundings, tpu
-from tpukit.probe.machine.checks.verdict import Asked, Check, Result, Verdict, run_check
+from tpukit.probe.machine.checks.verdict import Check, CheckOptions, Result, Verdict, run_check
 
-__all__ = ["QUICK", "Asked", "Check", "Result", "Verdict", "run_check", "run_checks"]
+__all__ = ["QUICK", "Check", "CheckOptions", "Result", "Verdict", "run_check", "run_checks"]
 
 QUICK: tuple[Check, ...] = (
     tpu.device,
@@ -36,14 +36,14 @@ QUICK: tuple[Check, ...] = (
 """Checks without heavy imports and without the network."""
 
 
-def run_checks(facts: Facts, asked: Asked, *, quick: bool) -> Iterator[Result]:
+def run_checks(facts: Facts, options: CheckOptions, *, quick: bool) -> Iterator[Result]:
     """Every check's result, as it comes."""
     for check in QUICK:
-        yield run_check(check, facts, asked)
+        yield run_check(check, facts, options)
     if quick:
-        yield run_check(surroundings.weights, facts, asked)
+        yield run_check(surroundings.weights, facts, options)
         return
-    yield run_check(surroundings.weights_reachable, facts, asked)
+    yield run_check(surroundings.weights_reachable, facts, options)
     from tpukit.probe.machine.checks.live import run_live_checks
 
-    yield from run_live_checks(facts, asked)
+    yield from run_live_checks(facts, options)

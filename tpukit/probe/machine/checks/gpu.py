@@ -10,7 +10,7 @@ from tpukit.knowledge.accelerators import Support, cpu_bf16, cpu_fp16, gpu_bf16,
 from tpukit.knowledge.versions import architectures_of, driver_for, parse_version, runs_on
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
-    Asked,
+    CheckOptions,
     Verdict,
     failed,
     passed,
@@ -20,7 +20,7 @@ from tpukit.probe.machine.checks.verdict import (
 )
 
 
-def gpu_architecture(facts: Facts, asked: Asked) -> Verdict:
+def gpu_architecture(facts: Facts, options: CheckOptions) -> Verdict:
     """This build of torch has code for every GPU here."""
     if not facts.gpus:
         return skipped("no GPU here")
@@ -60,7 +60,7 @@ def built_for(facts: Facts) -> list[float] | None:
     return architectures_of(torch, facts.torch_cuda)
 
 
-def driver(facts: Facts, asked: Asked) -> Verdict:
+def driver(facts: Facts, options: CheckOptions) -> Verdict:
     """The driver is new enough for torch's CUDA."""
     if not facts.gpus:
         return skipped("no GPU here")
@@ -75,7 +75,7 @@ def driver(facts: Facts, asked: Asked) -> Verdict:
     )
 
 
-def number_formats(facts: Facts, asked: Asked) -> Verdict:
+def number_formats(facts: Facts, options: CheckOptions) -> Verdict:
     """bf16 and fp16 on every device: native, emulated or none."""
     devices = device_list(facts)
     said = [
@@ -117,7 +117,7 @@ def _device(name: str, memory: int | None, bf16: Support, fp16: Support) -> dict
     return {"name": name, "memory_bytes": memory, "bf16": bf16, "fp16": fp16}
 
 
-def gpus_alike(facts: Facts, asked: Asked) -> Verdict:
+def gpus_alike(facts: Facts, options: CheckOptions) -> Verdict:
     """All GPUs are of one kind."""
     if len(facts.gpus) < 2:
         return skipped("fewer than two GPUs here")

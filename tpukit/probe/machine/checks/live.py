@@ -8,7 +8,7 @@ from typing import Any
 
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
 from tpukit.probe.machine import Facts
-from tpukit.probe.machine.checks.verdict import Asked, Result, Verdict, failed, skipped
+from tpukit.probe.machine.checks.verdict import CheckOptions, Result, Verdict, failed, skipped
 
 STEPS = {
     "torch-starts": "torch can be imported",
@@ -19,45 +19,45 @@ STEPS = {
 CHILD = "tpukit.probe.machine.checks.live_child"
 
 
-def run_live_checks(facts: Facts, asked: Asked) -> Iterator[Result]:
-    """Starts the child and turns its answers, or their absence, into results."""
+def run_live_checks(facts: Facts, options: CheckOptions) -> Iterator[Result]:
+    """Starts the child; a result that it does not send is a failed or a skipped check."""
     if facts.version("torch") is None:
         for name, label in STEPS.items():
             yield Result(name, label, skipped("torch is not installed"))
         return
     waiting, has_failed = dict(STEPS), False
-    for answer in ask_child(("-m", CHILD, asked.hw), asked.live_seconds):
+    for answer in child_results(("-m", CHILD, options.hw), options.live_seconds):
         name = str(answer.get("id"))
         if name in waiting:
             verdict = Verdict(answer["status"], str(answer["message"]), answer.get("fix"))
             has_failed = has_failed or verdict.status == "fail"
             yield Result(name, waiting.pop(name), verdict)
         elif name == "end":
-            yield from _unanswered(waiting, "" if has_failed else str(answer["message"]), asked)
+            yield from _unanswered(waiting, "" if has_failed else str(answer["message"]), options)
             return
 
 
-def _unanswered(waiting: Mapping[str, str], reason: str, asked: Asked) -> Iterator[Result]:
+def _unanswered(waiting: Mapping[str, str], reason: str, options: CheckOptions) -> Iterator[Result]:
     """The step that the child stopped in has failed; those behind it were not tried."""
     for index, (name, label) in enumerate(waiting.items()):
         if index or not reason:
             yield Result(name, label, skipped("not tried: a step before it failed"))
         else:
-            yield Result(name, label, failed(reason, _way_on(reason, asked)))
+            yield Result(name, label, failed(reason, _way_on(reason, options)))
 
 
-def _way_on(reason: str, asked: Asked) -> str:
+def _way_on(reason: str, options: CheckOptions) -> str:
     if "no answer" in reason:
         return (
-            f"tpukit doctor --quick --hw {asked.hw}    # who holds the device; then try with "
+            f"tpukit doctor --quick --hw {options.hw}    # who holds the device; then try with "
             "TPU_SKIP_MDS_QUERY=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 set"
         )
-    return f"tpukit doctor --quick --hw {asked.hw}    # what the versions and the device say"
+    return f"tpukit doctor --quick --hw {options.hw}    # what the versions and the device say"
 
 
-def ask_child(command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
-    """What a child answers; at last `{"id": "end", "message": ...}` with the reason why there is no
-    more, empty where it ended well.
+def child_results(command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
+    """The results that a child sends; at last `{"id": "end", "message": ...}` with the reason for
+    its end, empty where it ended well.
 
     The child and everything it started is killed at the time limit.
     """

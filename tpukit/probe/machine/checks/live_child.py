@@ -39,12 +39,12 @@ def main(hw: Kind, descriptor: int, parent: int) -> int:
         "training-step": lambda: _train(backend[0]),
     }
     for name, step in steps.items():
-        if not _answer(descriptor, name, step):
+        if not _send_result(descriptor, name, step):
             return 1
     return 0
 
 
-def _answer(descriptor: int, name: str, step: Callable[[], str]) -> bool:
+def _send_result(descriptor: int, name: str, step: Callable[[], str]) -> bool:
     try:
         _say(descriptor, name, "pass", step(), None)
     except Exception as error:

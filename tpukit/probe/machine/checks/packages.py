@@ -14,7 +14,7 @@ from tpukit.knowledge.versions import (
 )
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
-    Asked,
+    CheckOptions,
     Verdict,
     failed,
     passed,
@@ -27,13 +27,13 @@ _JAX_USERS = ("flax", "optax", "orbax-checkpoint", "chex", "equinox", "dm-haiku"
 """Packages that another version of jax would break."""
 
 
-def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
+def torch_and_torch_xla(facts: Facts, options: CheckOptions) -> Verdict:
     """torch and torch_xla are of the same release."""
     torch, torch_xla = facts.version("torch"), facts.version("torch-xla")
     if torch is None:
         return failed("torch is not installed", "pip install torch==2.9.0")
     if torch_xla is None:
-        return _without_torch_xla(facts, asked)
+        return _without_torch_xla(facts, options)
     pair = pair_of(torch_xla)
     wanted = pair.torch if pair else ".".join(map(str, parse_version(torch_xla)[:2]))
     if not same_release(torch, wanted):
@@ -45,11 +45,11 @@ def torch_and_torch_xla(facts: Facts, asked: Asked) -> Verdict:
     return _python(facts, "torch_xla") or passed(f"torch {torch}, torch_xla {torch_xla}")
 
 
-def _without_torch_xla(facts: Facts, asked: Asked) -> Verdict:
+def _without_torch_xla(facts: Facts, options: CheckOptions) -> Verdict:
     if facts.version("torch-tpu"):
         return passed("torch_tpu replaces torch_xla")
-    if facts.tpu or asked.hw == "tpu":
-        problem = failed if asked.hw == "tpu" or facts.kind == "tpu" else warned
+    if facts.tpu or options.hw == "tpu":
+        problem = failed if options.hw == "tpu" or facts.kind == "tpu" else warned
         return problem("a TPU needs torch_xla, which is not installed", _install("2.9.0"))
     return passed(f"torch {facts.version('torch')}, no torch_xla (GPUs and CPUs need none)")
 
@@ -74,7 +74,7 @@ def _python(facts: Facts, package: str) -> Verdict | None:
     )
 
 
-def libtpu(facts: Facts, asked: Asked) -> Verdict:
+def libtpu(facts: Facts, options: CheckOptions) -> Verdict:
     """libtpu is the one that torch_xla was built for."""
     torch_xla, here = facts.version("torch-xla"), facts.version("libtpu")
     if facts.version("torch-tpu") and torch_xla is None:
@@ -84,7 +84,7 @@ def libtpu(facts: Facts, asked: Asked) -> Verdict:
     pair = pair_of(torch_xla)
     if pair is None:
         return skipped(f"unknown torch_xla release {torch_xla}")
-    problem = failed if facts.tpu or asked.hw == "tpu" else warned
+    problem = failed if facts.tpu or options.hw == "tpu" else warned
     if here is None:
         if not facts.tpu:
             return skipped("libtpu is not installed, and no TPU is here")
@@ -115,7 +115,7 @@ def _libtpu_of_torch_tpu(here: str | None) -> Verdict:
     )
 
 
-def jax(facts: Facts, asked: Asked) -> Verdict:
+def jax(facts: Facts, options: CheckOptions) -> Verdict:
     """jax is the one that torch_xla's kernels and the compiler need."""
     torch_xla, here = facts.version("torch-xla"), facts.version("jax")
     pair = pair_of(torch_xla) if torch_xla else None
@@ -140,7 +140,7 @@ def jax(facts: Facts, asked: Asked) -> Verdict:
     )
 
 
-def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
+def torch_tpu(facts: Facts, options: CheckOptions) -> Verdict:
     """torch_tpu does not interfere with torch_xla or with the CPU."""
     here = facts.version("torch-tpu")
     if here is None:
@@ -174,7 +174,7 @@ def torch_tpu(facts: Facts, asked: Asked) -> Verdict:
     return worst(problems, passed(f"torch_tpu {here}"))
 
 
-def torchvision(facts: Facts, asked: Asked) -> Verdict:
+def torchvision(facts: Facts, options: CheckOptions) -> Verdict:
     """torchvision matches torch."""
     here, torch = facts.version("torchvision"), facts.version("torch")
     wanted = torchvision_of(torch) if torch else None
@@ -188,7 +188,7 @@ def torchvision(facts: Facts, asked: Asked) -> Verdict:
     )
 
 
-def tensorflow(facts: Facts, asked: Asked) -> Verdict:
+def tensorflow(facts: Facts, options: CheckOptions) -> Verdict:
     """tensorflow does not take the TPU from torch_xla."""
     here, without_gpu = facts.version("tensorflow"), facts.version("tensorflow-cpu")
     if facts.version("torch-xla") is None or (here is None and without_gpu is None):
@@ -199,7 +199,7 @@ def tensorflow(facts: Facts, asked: Asked) -> Verdict:
     return warned(message, "pip uninstall -y tensorflow && pip install tensorflow-cpu")
 
 
-def old_releases(facts: Facts, asked: Asked) -> Verdict:
+def old_releases(facts: Facts, options: CheckOptions) -> Verdict:
     """No package was renamed, replaced or discontinued."""
     found = [
         warned(f"{old.message} (found: {facts.version(old.name)})", old.fix)

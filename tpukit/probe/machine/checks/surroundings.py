@@ -6,7 +6,7 @@ from tpukit.io.cache import VARIABLE
 from tpukit.knowledge.environment import problematic
 from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
-    Asked,
+    CheckOptions,
     Status,
     Verdict,
     failed,
@@ -23,7 +23,7 @@ _LEAST_MEMORY = 4 << 30
 _NETWORK_SECONDS = 3.0
 
 
-def variables(facts: Facts, asked: Asked) -> Verdict:
+def variables(facts: Facts, options: CheckOptions) -> Verdict:
     """No environment variable interferes with training."""
     environment = facts.host.environment
     found: list[Verdict] = []
@@ -43,7 +43,7 @@ def variables(facts: Facts, asked: Asked) -> Verdict:
     return worst(found, passed("none of the known ones is set"))
 
 
-def memory(facts: Facts, asked: Asked) -> Verdict:
+def memory(facts: Facts, options: CheckOptions) -> Verdict:
     """The host has memory for data and checkpoints."""
     if facts.memory_bytes is None:
         return skipped("the host does not report its memory")
@@ -55,7 +55,7 @@ def memory(facts: Facts, asked: Asked) -> Verdict:
     return passed(f"{said}, {facts.cpu.cores:g} cores")
 
 
-def shared_memory(facts: Facts, asked: Asked) -> Verdict:
+def shared_memory(facts: Facts, options: CheckOptions) -> Verdict:
     """/dev/shm has room for the DataLoader workers' batches."""
     if facts.shm is None:
         return skipped("no /dev/shm here")
@@ -68,7 +68,7 @@ def shared_memory(facts: Facts, asked: Asked) -> Verdict:
     return passed(f"{_gib(facts.shm.free)} free")
 
 
-def free_disk(facts: Facts, asked: Asked) -> Verdict:
+def free_disk(facts: Facts, options: CheckOptions) -> Verdict:
     """The disk has room for checkpoints."""
     if facts.disk is None:
         return skipped("the disk does not report its size")
@@ -82,7 +82,7 @@ def free_disk(facts: Facts, asked: Asked) -> Verdict:
     return passed(said)
 
 
-def cache(facts: Facts, asked: Asked) -> Verdict:
+def cache(facts: Facts, options: CheckOptions) -> Verdict:
     """The cache folder can be written."""
     environment = facts.host.environment
     given = environment.get(VARIABLE)
@@ -97,7 +97,7 @@ def cache(facts: Facts, asked: Asked) -> Verdict:
     )
 
 
-def cxx_compiler(facts: Facts, asked: Asked) -> Verdict:
+def cxx_compiler(facts: Facts, options: CheckOptions) -> Verdict:
     """A C++ compiler is here where torch.compile needs one."""
     if facts.kind == "tpu" or facts.emulated:
         return skipped("XLA needs none")
@@ -110,14 +110,16 @@ def cxx_compiler(facts: Facts, asked: Asked) -> Verdict:
     )
 
 
-def port(facts: Facts, asked: Asked) -> Verdict:
+def port(facts: Facts, options: CheckOptions) -> Verdict:
     """The rendezvous port is free."""
-    if facts.host.port_is_free(asked.port):
-        return passed(f"{asked.port}")
-    return warned(f"port {asked.port} is taken", f"tpukit train --master-port {asked.port + 11}")
+    if facts.host.port_is_free(options.port):
+        return passed(f"{options.port}")
+    return warned(
+        f"port {options.port} is taken", f"tpukit train --master-port {options.port + 11}"
+    )
 
 
-def weights(facts: Facts, asked: Asked) -> Verdict:
+def weights(facts: Facts, options: CheckOptions) -> Verdict:
     """GPT-2's tokenizer and weights are cached."""
     cached = _cached(facts)
     missing = [name for name, here in cached.items() if not here]
@@ -126,7 +128,7 @@ def weights(facts: Facts, asked: Asked) -> Verdict:
     return skipped(f"not cached: {', '.join(missing)} (checked without --quick)")
 
 
-def weights_reachable(facts: Facts, asked: Asked) -> Verdict:
+def weights_reachable(facts: Facts, options: CheckOptions) -> Verdict:
     """GPT-2's tokenizer and weights are cached or can be downloaded."""
     servers = {
         "weights": "huggingface.co",

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from tpukit.hardware.launch.holders import LOCK_FILE, Holder
 from tpukit.probe.machine import Facts
-from tpukit.probe.machine.checks.verdict import Asked, Verdict, failed, passed, skipped, warned
+from tpukit.probe.machine.checks.verdict import (
+    CheckOptions,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
 
 
-def device(facts: Facts, asked: Asked) -> Verdict:
-    """The hardware that is asked for is here."""
-    if asked.hw == "tpu" and facts.emulated:
+def device(facts: Facts, options: CheckOptions) -> Verdict:
+    """The requested hardware is here."""
+    if options.hw == "tpu" and facts.emulated:
         return warned(
             "emulation on CPU (virtual devices): PJRT_DEVICE=CPU is set",
             "unset PJRT_DEVICE    # on a TPU",
         )
     here = {"tpu": facts.tpu is not None, "gpu": bool(facts.gpus), "cpu": True, "auto": True}
-    if not here[asked.hw]:
-        return failed(f"no {asked.hw.upper()} is here", _way_on(asked.hw, facts))
+    if not here[options.hw]:
+        return failed(f"no {options.hw.upper()} is here", _way_on(options.hw, facts))
     if facts.tpu is None and facts.host.environment.get("ISTPUVM"):
         return warned(
             "this image was made for a TPU (ISTPUVM is set), and no TPU is here",
@@ -55,7 +62,7 @@ def _way_on(hw: str, facts: Facts) -> str:
     )
 
 
-def tpu_free(facts: Facts, asked: Asked) -> Verdict:
+def tpu_free(facts: Facts, options: CheckOptions) -> Verdict:
     """No other process holds the TPU."""
     if facts.tpu is None:
         return skipped("no TPU here")
@@ -78,13 +85,13 @@ def _once(holders: list[Holder]) -> list[Holder]:
     return list({holder.pid: holder for holder in holders}.values())
 
 
-def pjrt_device(facts: Facts, asked: Asked) -> Verdict:
+def pjrt_device(facts: Facts, options: CheckOptions) -> Verdict:
     """PJRT_DEVICE fits the hardware."""
     value = facts.host.environment.get("PJRT_DEVICE", "").upper()
     if facts.version("torch-tpu") and not facts.version("torch-xla"):
         return skipped("torch_tpu does not read it")
     if facts.tpu and value not in ("", "TPU"):
-        status = failed if asked.hw == "tpu" else warned
+        status = failed if options.hw == "tpu" else warned
         return status(
             f"PJRT_DEVICE={value}: torch_xla would leave this TPU idle", "export PJRT_DEVICE=TPU"
         )

@@ -23,7 +23,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckOptions:
     """The user's options of the checks."""
 
     hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
@@ -33,7 +33,7 @@ class Asked:
     """Time limit of the check that opens the device."""
 
 
-Check = Callable[[Facts, Asked], Verdict]
+Check = Callable[[Facts, CheckOptions], Verdict]
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def skipped(message: str) -> Verdict:
     return Verdict("skip", message)
 
 
-def run_check(check: Check, facts: Facts, asked: Asked) -> Result:
+def run_check(check: Check, facts: Facts, options: CheckOptions) -> Result:
     """A check's result; a check that breaks is a failure of its own, the others still run."""
     label = (check.__doc__ or check.__name__).strip().split("\n")[0].rstrip(".")
     name = check.__name__.replace("_", "-")
     try:
-        return Result(name, label, check(facts, asked))
+        return Result(name, label, check(facts, options))
     except Exception as error:
         message = f"the check itself failed: {type(error).__name__}: {error}"
         return Result(name, label, failed(message, "tpukit doctor --debug --report"))
