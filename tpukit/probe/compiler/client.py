@@ -34,7 +34,7 @@ class Client:
 
     versions: Mapping[str, str]
     folder: Path | None = None
-    """Where jax lies; None: in this environment."""
+    """Folder of jax; None: this environment."""
 
     @property
     def environment(self) -> dict[str, str]:
