@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from tpukit.commands.launching import in_this_process
 from tpukit.commands.options.hardware import USED, hardware_options
 from tpukit.commands.options.option_sets import PARSERS
-from tpukit.commands.options.own_options import DECLARED
+from tpukit.commands.options.own_options import DECLARED, DEFAULT_TASKS
 from tpukit.commands.options.training import (
     GivenSettings,
     SettingSources,
@@ -127,7 +127,8 @@ def evaluate(
     if run is not None:
         trained = _open(run, task, settings, log)
     else:
-        trained = open_checkpoint_file(Path(checkpoint or ""), task, settings or {})
+        chosen = task or DEFAULT_TASKS["test"]
+        trained = open_checkpoint_file(Path(checkpoint or ""), chosen, settings or {})
     with _failures_named():
         _refuse_unknown(options, "test", trained, TestOptions)
         use = evaluation(trained, given, options)

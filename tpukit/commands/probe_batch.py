@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.own_options import TaskOption, app_with_own_options
+from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption, app_with_own_options
 from tpukit.commands.options.probe import (
     InputOption,
     ModelOption,
@@ -33,7 +33,7 @@ def probe_batch(
     search: SearchOptions,
     place: PlaceOptions,
     own: OwnOptions,
-    task: TaskOption = "eit",
+    task: TaskOption = DEFAULT_TASKS["probe-batch"],
     model: ModelOption = None,
     inputs: InputOption = None,
     target: TargetOption = None,
@@ -64,7 +64,7 @@ def probe_batch(
 
 
 def _is_factory(model: str | None, task: str, inputs: list[str] | None) -> bool:
-    """Whether `--model` names a function, not a size of GPT-2; raises ConfigError for mixtures."""
+    """Whether `--model` names a function; raises ConfigError for mixtures."""
     if model is None or ":" not in model:
         if inputs:
             raise ConfigError(
@@ -72,7 +72,7 @@ def _is_factory(model: str | None, task: str, inputs: list[str] | None) -> bool:
                 "Name the function that builds it, too: --model FILE:FUNCTION.",
             )
         return False
-    if task != "eit":
+    if task != DEFAULT_TASKS["probe-batch"]:
         raise ConfigError(
             f"--task {task} and --model {model} exclude each other.", "Give one of them."
         )

@@ -11,7 +11,12 @@ import typer
 
 from tpukit.commands.options.hardware import UseHardware, hardware_options
 from tpukit.commands.options.option_sets import Given, OwnOptions
-from tpukit.commands.options.own_options import app_with_own_options, build_own, default_run
+from tpukit.commands.options.own_options import (
+    DEFAULT_TASKS,
+    app_with_own_options,
+    build_own,
+    default_run,
+)
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, shown_in_cell
 from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
@@ -127,7 +132,7 @@ def _open(
     settings = parse_settings(options.settings or [])
     if checkpoint is None:
         return open_trained(run or default_run("test"), output.text, options.task, settings)
-    return open_checkpoint_file(checkpoint, options.task, settings)
+    return open_checkpoint_file(checkpoint, options.task or DEFAULT_TASKS["test"], settings)
 
 
 def _export(trained: TrainedTask, folder: Path, output: Output) -> None:

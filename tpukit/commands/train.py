@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.own_options import TaskOption, app_with_own_options
+from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption, app_with_own_options
 from tpukit.commands.options.training import (
     PlanOption,
     SettingSources,
@@ -27,11 +27,11 @@ def train(
     sources: SettingSources,
     own: OwnOptions,
     plan: PlanOption = None,
-    task: TaskOption = "eit",
+    task: TaskOption = DEFAULT_TASKS["train"],
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Train EIT diffusion, an image classifier, dialogue summaries, or a task of your own.
+    """Train an installed task (see --task), or one of your own.
 
     The same command again resumes a run that was stopped.
     """

@@ -92,11 +92,11 @@ def open_trained(
 
 
 def open_checkpoint_file(
-    path: Path, task: str | type[Task] | Task | None, settings: Mapping[str, Any]
+    path: Path, task: str | type[Task] | Task, settings: Mapping[str, Any]
 ) -> TrainedTask:
-    """A checkpoint file of other code as a task (EIT where none is named) reads it."""
+    """A checkpoint file of other code as a task reads it."""
     if not isinstance(task, Task):
-        cls = task if isinstance(task, type) else find_task(task or "eit")
+        cls = task if isinstance(task, type) else find_task(task)
         task = make_task(cls, settings, default_data_path(cls))
     return TrainedTask(task, checkpoint=path)
 

@@ -42,8 +42,7 @@ TaskOption = Annotated[
     str,
     typer.Option(
         "--task",
-        help="Its options, in --help too: an installed task (`tpukit --help` lists them), or"
-        " my_file.py:MyTask.",
+        help=f"{', '.join(registered())}, or my_file.py:MyTask; with --help, its options.",
     ),
 ]
 
@@ -131,8 +130,3 @@ def build_own(task: Any, command: str, given: Given) -> Any:
             f"A task of yours declares them as `{DECLARED[command]}`, a dataclass.",
         )
     return None
-
-
-def task_names() -> str:
-    """The installed tasks, for help texts."""
-    return ", ".join(registered())

@@ -76,7 +76,7 @@ cores of a notebook."""
 
 @dataclass(frozen=True)
 class SettingSources:
-    """Where settings come from, beside their own options."""
+    """Sources of settings beside their own options."""
 
     preset: Annotated[str | None, _option("--preset", "quick, safe, balanced or fast.")] = None
     config: Annotated[

@@ -47,7 +47,7 @@ class Reconstructed:
     """All frames reconstructed in one way."""
 
     label: str
-    """In the picture and in text."""
+    """Name in the picture and in text."""
     suffix: str
     """Suffix of its metrics' names in JSON: `correlation_baseline` has `_baseline`."""
     images: Images

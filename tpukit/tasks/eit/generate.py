@@ -145,7 +145,7 @@ def split_name(index: int) -> str:
 
 
 def sample_path(folder: Path, index: int) -> Path:
-    """Where sample `index` lies."""
+    """The path of sample `index`."""
     return folder / split_name(index) / f"{index:07d}.npz"
 
 
@@ -174,7 +174,7 @@ def make_dataset(
 
 
 NOISE = {"noise": Range(0, 200, whole=False)}
-"""In dB."""
+"""Range of the noise in dB."""
 
 
 def check_plan(plan: DatasetPlan) -> None:

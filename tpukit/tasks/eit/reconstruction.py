@@ -30,7 +30,7 @@ ALIKE = 0.5
 
 
 def run_data_path(task: EITTask, log: Log) -> Path:
-    """Where the run's data was, or `./data` where that does not exist."""
+    """The run's data path, or `./data` where that does not exist."""
     path = Path(task.config.data_path)
     if path.is_dir() or path == DEFAULT_FOLDER:
         return path

@@ -223,7 +223,7 @@ def names_copied(
     made: Sequence[str],
     known: AbstractSet[str] = frozenset(),
 ) -> float | None:
-    """Of the capitalised words that a reference shares with its dialogue, `known` ones left out,
+    """Share of the capitalised words of a reference and its dialogue, without the `known` ones,
     the part that the summary has too; None where there are none."""
     found = wanted = 0
     for dialogue, reference, summary in zip(dialogues, references, made, strict=True):

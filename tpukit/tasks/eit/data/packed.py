@@ -128,7 +128,7 @@ def _key(files: Sequence[Path]) -> str:
 
 
 def _homes(folder: Path) -> Iterator[Path]:
-    """Where a pack may lie, best first: one folder for each folder of samples."""
+    """Folders that may hold a pack, best first: one folder for each folder of samples."""
     yield folder.parent / ".packed" / folder.name
     # Packs of other folders of the same name must not be taken for old ones of this.
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]

@@ -58,7 +58,7 @@ def split_indices(count: int, valid_fraction: float, seed: int) -> tuple[Array, 
 
 
 class Targets:
-    """Where the targets of each device's rows are, and which tokens they are."""
+    """Positions and tokens of the targets of each device's rows."""
 
     def __init__(self, devices: int, places: int) -> None:
         self.wanted = np.zeros((devices, places), np.int64)

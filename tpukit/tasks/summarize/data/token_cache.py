@@ -64,7 +64,7 @@ class TokenCache:
         return lengths
 
     def sizes(self, indices: Array) -> SampleSizes:
-        """Of some of the samples."""
+        """The sizes of some samples."""
         return SampleSizes(self.lengths[indices], np.asarray(self.targets[indices]))
 
     def example(self, index: int) -> tuple[Array, int]:
