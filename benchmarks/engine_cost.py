@@ -117,7 +117,7 @@ def bare_block(task, config, backend, steps: int):
 
     data = task.datasets().train
     size = config.global_batch_size
-    sampler = PlannedMicroBatches(task.plan(data, PlanSettings(size, size, 1, 0)), 0, 4, 0, 1)
+    sampler = PlannedMicroBatches(task.plan(data, PlanSettings(size, size, 1, 0)), range(4), 0, 1)
     loader = make_loader(task, data, sampler, LoaderSettings(workers=0, seed=0))
     batches = list(backend.batches(loader))
     learner = load_learner(copy_of(task), config, backend)
@@ -188,7 +188,7 @@ def loading_rate(task, config, seconds: float = 6.0) -> float:
     size = config.global_batch_size
     plan = task.plan(data, PlanSettings(size, size, 1, 0))
     loader = make_loader(
-        task, data, PlannedMicroBatches(plan, 0, 10**9, 0, 1), LoaderSettings(workers=1, seed=0)
+        task, data, PlannedMicroBatches(plan, range(10**9), 0, 1), LoaderSettings(workers=1, seed=0)
     )
     batches = iter(loader)
     next(batches)

@@ -14,11 +14,10 @@ from tpukit.hardware.backend import Backend, BackendState, Batch
 from tpukit.train.batch_sums import MOST_SUMS, BatchSums
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
-from tpukit.train.mistakes.returned import MODEL, expect
 from tpukit.train.optimizer import OptimizerState, build_optimizer
 from tpukit.train.storage.checkpoint import Checkpoint
-from tpukit.train.storage.initial_weights import load_initial_weights
-from tpukit.train.storage.state_dict import load_weights, persistent_buffers
+from tpukit.train.storage.initial_weights import initial_model
+from tpukit.train.storage.state_dict import persistent_buffers
 from tpukit.train.task import Datasets, Task
 
 MASK_63 = 2**63 - 1
@@ -220,13 +219,7 @@ def load_learner(
     data: None where only shapes matter (a memory trial).
     """
     seed_everything(config.global_seed)
-    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
-    if checkpoint is not None:
-        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
-    elif data is not None and config.init_from is not None:
-        load_initial_weights(model, task, config.init_from)
-    elif data is not None:
-        task.initialize(model, data)
+    model = initial_model(task, backend, config, checkpoint, data)
     learner = build_learner(task, backend, model, config)
     backend.seed(config.global_seed)
     if checkpoint is None:
