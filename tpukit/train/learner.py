@@ -75,7 +75,7 @@ class Learner:
         self._norms = _fresh_norms(device)
 
     def set_steps_done(self, steps: int) -> None:
-        """Where a resumed run goes on."""
+        """Sets the number of steps that a resumed run has done."""
         self.steps_done = steps
         self._counter.fill_(steps)
 
@@ -129,7 +129,7 @@ class Learner:
 
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:
-        """In the step's own graph: the EMA, the latch, the sums for the log."""
+        """Updates the EMA, the latch and the sums for the log in the step's own graph."""
         self._counter += 1
         if self.ema is not None:
             self.ema.update(self.backend, self.steps_done)

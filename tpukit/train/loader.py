@@ -110,7 +110,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         return drawn
 
     def _place_of_samples(self) -> str:
-        """Where the user's code makes what is stacked."""
+        """Place of the user's code that makes the samples."""
         if overrides(self.task, "draw"):
             return place_of(self.task.draw)
         return place_of_samples(self.data, self.task.datasets)
@@ -155,7 +155,7 @@ class MicroBatchLoader(DataLoader[Batch | TpukitError]):
 
 
 class _FromWorkers(_MultiProcessingDataLoaderIter):
-    """Ends in silence where it could not be built, for lack of shared memory."""
+    """Ignores the error of its end where lack of shared memory kept it from being built."""
 
     def __del__(self) -> None:
         with suppress(AttributeError):
