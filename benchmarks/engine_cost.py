@@ -207,7 +207,7 @@ def main() -> None:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
-    from tpukit.train.requests import TrainingRequest
+    from tpukit.train.plan import TrainingRequest
     from tpukit.train.run import train_run
     from tpukit.train.storage.run_folder import RunFolder, versions
 

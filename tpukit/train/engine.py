@@ -11,10 +11,10 @@ from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
 from tpukit.train.learner import Learner
 from tpukit.train.monitor.run_monitor import RunMonitor
-from tpukit.train.monitor.validation import validation_scores
 from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingResult
 from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.validation import validation_scores
 
 LONG_STEP_SECONDS = 10.0
 """Duration of a step from which on the next one can be dropped, after half of that."""

@@ -1,12 +1,13 @@
-"""What a run does: its data, batches and steps, decided before the first one."""
+"""What a run is asked to do, and its data, batches and steps, decided before the first one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, JobError, UsageError
@@ -26,13 +27,42 @@ from tpukit.train.loader import (
 )
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
 from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
-from tpukit.train.requests import TrainingRequest
 from tpukit.train.schedule import completes_pass, is_due
 from tpukit.train.storage.run_folder import RunFolder, read_config
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task, overrides
 
 DEFAULT_CKPT_EVERY = 500
 """Maximum number of steps between two checkpoints where none is given."""
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A training run to make or to resume."""
+
+    task: Task
+    config: TrainConfig
+    folder: RunFolder
+    task_settings: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own settings that were given, by options, `--set`, file or preset."""
+    spec: str = ""
+    """How the user named the task: a registered name or `my_file.py:MyTask`."""
+    command: str = "the same command"
+    """What the user typed, to print how to resume."""
+    chosen_preset: str | None = None
+    """The preset that was taken because the hardware is a CPU."""
+
+    def remarks(self) -> list[str]:
+        """What was chosen for the user, a line each."""
+        if self.chosen_preset is None:
+            return []
+        values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())
+        return [f"On a CPU the default is --preset {self.chosen_preset} ({values})."]
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The run's own folder, and the one that it goes on from."""
+        source = self.config.resume_from
+        return [self.folder.path, *([Path(source)] if source else [])]
 
 
 @dataclass(frozen=True)

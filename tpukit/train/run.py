@@ -22,10 +22,10 @@ from tpukit.train.engine import Engine, RunState
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.mistakes.host_reads import code_warnings
 from tpukit.train.monitor.run_monitor import RunMonitor
-from tpukit.train.plan import RunPlan, plan_run
+from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.report.run_report import RunReport
-from tpukit.train.requests import TrainingRequest, TrainingResult
+from tpukit.train.requests import TrainingResult
 from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
 from tpukit.train.storage.nodes import require_same_nodes
 from tpukit.train.storage.resume import (
