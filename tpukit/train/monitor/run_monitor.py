@@ -68,7 +68,7 @@ class RunMonitor:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Around what is no training: it counts neither as a stall nor for the rate."""
+        """Around other work than training, which counts neither as a stall nor for the rate."""
         self.stalls.pause()
         yield
         self.restart()
