@@ -162,7 +162,7 @@ def _scan(
 
 
 def _test_hardware(options: MachineOptions, output: Output, *, strict: bool) -> int:
-    from tpukit.commands.reports.selftest import check_hardware
+    from tpukit.commands.reports.machine import check_hardware
     from tpukit.probe.machine.checks.verdict import CheckOptions
     from tpukit.probe.selftest.parts import SELFTEST_SECONDS
 

@@ -1,4 +1,4 @@
-"""`tpukit doctor` about the machine: facts, checks, and a report to paste."""
+"""`tpukit doctor` about the machine: facts, checks, the self-test, and a report to paste."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ def check_machine(
         else:
             for line in [*check_lines(results, verbose=verbose), _summary(results, strict=strict)]:
                 output.text(line)
+    output.result(as_json(facts, results, ok=not failing))
+    return 1 if failing else 0
+
+
+def check_hardware(options: CheckOptions, output: Output, *, strict: bool) -> int:
+    """Runs every part, prints the report; the exit code.
+
+    Raises HardwareError where the requested hardware is not here.
+    """
+    from tpukit.probe.selftest.parts import run_selftest
+
+    results = list(run_selftest(options, output.text))
+    facts = gather(RealHost(), quick=False)
+    seconds = sum(result.seconds for result in results)
+    output.text()
+    output.text(issue_report(facts, results, f"self-test ({seconds:.0f} s)"))
+    output.text()
+    output.text("Send this report: docs/first_tpu.md says where, and what it is for.")
+    failing = [result for result in results if is_failing(result, strict=strict)]
     output.result(as_json(facts, results, ok=not failing))
     return 1 if failing else 0
 
