@@ -13,6 +13,7 @@ from runs import (
     failure,
     latest,
     parameters,
+    ranks_of,
     relative_difference,
     result,
     same_bytes,
@@ -43,7 +44,11 @@ def marks(way):
 
 def train(run: Path, arguments, env, steps=8, optimizer="Adam"):
     options = ["--max-steps", str(steps), "--set", f"optimizer_class={optimizer}"]
-    return result(tpukit(*BASE, *options, "--results-dir", run, *arguments, env=env))
+    return result(
+        tpukit(
+            *BASE, *options, "--results-dir", run, *arguments, env=env, ranks=ranks_of(arguments)
+        )
+    )
 
 
 def rows(run: Path) -> list[dict]:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from runs import TINY, VIRTUAL_TPU, parameters, relative_difference, result, script, tpukit
+from runs import (
+    TINY,
+    VIRTUAL_TPU,
+    parameters,
+    ranks_of,
+    relative_difference,
+    result,
+    script,
+    tpukit,
+)
 
 STEPS = ["--max-steps", "20", "--lr", "1e-3", "--precision", "fp32", "--ckpt-every", "20", "--json"]
 ONE_DEVICE = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"}
@@ -42,7 +51,7 @@ def reference(request, tmp_path_factory):
 )
 def test_parameters_agree_after_20_steps(tmp_path, reference, way):
     task, whole = reference
-    ranks = 2 if "--devices" in WAYS[way][0] and way != LAUNCHED else 1
+    ranks = 1 if way == LAUNCHED else ranks_of(WAYS[way][0])
     summary = train(tmp_path / "run", task, *WAYS[way], ranks)
     assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) < 1e-4
     assert relative_difference(parameters(tmp_path / "run", "ema"), parameters(whole, "ema")) < 1e-4
@@ -66,7 +75,6 @@ def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way, env):
     task, whole = reference
     arguments, _ = WAYS[way]
     command = ["train", "--task", task, *STEPS, "--results-dir", tmp_path / "run", *arguments]
-    ranks = 2 if way == "two-ranks" else 1
-    done = script("without_reduction.py", *command, env=env, ranks=ranks)
+    done = script("without_reduction.py", *command, env=env, ranks=ranks_of(arguments))
     assert done.returncode == 0, done.stderr[-3000:]
     assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) > 1e-3

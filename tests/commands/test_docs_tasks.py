@@ -8,7 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, latest, parameters, relative_difference, result, tpukit
+from runs import (
+    SUPPORT,
+    VIRTUAL_TPU,
+    latest,
+    parameters,
+    ranks_of,
+    relative_difference,
+    result,
+    tpukit,
+)
 from tiny_bert import write_bert, write_texts
 
 import tpukit as package
@@ -71,7 +80,7 @@ def train(task, folder, run, steps, way, more=()):
             "train", "--task", f"{DOCS / name}", "--data-path", data, *sizes, *hardware, *more,
             "--global-batch-size", "8", "--accumulate", "2", "--max-steps", str(steps),
             "--set", "schedule=constant", "--set", "warmup_steps=0",
-            "--results-dir", run, "--json", env=env, timeout=900,
+            "--results-dir", run, "--json", env=env, timeout=600, ranks=ranks_of(hardware),
         )
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runs import VIRTUAL_TPU, relative_difference, script
+from runs import VIRTUAL_TPU, ranks_of, relative_difference, script
 
 WAYS = {
     "cpu-accumulate-4": (["--accumulate", "4"], {}),
@@ -21,7 +21,7 @@ DEVICES = {"xla-1": 1, "xla-8": 8, "fsdp-2": 2}
 
 def run(out, arguments, env=None):
     """What the reference loop left, run as one rank or as two."""
-    ranks = 2 if "--devices" in arguments and "tpu" not in arguments else 1
+    ranks = 1 if "tpu" in arguments else ranks_of(arguments)
     done = script("hardware_run.py", out, *arguments, env=env, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(out)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import VIRTUAL_TPU, result, same_bytes, tpukit
+from runs import VIRTUAL_TPU, ranks_of, result, same_bytes, tpukit
 
 import tpukit as package
 from tpukit.train.task import VALIDATION_EPOCH, sample_rng, stack_samples
@@ -52,7 +52,7 @@ def train(name, folder, run, steps, way, *more):
         tpukit(
             "train", *task_options(name, folder), *hardware, "--max-steps", steps, "--ckpt-every",
             2, "--results-dir", run, "--precision", "fp32", "--set", "ema_decay=0.9",
-            "--json", *more, env=env, timeout=900,
+            "--json", *more, env=env, timeout=600, ranks=ranks_of(hardware),
         )
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_the_batch_search_measures_it(name, folder):
     found = result(
         tpukit(
             "probe-batch", *task_options(name, folder), "--hw", "cpu", "--start", 2, "--max", 8,
-            "--json", timeout=900,
+            "--json", timeout=600,
         )
     )  # fmt: skip
     assert found["largest_batch_per_device"] == 8 and all(t["fits"] for t in found["trials"])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def tpukit(
         [sys.executable, "-m", "tpukit", *argv],
         env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def ranks_of(arguments: Sequence[object]) -> int:
+    """The ranks that a command line on CPUs or GPUs asks for."""
+    words = list(map(str, arguments))
+    return int(words[words.index("--devices") + 1]) if "--devices" in words else 1
 
 
 def uses_xla(argv: list[str], variables: dict[str, str]) -> bool:

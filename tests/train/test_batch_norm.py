@@ -10,6 +10,7 @@ from runs import (
     SUPPORT,
     VIRTUAL_TPU,
     parameters,
+    ranks_of,
     relative_difference,
     result,
     same_bytes,
@@ -33,7 +34,15 @@ WAYS = {
 
 def run(folder, way):
     arguments, env = WAYS[way]
-    return tpukit(*ARGUMENTS, *arguments, "--results-dir", folder, "--json", env=env)
+    return tpukit(
+        *ARGUMENTS,
+        *arguments,
+        "--results-dir",
+        folder,
+        "--json",
+        env=env,
+        ranks=ranks_of(arguments),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +77,7 @@ def kill_at_step_4(folder, way):
     arguments, env = WAYS[way]
     session = {
         "argv": [*ARGUMENTS, *arguments, "--results-dir", str(folder)],
-        "ranks": 2 if "--devices" in arguments else 1,
+        "ranks": ranks_of(arguments),
     }
     plan = folder.with_suffix(".json")
     plan.write_text(json.dumps([{**session, "at": at} for at in ("step:4", None)]))
