@@ -15,7 +15,9 @@ MARKS_THAT_NEED = {"xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command line does
 
 
-LEFT_OUT = "left out: its time was over"
+LEFT_OUT = "left out: no time"
+GRACE_SECONDS = 1800
+"""What tests that have begun may still take after the time that `--until` gives."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,9 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begins no test after the given time; the second try of one that failed is not left out."""
+    """Begins no test after the given time; the second try of one that failed is not left out.
+
+    One whose two tries may take more than `GRACE_SECONDS` must begin as much earlier.
+    """
     until = item.config.option.until
-    if until and time.time() > until and getattr(item, "execution_count", 1) == 1:
+    limit = item.get_closest_marker("timeout")
+    seconds = limit.args[0] if limit else float(item.config.getini("timeout"))
+    latest = time.time() + max(0, 2 * seconds - GRACE_SECONDS)
+    if until and latest > until and getattr(item, "execution_count", 1) == 1:
         pytest.skip(LEFT_OUT)
 
 
