@@ -27,7 +27,10 @@ def within(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tpukit/{folder}/{name}" for name in names)
 
 
-STEP = ("tpukit/train/learner.py", "tpukit/hardware/optimizers")
+STEP = (
+    *within("train", "learner.py", "optimizer.py", "batch_sums.py"),
+    "tpukit/hardware/optimizers",
+)
 XLA = (
     *within("hardware/xla", "backend.py", "flash_attention.py", "lowerings.py", "mesh.py",
             "model_code.py", "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),
@@ -35,7 +38,9 @@ XLA = (
 EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py")
 ENGINE = (
     *STEP,
-    *within("train", "engine.py", "run.py", "loader.py", "data", "schedule.py", "config.py"),
+    *within(
+        "train", "engine.py", "plan.py", "run.py", "loader.py", "data", "schedule.py", "config.py"
+    ),
     "tpukit/hardware/prefetch.py",
 )
 COMPILER = (*STEP, *XLA, "tpukit/probe/compiler")

@@ -29,6 +29,8 @@ def test_the_counts_are_those_of_the_sources():
     public = {n.name for n in task.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"}
     assert found["task_methods"] == len(public)
     assert found["seam_members"] >= 10 and found["loop"]["names"] >= found["loop"]["modules"] >= 5
+    assert found["loop"]["names"] <= 30 and found["loop"]["modules"] <= 15
+    assert not [ring for ring in found["circles"] if any("tpukit.train." in m for m in ring)]
 
 
 def test_circles_are_found(monkeypatch):

@@ -1,1 +1,1 @@
-"""What watches a run: validation, the best metric, compilations, a profiler."""
+"""What a run reports of itself: metrics, clocks, compilations, the best checkpoint."""
