@@ -161,7 +161,8 @@ def task_of_run(path: Path) -> str | None:
     with suppress(OSError, ValueError, KeyError):
         table = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["task"]
         source = str(table.get("source", ""))
-        return source if Path(source.partition(":")[0]).exists() else str(table["name"])
+        is_there = source and Path(source.partition(":")[0]).exists()
+        return source if is_there else str(table["name"])
     return None
 
 

@@ -223,8 +223,8 @@ def names_copied(
     made: Sequence[str],
     known: AbstractSet[str] = frozenset(),
 ) -> float | None:
-    """Share of the capitalised words of a reference and its dialogue, without the `known` ones,
-    the part that the summary has too; None where there are none."""
+    """Share of the capitalised words common to reference and dialogue, `known` ones left out, that
+    the summary has too; None where there are none."""
     found = wanted = 0
     for dialogue, reference, summary in zip(dialogues, references, made, strict=True):
         names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue)) - known
