@@ -46,8 +46,7 @@ from tpukit.train.mistakes.raised import task_failure
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
-    from tpukit.train.plan import TrainingRequest
-    from tpukit.train.requests import TrainingResult
+    from tpukit.train.requests import TrainingRequest, TrainingResult
     from tpukit.train.task import Task
 
     TaskLike = str | type[Task] | Task
@@ -333,15 +332,15 @@ def _check_gradients(backend: Backend) -> None:
     """Raises HardwareError where torch_xla came too late for this process to train on XLA."""
     import torch
 
-    if not backend.fixed_shapes:
+    if not backend.compiles_everything:
         return
     one = torch.ones((), device=backend.device, requires_grad=True)
     try:
         (one * one).backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise HardwareError(
-            f"hw={backend.kind!r}: this process computed gradients before torch_xla was"
-            " initialised, and cannot on XLA devices any more.",
+            f"hw={backend.describe()['hardware']!r}: this process computed gradients before"
+            " torch_xla was initialised, and cannot on XLA devices any more.",
             "Restart the kernel and make this the first call that trains.",
             id="xla-too-late",
         ) from error

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.prefetch import loader_workers, prefetch, workers_of_devices, workers_of_rank
 
 
@@ -77,4 +78,10 @@ def test_loader_workers_by_cores_and_devices(monkeypatch, cores, eight_chips, tw
 
 
 def test_requested_loader_workers_are_shared_by_the_ranks():
-    assert [loader_workers(n, 2, 5) for n in (None, 0, 3)] == [5, 0, 2]
+    backend = FakeBackend()
+    backend.world_size = 2
+    assert [loader_workers(backend, n) for n in (0, 3)] == [0, 2]
+
+
+def test_a_cpu_makes_its_batches_in_a_thread():
+    assert loader_workers(FakeBackend()) == 0

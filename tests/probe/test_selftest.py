@@ -89,7 +89,7 @@ class Compiling(FakeBackend):
         return self.reads
 
     def usage(self):
-        return DeviceUsage(None, None)
+        return DeviceUsage(None)
 
 
 def test_a_device_that_does_not_do_as_it_should_is_told_of():

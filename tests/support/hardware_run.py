@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
+from tpukit.hardware.modules import exchange
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
@@ -52,7 +53,7 @@ def train(backend, accumulate=1, clip_norm=0.5):
     """The prepared model after 20 steps, the last step's loss and norm, compilations a step."""
     torch.manual_seed(0)
     model = backend.prepare(Net())
-    trained = list(backend.parameters(model).values())
+    trained = list(backend.unwrap(model).parameters())
     optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], OptimizerSettings())
     source, seen, compiled = backend.batches(batches(backend, accumulate)), {}, []
     for _ in range(STEPS):
@@ -72,10 +73,9 @@ def train(backend, accumulate=1, clip_norm=0.5):
                 rows = torch.ones_like(batch["x"][:, 0]).sum()
                 parts.append(torch.stack([loss.detach(), rows]))
         totals = backend.all_reduce_sum(torch.stack(parts).sum(0))
-        backend.step(
-            optimizer, lr=1e-3, weight=totals[1], clip_norm=clip_norm,
-            after=lambda norm, t=totals: seen.update(last=torch.stack([t[0] / t[1], norm])),
-        )  # fmt: skip
+        norm = backend.step(optimizer, lr=1e-3, weight=totals[1], clip_norm=clip_norm)
+        seen["last"] = torch.stack([totals[0] / totals[1], norm])
+        backend.finish()
         compiled.append(backend.compilations())
     return model, optimizer, seen["last"], compiled
 
@@ -106,19 +106,15 @@ def join_alone(backend, shard):
     from torch.distributed.device_mesh import init_device_mesh
 
     from tpukit.hardware.collectives import GlooCollectives
-    from tpukit.hardware.eager import torch_tpu
+    from tpukit.hardware.eager import distributed
     from tpukit.hardware.eager.distributed import DDP, FSDP
 
     # DDP looks for unused parameters through pinned memory, which the CPU plugin lacks.
-    torch_tpu.DDP_OPTIONS = {**torch_tpu.DDP_OPTIONS, "find_unused_parameters": False}
+    distributed.DDP_OPTIONS = {**distributed.DDP_OPTIONS, "find_unused_parameters": False}
     dist.init_process_group(backend.device.type)
     backend.collectives = GlooCollectives(1)
     mesh = init_device_mesh(backend.device.type, (1,))
-    backend.parallelism = (
-        FSDP(mesh, backend.eager.place)
-        if shard
-        else DDP(backend.eager.replicate, backend.eager.place)
-    )
+    backend.parallelism = FSDP(mesh, backend.eager.place) if shard else DDP(backend.eager.place)
 
 
 def main() -> None:
@@ -145,15 +141,15 @@ def main() -> None:
         leave_out_reduction(backend)
     model, optimizer, last, compiled = train(backend, asked.accumulate)
     sizes = shard_sizes(backend, model)
-    parameters, plain = backend.parameters(model), backend.unwrap(model)
+    parameters, plain = dict(backend.unwrap(model).named_parameters()), backend.unwrap(model)
     loss_and_norm = backend.to_host({"last": last})["last"].tolist()
     host = backend.to_host(parameters)
     # There and back again: what a checkpoint does.
     moments = {n: optimizer.state[p]["exp_avg"] for n, p in parameters.items()}
     kept = backend.to_host(moments)
-    backend.exchange(list(parameters.values()), list(moments.values()))
+    exchange(list(parameters.values()), list(moments.values()))
     swapped = backend.to_host(parameters)
-    backend.exchange(list(parameters.values()), list(moments.values()))
+    exchange(list(parameters.values()), list(moments.values()))
     backend.load(moments, host)
     loaded = backend.to_host(moments)
     left = {

@@ -68,7 +68,7 @@ def recompute(how):
         loss = out.square().sum()
         backend.backward(loss)
     backend.finish()
-    gradients = {n: p.grad for n, p in backend.parameters(model).items()}
+    gradients = {n: p.grad for n, p in backend.unwrap(model).named_parameters()}
     return {n: g.sum().item() for n, g in backend.to_host(gradients).items()}
 
 
@@ -90,7 +90,7 @@ def out_of_memory(kind):
 def generators():
     """Dropout after the generators were restored, and before."""
     backend = opened()
-    backend.seed(2**62 + 5)
+    backend.load_state({"seed": 2**62 + 5})
     first = dropout(backend)
     state = backend.state()
     second = dropout(backend)
@@ -122,7 +122,8 @@ def extremes():
         with backend.micro_batch(model, first=True, last=True):
             backend.backward(model(batch["x"]).square().sum())
         weight = torch.ones_like(batch["x"][:, 0]).sum()
-        backend.step(optimizer, lr=lr, weight=weight, clip_norm=None, after=lambda norm: None)
+        backend.step(optimizer, lr=lr, weight=weight, clip_norm=None)
+        backend.finish()
         counts.append(backend.compilations())
     return counts
 
@@ -185,7 +186,7 @@ def optimized(backend, make):
 
     torch.manual_seed(0)
     model, counts = backend.prepare(Net()), []
-    trained = list(backend.parameters(model).values())
+    trained = list(backend.unwrap(model).parameters())
     optimizer = backend.optimizer([], OptimizerSettings(lr=1e-3), make(trained, 1e-3))
     for step, lr in enumerate((5e-4, 1e-3, 1.0e-3, 7e-4, 5e-4, 3e-4, 2e-4, 1e-4)):
         rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
@@ -193,9 +194,10 @@ def optimized(backend, make):
         with backend.micro_batch(model, first=True, last=True):
             backend.backward((model(batch["x"]) - batch["y"]).square().sum())
         weight = torch.ones_like(batch["x"][:, 0]).sum()
-        backend.step(optimizer, lr=lr, weight=weight, clip_norm=0.5, after=lambda norm: None)
+        backend.step(optimizer, lr=lr, weight=weight, clip_norm=0.5)
+        backend.finish()
         counts.append(backend.compilations())
-    return backend.to_host(backend.parameters(model)), counts
+    return backend.to_host(dict(backend.unwrap(model).named_parameters())), counts
 
 
 def split_reads():
@@ -240,11 +242,14 @@ def second_derivatives():
 
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import load_learner
+    from tpukit.train.loader import example_batches
+    from tpukit.train.task import PlanSettings
 
     backend, task = opened(devices=1), Poisson()
     learner, counts = load_learner(task, TrainConfig(), backend), []
     before = backend.compilations()
-    for batch in backend.batches(task.example_batches(16) * 5):
+    settings = PlanSettings(16, 16, 1, seed=0, compiles=True)
+    for batch in backend.batches(example_batches(task, settings) * 5):
         learner.train_step([batch], 0.1)
         counts.append(backend.compilations() - before)
     return counts

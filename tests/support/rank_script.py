@@ -47,7 +47,7 @@ elif SCENARIO in ("second-raises", "second-raises-once"):
                 atexit.register(time.sleep, 600)
             if RANK == 1 and raises:
                 raise UsageError("only the second knows")
-            backend.barrier()
+            backend.all_gather_objects(None)
             print(f"done {RANK}", flush=True)
     except UsageError as error:
         print(f"Error: {error.message}", file=sys.stderr)

@@ -182,7 +182,7 @@ def train(learner: Learner, seed: int) -> None:
 def validate(learner: Learner) -> None:
     """A validation with the EMA weights, as the engine does it."""
     learner.model.eval()
-    with learner.ema.in_place_of_weights(learner.backend):
+    with learner.ema.in_place_of_weights():
         learner.sums.add(batches(learner, seed=100)[0])
     learner.model.train()
     learner.sums.read()
@@ -199,7 +199,7 @@ def state(learner: Learner) -> State:
 
     backend, model = learner.backend, learner.backend.unwrap(learner.model)
     loss = torch.tensor(learner.read_metrics().means["loss"])
-    parameters = backend.parameters(learner.model)
+    parameters = dict(backend.unwrap(learner.model).named_parameters())
     buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
     # The first moment of Adam's first step is the gradient, up to a factor.
     moments = {n: learner.optimizer.state.get(p, {}) for n, p in parameters.items()}

@@ -21,7 +21,8 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.train import batch_size
 from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig
-from tpukit.train.plan import TrainingRequest, plan_run
+from tpukit.train.plan import plan_run
+from tpukit.train.requests import TrainingRequest
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.task import Datasets, Task, TrainingDefaults
 
@@ -124,7 +125,7 @@ class SmallDevice(FakeBackend):
     """A device with 64 MiB."""
 
     def usage(self):
-        return DeviceUsage(Memory(0, 0, 64 * MIB), None)
+        return DeviceUsage(Memory(0, 0, 64 * MIB))
 
 
 def split_of(task, backend, folder, size=64):

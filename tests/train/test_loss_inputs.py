@@ -13,7 +13,7 @@ from tpukit.errors import DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.index_range import IndexTrace
-from tpukit.train.plan import TrainingRequest
+from tpukit.train.requests import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import read_metrics
@@ -151,7 +151,7 @@ def test_a_value_changed_in_place_is_no_longer_followed():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_later_sample_is_named_before_its_step(tmp_path, workers):
     backend = FakeBackend()
-    backend.fixed_shapes = True
+    backend.compiles_everything = True
     [third] = ShuffledPlan(32, PlanSettings(8, 8, 1, TrainConfig().global_seed)).step(2)
     wrong = third.keys[4].sample
     said = rf"'labels' of training sample {wrong} holds 5: `cross_entropy` in Tagger\.loss .*0 to 4"

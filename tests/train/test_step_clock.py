@@ -86,7 +86,7 @@ def test_the_share_of_waiting_is_that_of_a_slow_data_set(tmp_path, clock, capfd)
 
 
 def test_mfu_is_the_rate_of_operations_over_the_peak(tmp_path, clock, capfd, monkeypatch):
-    monkeypatch.setattr(EagerBackend, "peak_flops", lambda self: 1e6)
+    monkeypatch.setattr(EagerBackend, "_peak_flops", lambda self: 1e6)
     task = Slow(clock, compute=0.04)
     result, _ = fit(task, tmp_path / "run")
     # The first linear layer's two products, the last one's three, 50 samples a second.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tpukit.commands.launching import in_all_ranks
 from tpukit.commands.options.training import GivenSettings
@@ -14,9 +13,7 @@ from tpukit.commands.sizing import check_search, size_batch, task_source
 from tpukit.hardware.select import opened_backend, prepare_environment
 from tpukit.io.lock import wait_for_ending_owner
 from tpukit.probe.batch.search import SearchSettings
-
-if TYPE_CHECKING:
-    from tpukit.train.plan import TrainingRequest
+from tpukit.train.requests import TrainingRequest
 
 
 def run_training(

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any, NamedTuple, Protocol, TypedDict, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from tpukit.hardware.options import HardwareOptions, Kind, OptimizerName, Precis
 
 __all__ = [
     "AdamSettings",
+    "Average",
     "Backend",
     "BackendState",
     "Batch",
@@ -44,16 +44,24 @@ class DeviceUsage:
     """What the device reports about itself while it works."""
 
     memory: Memory | None
-    utilization_percent: int | None
+    utilization_percent: int | None = None
+    peak_flops: float | None = None
+    """Peak operations a second of all devices in the run's precision; None where unknown."""
+    keeps_freed_memory: bool = False
+    """One shape of batch may leave less memory to the next: programs, or an allocator's cache."""
+    fallbacks: Sequence[str] = ()
+    """Operators (`aten::nonzero`) that left the device so far, cutting a graph."""
 
 
 class BackendState(TypedDict, total=False):
-    """What a rank saves beside tensors, as JSON holds it."""
+    """State that a rank saves beside tensors, as JSON."""
 
+    seed: int
+    """Seed to start this rank's generators with, distinct per rank; never saved."""
     random: Mapping[str, str]
-    """Its generators."""
+    """States of its random generators, by device."""
     scaler: Mapping[str, float]
-    """fp16's gradient scaler; empty where there is none."""
+    """State of fp16's gradient scaler; empty without one."""
 
 
 class ParameterGroup(dict[str, Any]):
@@ -97,13 +105,25 @@ class AdamSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings(AdamSettings):
-    """What the training settings say of the optimizer; each uses those that it has."""
+    """Settings of every optimizer; each uses those that it has."""
 
     name: OptimizerName = "adamw"
     lr: float = 1e-3
     """Peak learning rate."""
     momentum: float = 0.9
     """Momentum of SGD and RMSprop."""
+
+
+class Average(NamedTuple):
+    """An EMA's update: averages += weight (sources - averages), in place, pairwise.
+
+    Averages that are not floating point (counts) become the sources where `weight` is not 0.
+    """
+
+    averages: Sequence[Tensor]
+    sources: Sequence[Tensor]
+    weight: float
+    """May differ from step to step without another graph; 0 leaves the averages."""
 
 
 class ModelOps(Protocol):
@@ -165,38 +185,56 @@ class TorchOps:
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
 
-class Backend(ModelOps, Protocol):
-    """The hardware of a run. One object a rank; `tpukit.hardware.select.open_backend` builds it."""
+class Devices(Protocol):
+    """The devices of a run: what they are, what they hold, and copies to and from them."""
 
-    kind: Kind
     device: torch.device
     precision: Precision
     devices: int
-    """Devices, over all ranks, that a batch is split over."""
-    rank: int
-    world_size: int
-    """Ranks of the run: one per GPU, one per TPU host."""
-    fixed_shapes: bool
-    """A new shape costs a compilation, and reading a value waits for a whole graph."""
+    """Number of devices, over all ranks, that a batch is split over."""
     compiles: bool
     """Training compiles a program for each shape of its batches."""
-    keeps_freed_memory: bool
-    """One shape of batch may leave less memory to the next: programs, or an allocator's cache."""
+    compiles_everything: bool
+    """So does every other operation on a new shape; reading a value waits for a whole graph."""
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this rank prints and saves: rank 0."""
+    def describe(self, model: nn.Module | None = None) -> Mapping[str, str | int]:
+        """Device names, counts, precision and versions, for the first lines of a run.
+
+        model: a prepared model, to add what this hardware computes differently for it.
+        """
         ...
 
-    def describe(self) -> Mapping[str, str | int]:
-        """Device names, counts, precision and versions, for the first lines of a run."""
+    def usage(self) -> DeviceUsage:
+        """Memory, utilization and fallbacks so far, where the device and its driver report them."""
         ...
 
-    def remarks(self, model: nn.Module) -> list[str]:
-        """What this hardware computes differently for a prepared model, a line each."""
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
         ...
 
-    # -- models and batches ------------------------------------------------------------------
+    def compilations(self) -> int:
+        """Number of graphs that this rank has compiled so far."""
+        ...
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        """The loader's batches on the device; the next ones are being sent meanwhile.
+
+        Each rank loads its own rows, which are split over its devices here.
+        """
+        ...
+
+    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole (unsharded) copies on the CPU. Every rank must call it."""
+        ...
+
+    def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Copies whole host tensors into (possibly sharded) device tensors of the same names."""
+        ...
+
+
+class ModelSteps(Protocol):
+    """A model on the devices, its forward passes and its optimizer steps."""
+
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         """The model on the device: DDP or FSDP over several, compiled where that is faster.
 
@@ -205,7 +243,7 @@ class Backend(ModelOps, Protocol):
         ...
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The module behind a prepared model, for its own methods (generation, say)."""
+        """The module behind a prepared model: its parameters, its own methods."""
         ...
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -214,10 +252,6 @@ class Backend(ModelOps, Protocol):
         A forward pass of the prepared model, so that gradients are averaged whichever of the
         module's methods and parts the function calls.
         """
-        ...
-
-    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """A prepared model's parameters by the names they had before it was prepared."""
         ...
 
     def optimizer(
@@ -233,36 +267,11 @@ class Backend(ModelOps, Protocol):
         """
         ...
 
-    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
-        """The loader's batches on the device; the next ones are being sent meanwhile.
-
-        Each rank loads its own rows, which are split over its devices here.
-        """
-        ...
-
-    def loader_workers(self, requested: int | None) -> int:
-        """DataLoader workers of this rank: its share of those requested, else the default here."""
-        ...
-
-    # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
         """The precision of a forward pass: the run's own, or another one to compare with.
 
         Around several passes with the same weights it casts each weight once, where that is faster.
         """
-        ...
-
-    def uneven_passes(
-        self, model: nn.Module, filler: Callable[[], object]
-    ) -> AbstractContextManager[Any]:
-        """Around forward passes of `model` (unwrapped) that each rank makes as many of as it needs.
-
-        `filler` makes one pass, of any shape: sharded weights are gathered from all ranks in each.
-        """
-        ...
-
-    def profile(self, folder: Path) -> AbstractContextManager[Any]:
-        """Writes a profiler trace of what runs inside into `folder`."""
         ...
 
     def micro_batch(
@@ -284,64 +293,22 @@ class Backend(ModelOps, Protocol):
         *,
         lr: float,
         weight: Tensor,
-        clip_norm: float | None,
-        after: Callable[[Tensor], None],
-    ) -> None:
-        """Reduce, divide by `weight`, clip, step, call `after`, sync, in this order.
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> Tensor:
+        """Reduces the gradients, divides them by `weight`, clips, steps, updates the EMA weights.
 
         lr: the step's rate; a group's own is `lr` times its `lr_scale`.
+        weight: the step's total weight over all ranks (0-d, on the device), so that the gradient
+            is that of the weighted mean over the whole step.
 
-        `weight`: the step's total weight over all ranks (0-d, on the device), so that the gradient
-        is that of the weighted mean over the whole step. `after` takes the norm of that gradient
-        before clipping (0-d; not finite when an fp16 step was skipped) and runs in the same graph,
-        before the sync. Gradients are cleared.
-        """
-        ...
-
-    def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
-        """targets += weight (sources - targets), in place, pairwise: an EMA's update.
-
-        `weight` may differ from step to step without another graph; 0 leaves the targets. Targets
-        that are not floating point (counts) become the sources where it is not 0.
+        Returns the norm of that gradient before clipping (0-d; not finite when an fp16 step was
+        skipped). Gradients are cleared. `finish` ends the step.
         """
         ...
 
     def finish(self) -> None:
-        """Ends an evaluation or generation step: executes lazy tensors, reads nothing."""
-        ...
-
-    # -- over ranks and to the host -------------------------------------------------------
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum of each rank's tensor; the tensor itself where one rank holds all devices."""
-        ...
-
-    def any_rank(self, flag: bool) -> bool:
-        """Whether any rank raised the flag: all ranks then take the same decision."""
-        ...
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        """Each rank's value, in the order of ranks, on every rank."""
-        ...
-
-    def barrier(self) -> None:
-        """Waits for all ranks."""
-        ...
-
-    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole (unsharded) copies on the CPU. Every rank must call it."""
-        ...
-
-    def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Copies whole host tensors into (possibly sharded) device tensors of the same names."""
-        ...
-
-    def exchange(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-        """Swaps the contents of two lists of tensors pairwise."""
-        ...
-
-    # -- state, memory, compilation ------------------------------------------------------------
-    def seed(self, seed: int) -> None:
-        """Seeds this rank's generators (distinct per rank)."""
+        """Ends a step of training, evaluation or generation: executes its graph, reads nothing."""
         ...
 
     def state(self) -> BackendState:
@@ -352,25 +319,33 @@ class Backend(ModelOps, Protocol):
         """Restores the parts that are given and not empty."""
         ...
 
-    def usage(self) -> DeviceUsage:
-        """Memory and utilization, where the device and its driver report them."""
+
+class Ranks(Protocol):
+    """The processes of a run: one per GPU, one per TPU host."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and saves: rank 0."""
         ...
 
-    def peak_flops(self) -> float | None:
-        """Peak operations a second of all devices in the run's precision; None where unknown."""
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sum of each rank's tensor; the tensor itself where one rank holds all devices."""
         ...
 
-    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
-        """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Each rank's value, in the order of ranks, on every rank; waits for all of them."""
         ...
 
-    def compilations(self) -> int:
-        """Graphs that this rank has compiled so far."""
-        ...
 
-    def fallbacks(self) -> list[str]:
-        """Operators (`aten::nonzero`) that left the device so far, cutting a graph."""
-        ...
+class Backend(Devices, ModelSteps, Ranks, ModelOps, Protocol):
+    """The hardware of a run. One object a rank; `tpukit.hardware.select.open_backend` builds it."""
+
+
+class OpenedBackend(Backend, Protocol):
+    """A backend for whoever opened it."""
 
     def close(self) -> None:
         """Releases process groups and worker threads. Safe to call twice."""

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tpukit.errors import HardwareError
+from tpukit.hardware.backend import Ranks
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """The longest that a validation or a checkpoint on one rank may keep the others waiting."""
+
+
+HEADER_BYTES = 8
+"""Size of the number that says how long an object is."""
+SHORT_BYTES = 256
+"""Longest object, with its header, that ranks exchange in one collective."""
 
 
 def launched_world_size() -> int:
@@ -27,9 +38,7 @@ class Collectives(Protocol):
     world_size: int
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor: ...
-    def any_rank(self, flag: bool) -> bool: ...
     def all_gather_objects(self, value: Any) -> list[Any]: ...
-    def barrier(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -42,14 +51,8 @@ class SingleRank:
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def any_rank(self, flag: bool) -> bool:
-        return flag
-
     def all_gather_objects(self, value: Any) -> list[Any]:
         return [value]
-
-    def barrier(self) -> None:
-        pass
 
     def close(self) -> None:
         pass
@@ -75,19 +78,53 @@ class GlooCollectives:
         dist.all_reduce(total)
         return total
 
-    def any_rank(self, flag: bool) -> bool:
-        raised = torch.tensor(int(flag))
-        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._host)
-        return bool(raised)
-
     def all_gather_objects(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._host)
-        return values
+        # One collective for a flag or a number, where torch's all_gather_object takes two.
+        data = pickle.dumps(value)
+        sent = len(data).to_bytes(HEADER_BYTES, "little") + data
+        gathered = self._gather(sent, SHORT_BYTES)
+        longest = max(int.from_bytes(part[:HEADER_BYTES], "little") for part in gathered)
+        if HEADER_BYTES + longest > SHORT_BYTES:
+            gathered = self._gather(sent, HEADER_BYTES + longest)
+        return [pickle.loads(part[HEADER_BYTES:]) for part in gathered]
 
-    def barrier(self) -> None:
-        dist.barrier(group=self._host)
+    def _gather(self, data: bytes, length: int) -> list[bytes]:
+        own = torch.frombuffer(bytearray(data[:length].ljust(length, b"\0")), dtype=torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(parts, own, group=self._host)
+        return [part.numpy().tobytes() for part in parts]
 
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def uneven_passes(ranks: Ranks, module: nn.Module, filler: Callable[[], object]) -> Iterator[None]:
+    """Around forward passes of `module` (unwrapped) that each rank makes as many of as it needs.
+
+    filler: makes one pass, of any shape: sharded weights are gathered from all ranks in each.
+    """
+    if not _is_sharded(module, ranks):
+        yield
+        return
+
+    def announce(*_: Any) -> None:
+        ranks.all_gather_objects(True)
+
+    # Before FSDP's own hook, which waits for the other ranks' shards.
+    hook = module.register_forward_pre_hook(announce, prepend=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+    while any(ranks.all_gather_objects(False)):
+        filler()
+
+
+def _is_sharded(module: nn.Module, ranks: Ranks) -> bool:
+    if ranks.world_size == 1:
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import Average, Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
@@ -84,11 +84,11 @@ class FakeBackend(EagerBackend):
         *,
         lr: float,
         weight: Tensor,
-        clip_norm: float | None,
-        after: Callable[[Tensor], None],
-    ) -> None:
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> Tensor:
         self.calls.append("step")
-        super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, after=after)
+        return super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, average=average)
 
     def finish(self) -> None:
         self.calls.append("finish")

@@ -14,9 +14,9 @@ from pathlib import Path
 from tpukit.errors import HardwareError
 
 MAPPED_ALONE_BYTES = 2**15
-"""Allocations from this size on go back to the system when freed, under a limit."""
+"""Smallest allocation in bytes that goes back to the system when freed, under a limit."""
 COMPILER_BYTES = 2**31
-"""Room for the first compilation."""
+"""Memory in bytes left for the first compilation."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 GLIBC_SETTINGS = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
 """glibc's own maxima for these thresholds, which it raises as memory is freed."""
@@ -70,7 +70,7 @@ TEXTS_AFTER_A_FIT = (
     "no valid convolution algorithms available",
     "unhandled cuda error",
 )
-"""How CUDA's libraries also fail on a full GPU; of a smaller batch that fitted they mean that."""
+"""Further texts of CUDA's libraries on a full GPU: out of memory if a smaller batch fitted."""
 TEXTS_UNDER_LIMIT = (
     "can't start new thread",
     "failed to map segment",
@@ -79,7 +79,7 @@ TEXTS_UNDER_LIMIT = (
 )
 """Further texts under a memory limit, where a thread's stack or a mapping does not fit."""
 LATE_FAILURE = "a required argument is in a failed state"
-"""torch_tpu, of what uses the result of a failed program: that one's own error is only logged."""
+"""torch_tpu's error for a result of a failed program, whose own error is only logged."""
 LOG_BYTES = 2**16
 _PATTERN = re.compile("|".join(OUT_OF_MEMORY_TEXTS), re.DOTALL)
 
@@ -152,7 +152,7 @@ def meter_device_memory(read_device: ReadMemory) -> Iterator[ReadMemory]:
 
 
 def limit_host_memory(limit_bytes: int) -> None:
-    """From now on this process may hold `limit_bytes` more private memory than it holds already.
+    """Limits this process to `limit_bytes` of private memory beyond what it holds already.
 
     Allocations beyond it fail as they would on a full device. Call it once the libraries and the
     device are up: what they took does not count.
@@ -174,10 +174,10 @@ class TensorMemoryLimit:
 
     limit_bytes: int
     most_bytes: int
-    """What the process may hold beside small allocations."""
+    """Maximum bytes of the process beside small allocations."""
 
     def enforce(self, room_bytes: int = 0) -> None:
-        """From now on; to be called again after a compilation.
+        """Sets the limit; to be called again after each compilation.
 
         room_bytes: for a compiler that has yet to work. Raises as `limit_host_memory` does.
         """
@@ -207,7 +207,7 @@ def _limit_data(limit: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """From now on what this process frees stays with it, for the next tensors.
+    """Keeps the memory that this process frees, for its next tensors.
 
     glibc maps each large tensor anew, and the system clears its pages: 7 % of a step of GPT-2.
     """
@@ -288,7 +288,7 @@ def available_bytes() -> int:
 
 
 def reserve_bytes() -> int:
-    """What a process leaves free by default: the system acts once there is nothing left."""
+    """Bytes that a process leaves free by default: with none left the system kills processes."""
     least, most = RESERVE_BYTES
     return min(max(int(RESERVE_SHARE * host_memory_bytes()), least), most)
 

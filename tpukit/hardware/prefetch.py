@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from tpukit.hardware.backend import Backend
+from tpukit.hardware.detect import is_emulated
 from tpukit.io.process import allowed_cores
 
 Loaded = TypeVar("Loaded")
@@ -22,9 +25,17 @@ SECONDS_TO_END = 5.0
 _END = object()
 
 
-def loader_workers(requested: int | None, world_size: int, default: int) -> int:
-    """DataLoader workers of each rank: a share of those requested, else `default`."""
-    return default if requested is None else -(-requested // world_size)
+def loader_workers(backend: Backend, requested: int | None = None) -> int:
+    """DataLoader workers of this rank: its share of those requested, else the default here."""
+    if requested is not None:
+        return -(-requested // backend.world_size)
+    kind = backend.describe()["hardware"]
+    if kind == "cpu" or (kind == "tpu" and is_emulated(os.environ)):
+        # Steps on a CPU use every core: there a thread makes the batches.
+        return 0
+    if backend.device.type == "xla":
+        return workers_of_devices(backend.devices // backend.world_size)
+    return workers_of_rank(backend.world_size)
 
 
 def workers_of_devices(devices: int) -> int:

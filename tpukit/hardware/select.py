@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tpukit.errors import HardwareError, InterruptedRunError
 from tpukit.hardware.detect import (
     CHIP_BOUNDS,
+    TPU_VARIABLES,
     Hardware,
     TpuChips,
     detect_hardware,
     is_emulated,
 )
-from tpukit.hardware.host import RealHost
+from tpukit.hardware.host import Host, RealHost
 from tpukit.hardware.launch.failures import failures_named
 from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
@@ -36,7 +38,7 @@ from tpukit.hardware.tpu_stack import (
 from tpukit.io.files import is_writable
 
 if TYPE_CHECKING:
-    from tpukit.hardware.backend import Backend
+    from tpukit.hardware.backend import Backend, OpenedBackend
 
 Options = TypeVar("Options", bound=HardwareOptions)
 
@@ -53,7 +55,7 @@ def open_backend(
     options: HardwareOptions,
     log: Callable[[str], None] = _to_stderr,
     runs: Sequence[Path] = (),
-) -> Backend:
+) -> OpenedBackend:
     """The backend for these options.
 
     log: is given what to know about its kernels. runs: see `settle_kernels`.
@@ -116,7 +118,7 @@ def opened_backend(
             sys.modules["torch"].use_deterministic_algorithms(False)
 
 
-def are_virtual(kind: Kind) -> bool:
+def are_virtual(kind: object) -> bool:
     """Whether the devices of this kind are virtual ones of the emulation on CPU."""
     return kind == "tpu" and is_emulated(os.environ)
 
@@ -244,7 +246,15 @@ def prepare_environment(options: HardwareOptions) -> Kind:
 
 
 def _this_machine() -> Hardware:
-    return detect_hardware(RealHost())
+    """The hardware here; looked at once for as long as the variables that decide it stay."""
+    decided = os.environ.get("PJRT_DEVICE", "TPU").upper()
+    others = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", *TPU_VARIABLES))
+    return _detected(RealHost, (decided, *others))
+
+
+@functools.lru_cache(maxsize=1)
+def _detected(host: Callable[[], Host], _variables: tuple[str | None, ...]) -> Hardware:
+    return detect_hardware(host())
 
 
 def _check(options: HardwareOptions, hardware: Hardware) -> Kind:

@@ -161,7 +161,7 @@ def sample_operations(
     in every rank.
     """
     found = None
-    if backend.is_main and backend.peak_flops() is not None:
+    if backend.is_main and backend.usage().peak_flops is not None:
         found = _in_worker(partial(_traced_operations, task, split.rows_per_device, examples))
     whole: float | None = backend.all_gather_objects(found)[0]
     return whole
@@ -251,14 +251,14 @@ def _recomputes(backend: Backend) -> bool:
         calls += 1
         return x * 2
 
-    if not backend.fixed_shapes:
+    if not backend.compiles_everything:
         backend.recompute(count, torch.ones(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
     return calls != 1
 
 
 class TracedOps(TorchOps):
-    """Recomputed functions keep their inputs alone; the backward pass holds the tensors of one of
-    them at a time."""
+    """Of what is recomputed in the backward pass, the inputs stay; one function's own tensors at a
+    time come back."""
 
     def __init__(self, *, recomputes: bool = True) -> None:
         self.recomputes = recomputes

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import Backend
+from tpukit.hardware.backend import Average
+from tpukit.hardware.modules import exchange
 from tpukit.train.config import EMAUpdates, TrainConfig
 
 
@@ -65,24 +66,22 @@ class EMA:
         self.weights = weights
         self.schedule = schedule
 
-    def update(self, backend: Backend, steps_done: int) -> None:
-        """After step `steps_done`: the update where one is due, else nothing."""
-        weight = self.schedule.weight(steps_done)
-        for sources in (self.parameters, self.buffers):
-            averages = [self.weights[name] for name in sources]
-            if averages:
-                backend.lerp(averages, list(sources.values()), weight)
+    def update(self, steps_done: int) -> Average:
+        """The update after step `steps_done`; its weight is 0 where none is due."""
+        sources = {**self.parameters, **self.buffers}
+        averages = [self.weights[name] for name in sources]
+        return Average(averages, list(sources.values()), self.schedule.weight(steps_done))
 
     @contextmanager
-    def in_place_of_weights(self, backend: Backend) -> Iterator[None]:
+    def in_place_of_weights(self) -> Iterator[None]:
         """Within the context the model computes with the EMA weights."""
         trained = {**self.parameters, **self.buffers}
         own, weights = list(trained.values()), [self.weights[name] for name in trained]
-        backend.exchange(own, weights)
+        exchange(own, weights)
         try:
             yield
         finally:
-            backend.exchange(own, weights)
+            exchange(own, weights)
 
 
 @torch.no_grad()

@@ -14,10 +14,11 @@ from tpukit.hardware.backend import Backend, BackendState, Batch
 from tpukit.train.batch_sums import MOST_SUMS, BatchSums
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
+from tpukit.train.mistakes.returned import MODEL, expect
 from tpukit.train.optimizer import OptimizerState, build_optimizer
 from tpukit.train.storage.checkpoint import Checkpoint
-from tpukit.train.storage.initial_weights import initial_model
-from tpukit.train.storage.state_dict import persistent_buffers
+from tpukit.train.storage.initial_weights import load_initial_weights
+from tpukit.train.storage.state_dict import load_weights, persistent_buffers
 from tpukit.train.task import Datasets, Task
 
 MASK_63 = 2**63 - 1
@@ -62,7 +63,8 @@ class Learner:
         self.model = model
         self.sums = BatchSums(task, backend, model)
         self.optimizer = optimizer
-        self.optimizer_state = OptimizerState(optimizer, backend.parameters(model))
+        names = dict(backend.unwrap(model).named_parameters())
+        self.optimizer_state = OptimizerState(optimizer, names)
         self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
@@ -75,7 +77,7 @@ class Learner:
         self._norms = _fresh_norms(device)
 
     def set_steps_done(self, steps: int) -> None:
-        """Sets the number of steps that a resumed run has done."""
+        """Where a resumed run goes on."""
         self.steps_done = steps
         self._counter.fill_(steps)
 
@@ -104,13 +106,16 @@ class Learner:
                 self._step_totals += part.detach()
         step_totals = self.backend.all_reduce_sum(self._step_totals)
         self.steps_done += 1
-        self.backend.step(
+        average = self.ema.update(self.steps_done) if self.ema else None
+        norm = self.backend.step(
             self.optimizer,
             lr=lr,
             weight=step_totals[0],
             clip_norm=self.clip_norm,
-            after=lambda norm: self._after(step_totals, norm),
+            average=average,
         )
+        self._after(step_totals, norm)
+        self.backend.finish()
         return True
 
     def _changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
@@ -129,10 +134,8 @@ class Learner:
 
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:
-        """Updates the EMA, the latch and the sums for the log in the step's own graph."""
+        """In the step's own graph: the latch and the sums for the log."""
         self._counter += 1
-        if self.ema is not None:
-            self.ema.update(self.backend, self.steps_done)
         bad = ~torch.isfinite(totals[1])
         self._first_bad.copy_(
             torch.where(bad & (self._first_bad == 0), self._counter, self._first_bad)
@@ -176,8 +179,8 @@ class Learner:
     # -- state -----------------------------------------------------------------------------------
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by their plain names."""
-        buffers = persistent_buffers(self.backend.unwrap(self.model))
-        return {**self.backend.parameters(self.model), **buffers}
+        module = self.backend.unwrap(self.model)
+        return {**dict(module.named_parameters()), **persistent_buffers(module)}
 
 
 def _fresh_norms(device: torch.device) -> Tensor:
@@ -199,8 +202,8 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     prepared = backend.prepare(model)
     prepared.train()
     optimizer = build_optimizer(task, backend, prepared, config)
-    buffers = persistent_buffers(backend.unwrap(prepared))
-    ema = start_ema(config, backend.parameters(prepared), buffers)
+    module = backend.unwrap(prepared)
+    ema = start_ema(config, dict(module.named_parameters()), persistent_buffers(module))
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.
     backend.finish()
@@ -219,9 +222,15 @@ def load_learner(
     data: None where only shapes matter (a memory trial).
     """
     seed_everything(config.global_seed)
-    model = initial_model(task, backend, config, checkpoint, data)
+    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    if checkpoint is not None:
+        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
+    elif data is not None and config.init_from is not None:
+        load_initial_weights(model, task, config.init_from)
+    elif data is not None:
+        task.initialize(model, data)
     learner = build_learner(task, backend, model, config)
-    backend.seed(config.global_seed)
+    backend.load_state({"seed": config.global_seed})
     if checkpoint is None:
         return learner
     tensors = checkpoint.tensors("optimizer")

@@ -44,7 +44,7 @@ def build_optimizer(
     if own is not None:
         require_steppable(own)
     optimizer = backend.optimizer(groups, settings, own)
-    known = {id(parameter) for parameter in backend.parameters(model).values()}
+    known = {id(parameter) for parameter in backend.unwrap(model).parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not trained or not known.issuperset(map(id, trained)):
         raise UsageError(
@@ -75,11 +75,11 @@ class OptimizerState:
         return type(self.optimizer).__name__.removeprefix("Xla")
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state's tensors by name, the parameters in their model's order."""
+        """By name, the parameters in their model's order."""
         return {key: value for key, value in self._entries() if isinstance(value, Tensor)}
 
     def values(self) -> dict[str, Any]:
-        """The state without tensors. Raises UsageError for a value that JSON does not hold."""
+        """Everything else. Raises UsageError for a value that neither JSON nor a tensor holds."""
         others = {key: value for key, value in self._entries() if not isinstance(value, Tensor)}
         odd = next((k for k, v in others.items() if not isinstance(v, Plain)), None)
         if odd is not None:

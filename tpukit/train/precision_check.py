@@ -43,9 +43,14 @@ class PrecisionComparison:
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
     """The comparison in words, on the next training batch; random state and weights are kept."""
-    backend, step = learner.backend, learner.steps_done
-    state = backend.state()
-    [batch, *_] = next(plan.step_batches(backend, step, step + 1).read())
+    from tpukit.train.loader import PlannedMicroBatches, make_loader
+
+    backend = learner.backend
+    state, step = backend.state(), learner.steps_done
+    sampler = PlannedMicroBatches(plan.batches, step, step + 1, backend.rank, backend.world_size)
+    batch = next(
+        iter(backend.batches(make_loader(plan.task, plan.datasets.train, sampler, plan.loading)))
+    )
     results = {}
     for precision in ("fp32", "bf16"):
         backend.load_state(state)
@@ -58,7 +63,7 @@ def _loss_and_gradient(
     learner: Learner, batch: Batch, precision: Precision
 ) -> tuple[float, dict[str, Tensor]]:
     parameters = {
-        n: p for n, p in learner.backend.parameters(learner.model).items() if p.requires_grad
+        n: p for n, p in learner.backend.unwrap(learner.model).named_parameters() if p.requires_grad
     }
     with learner.backend.autocast(precision):
         returned = learner.backend.call(learner.model, learner.task.loss, batch)

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def parameters(backend, model):
-    return backend.to_host(backend.parameters(model))
+    return backend.to_host(dict(backend.unwrap(model).named_parameters()))
 
 
 @pytest.fixture(scope="module")

@@ -82,13 +82,14 @@ class Half:
                 with self.backend.autocast():
                     loss = (self.model(batch["x"]) - batch["y"]).float().square().sum()
                 self.backend.backward(loss)
-            self.backend.step(
-                self.optimizer, lr=1e-3, weight=torch.tensor(16.0), clip_norm=1.0,
-                after=self.norms.append,
-            )  # fmt: skip
+            norm = self.backend.step(
+                self.optimizer, lr=1e-3, weight=torch.tensor(16.0), clip_norm=1.0
+            )
+            self.backend.finish()
+            self.norms.append(norm)
 
     def tensors(self):
-        names = self.backend.parameters(self.model)
+        names = dict(self.backend.unwrap(self.model).named_parameters())
         state = self.optimizer.state
         moments = {f"{k}/{n}": v for n, p in names.items() for k, v in state[p].items()}
         return {**names, **moments}
@@ -146,16 +147,15 @@ def test_a_sum_over_many_rows_skips_no_step_at_first():
         with backend.autocast():
             loss = (model(x).float() - 4 * x).square().sum()
         backend.backward(loss)
-        backend.step(
-            optimizer, lr=1e-3, weight=torch.tensor(4096.0), clip_norm=1.0, after=norms.append
-        )
+        norms.append(backend.step(optimizer, lr=1e-3, weight=torch.tensor(4096.0), clip_norm=1.0))
+        backend.finish()
     assert all(torch.isfinite(norm) for norm in norms)
     assert backend.state()["scaler"]["scale"] < 2**6
 
 
 def test_generators_as_text():
     backend = FakeBackend()
-    backend.seed(3)
+    backend.load_state({"seed": 3})
     state = json.loads(json.dumps(backend.state()))
     first = torch.rand(5)
     backend.load_state(state)

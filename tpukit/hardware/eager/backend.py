@@ -1,6 +1,6 @@
 """GPUs, CPUs, and TPUs through torch_tpu: eager PyTorch over torchrun, one rank a device.
 
-On GPUs and CPUs accelerate places and wraps the model and sets up the process group, nothing else.
+On GPUs and CPUs accelerate sets up the process group and chooses the device, nothing else.
 Reduction, accumulation, clipping, scaling and the learning rate are the step's own.
 """
 
@@ -10,9 +10,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
+    Average,
     BackendState,
     Batch,
     DeviceUsage,
@@ -37,16 +38,13 @@ from tpukit.hardware.collectives import (
     SingleRank,
     launched_world_size,
 )
-from tpukit.hardware.eager.buffers import has_batch_norm
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import (
     DDP,
-    DDP_OPTIONS,
     FSDP,
     Parallelism,
     SingleProcess,
-    local,
     split_mixed_groups,
 )
 from tpukit.hardware.eager.grad_scaling import (
@@ -57,10 +55,10 @@ from tpukit.hardware.eager.grad_scaling import (
 )
 from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
+from tpukit.hardware.modules import has_batch_norm, local
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
 from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_matrices
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.hardware.prefetch import loader_workers, workers_of_rank
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
 from tpukit.knowledge.accelerators import peak_flops
 
@@ -84,8 +82,7 @@ class EagerBackend(TorchOps):
         self.kind: Kind = kind
         self.eager = eager
         self.device = eager.device
-        self.fixed_shapes = eager.fixed_shapes
-        self.keeps_freed_memory = eager.keeps_freed_memory
+        self.compiles_everything = eager.compiles_everything
         self.precision: Precision = precision
         self.collectives = collectives
         self.rank = collectives.rank
@@ -94,14 +91,14 @@ class EagerBackend(TorchOps):
         self.parallelism = parallelism
         self.update = update
         self.compiles = compiles
-        self.set_aside: list[dict[str, Any]] = []
-        """What accelerate knew before this backend was opened."""
+        self._results: list[Tensor] = []
+        """Results of the last step whose errors have not surfaced yet."""
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def describe(self) -> Mapping[str, str | int]:
+    def describe(self, model: nn.Module | None = None) -> Mapping[str, str | int]:
         bf16 = "native" if self.eager.native_bf16 else "emulated"
         return {
             "hardware": self.kind,
@@ -110,17 +107,18 @@ class EagerBackend(TorchOps):
             "precision": f"bf16 ({bf16})" if self.precision == "bf16" else self.precision,
             "torch": torch.__version__,
             **self.eager.versions,
+            **self._differences(model),
         }
 
-    def remarks(self, model: nn.Module) -> list[str]:
-        if self.world_size == 1 or not has_batch_norm(model):
-            return []
+    def _differences(self, model: nn.Module | None) -> dict[str, str]:
+        if self.world_size == 1 or model is None or not has_batch_norm(model):
+            return {}
         if self.parallelism.sync_batchnorm:
-            return ["BatchNorm normalizes by the rows of all ranks."]
-        return [
-            "BatchNorm: each rank normalizes by its own rows; the running statistics are the"
-            " ranks' mean. --set sync_batchnorm=true normalizes by the rows of all ranks."
-        ]
+            return {"BatchNorm": "normalizes by the rows of all ranks"}
+        return {
+            "BatchNorm": "of each rank normalizes by its own rows; the running statistics are the"
+            " ranks' mean (--set sync_batchnorm=true: by the rows of all ranks)"
+        }
 
     # -- models and batches ------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -132,7 +130,7 @@ class EagerBackend(TorchOps):
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
             # Else generation would compile each of its many shapes.
-            compile_forward(model, every_pass=self.fixed_shapes)
+            compile_forward(model, every_pass=self.compiles_everything)
         return self.parallelism.prepare(model, train=train)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -141,9 +139,6 @@ class EagerBackend(TorchOps):
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
         with compiled_passes():
             return self.parallelism.call(model, function, *arguments)
-
-    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        return dict(self.unwrap(model).named_parameters())
 
     def optimizer(
         self,
@@ -161,16 +156,11 @@ class EagerBackend(TorchOps):
     def _first_step_on(self, parameter: nn.Parameter) -> Tensor:
         """Zeros of a parameter's shape that an optimizer is tried on."""
         # On the host where each operation on a new shape would compile.
-        on_host = self.fixed_shapes and not isinstance(parameter, DTensor)
+        on_host = self.compiles_everything and not isinstance(parameter, DTensor)
         return torch.zeros_like(parameter, device="cpu" if on_host else None)
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return self.eager.batches(loader)
-
-    def loader_workers(self, requested: int | None) -> int:
-        # Steps on a CPU use every core: there a thread makes the batches.
-        default = 0 if self.kind == "cpu" else workers_of_rank(self.world_size)
-        return loader_workers(requested, self.world_size, default)
 
     # -- the step ----------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
@@ -178,31 +168,6 @@ class EagerBackend(TorchOps):
         if dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
-
-    @contextmanager
-    def uneven_passes(self, model: nn.Module, filler: Callable[[], object]) -> Iterator[None]:
-        if not isinstance(self.parallelism, FSDP):
-            yield
-            return
-
-        def announce(*_: Any) -> None:
-            self.any_rank(True)
-
-        # Before FSDP's own hook, which waits for the other ranks' shards.
-        hook = model.register_forward_pre_hook(announce, prepend=True)
-        try:
-            yield
-        finally:
-            hook.remove()
-        while self.any_rank(False):
-            filler()
-
-    @contextmanager
-    def profile(self, folder: Path) -> Iterator[None]:
-        folder.mkdir(parents=True, exist_ok=True)
-        with torch.profiler.profile(activities=self.eager.profiled()) as profiler:
-            yield
-        profiler.export_chrome_trace(str(folder / f"trace-{self.rank}.json"))
 
     def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
@@ -220,48 +185,31 @@ class EagerBackend(TorchOps):
         *,
         lr: float,
         weight: Tensor,
-        clip_norm: float | None,
-        after: Callable[[Tensor], None],
-    ) -> None:
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> Tensor:
         set_rates(optimizer, lr)
         divisor = weight * self.update.gradient_scale()
         raw_norm = self.parallelism.norm(gradients_of(optimizer))
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
-        after(norm)
+        if average is not None and average.weight:
+            _update(average)
         updated = [p for group in optimizer.param_groups for p in group["params"]]
-        self.eager.surface_errors([norm, *(local(p) for p in updated[-1:])])
-
-    @torch.no_grad()
-    def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
-        if not weight:
-            return
-        pairs = list(zip(targets, sources, strict=True))
-        floating = [pair for pair in pairs if pair[0].is_floating_point()]
-        if floating:
-            torch._foreach_lerp_(
-                [local(t) for t, _ in floating], [local(s) for _, s in floating], weight
-            )
-        for target, source in pairs:
-            if not target.is_floating_point():
-                target.copy_(source)
+        self._results = [norm, *(local(p) for p in updated[-1:])]
+        return norm
 
     def finish(self) -> None:
-        pass
+        self.eager.surface_errors(self._results)
+        self._results = []
 
     # -- over ranks and to the host -------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.collectives.all_reduce_sum(tensor)
 
-    def any_rank(self, flag: bool) -> bool:
-        return self.collectives.any_rank(flag)
-
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
-
-    def barrier(self) -> None:
-        self.collectives.barrier()
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -274,30 +222,22 @@ class EagerBackend(TorchOps):
         for name, target in targets.items():
             self.parallelism.fill(target, values[name])
 
-    @torch.no_grad()
-    def exchange(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-        for one, other in zip(left, right, strict=True):
-            kept = one.detach().clone()
-            one.copy_(other)
-            other.copy_(kept)
-
     # -- state, memory, compilation ------------------------------------------------------------
-    def seed(self, seed: int) -> None:
-        torch.manual_seed((seed + 1_000_003 * self.rank) % 2**63)
-
     def state(self) -> BackendState:
         return {"random": self.eager.random_state(), "scaler": self.update.state()}
 
     def load_state(self, state: BackendState) -> None:
+        if "seed" in state:
+            torch.manual_seed((state["seed"] + 1_000_003 * self.rank) % 2**63)
         if random := state.get("random"):
             self.eager.set_random_state(random)
         if scaler := state.get("scaler"):
             self.update.set_state(scaler)
 
     def usage(self) -> DeviceUsage:
-        return self.eager.usage()
+        return replace(self.eager.usage(), peak_flops=self._peak_flops())
 
-    def peak_flops(self) -> float | None:
+    def _peak_flops(self) -> float | None:
         peak = None if self.kind == "cpu" else peak_flops(self.eager.name(), self.precision)
         return None if peak is None else peak * self.devices
 
@@ -307,15 +247,10 @@ class EagerBackend(TorchOps):
     def compilations(self) -> int:
         return self.eager.compilations()
 
-    def fallbacks(self) -> list[str]:
-        return []
-
     def close(self) -> None:
         self.collectives.close()
         if self.kind == "cpu":
             give_freed_memory_back()
-        if self.set_aside:
-            _exchange_accelerate(self.set_aside)
 
 
 def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
@@ -332,7 +267,6 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         share_cores(local_world)
     if kind == "gpu":
         check_cuda()
-    set_aside = _exchange_accelerate([{}, {}, {}]) if kind != "tpu" else []
     with quiet_stdout():
         eager, parallelism = _start(kind, options, world)
         collectives = SingleRank() if world == 1 else GlooCollectives(world, _timeout(options))
@@ -344,17 +278,15 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         eager.limit_memory(options.memory_limit)
     elif kind == "cpu":
         keep_freed_memory()
-    backend = EagerBackend(
+    return EagerBackend(
         kind,
         eager,
         precision,
         collectives,
         parallelism,
-        _update(precision, eager.device),
+        _scaling(precision, eager.device),
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
     )
-    backend.set_aside = set_aside
-    return backend
 
 
 def _can_compile(kind: Kind, wanted: bool) -> bool:
@@ -394,76 +326,72 @@ def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevic
         from tpukit.hardware.eager.torch_tpu import start_torch_tpu
 
         tpu = start_torch_tpu(world)
-        return tpu, _parallelism(tpu.replicate, tpu.place, tpu.device, options, world)
-    accelerator = _start_accelerate(kind, _timeout(options))
-    device = CpuDevice() if kind == "cpu" else CudaDevice(accelerator.device)
+        return tpu, _parallelism(tpu.place, tpu.device, options, world)
+    device = _join_by_accelerate(kind, _timeout(options))
+    eager = CpuDevice() if kind == "cpu" else CudaDevice(device)
 
-    def replicate(model: nn.Module) -> nn.Module:
-        placed: nn.Module = accelerator.prepare_model(model)
-        # Else it keeps every model that it was given, also after the last use.
-        accelerator._models.clear()
-        return placed
+    def place(model: nn.Module) -> nn.Module:
+        return model.to(eager.device)
 
-    return device, _parallelism(replicate, None, device.device, options, world)
-
-
-def _exchange_accelerate(states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Gives accelerate's states these contents; returns those before.
-
-    A process has one of each: an Accelerator of the user's or of an earlier run has other settings.
-    """
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    before = []
-    for kind, state in zip((PartialState, AcceleratorState, GradientState), states, strict=True):
-        before.append(dict(kind._shared_state))
-        kind._shared_state.clear()
-        kind._shared_state.update(state)
-    return before
+    return eager, _parallelism(place, eager.device, options, world)
 
 
 def _timeout(options: HardwareOptions) -> timedelta:
     return timedelta(seconds=options.collective_timeout)
 
 
-def _start_accelerate(kind: Kind, timeout: timedelta) -> Any:
-    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs, state
+def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:
+    """Joins the other ranks where a launcher started several; returns this rank's device.
 
-    takes_xla = state.is_torch_xla_available
+    accelerate keeps what it knew before: a process has one state, perhaps of a user's Accelerator.
+    """
+    from accelerate import PartialState, state
+
+    before, takes_xla = dict(PartialState._shared_state), state.is_torch_xla_available
     # A process that imported it beside torch_xla would be given an XLA device.
     state.is_torch_xla_available = lambda **_: False
+    PartialState._shared_state.clear()
     try:
-        return Accelerator(
-            cpu=kind == "cpu",
-            mixed_precision="no",
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(**DDP_OPTIONS),
-                InitProcessGroupKwargs(init_method=init_method(), timeout=timeout),
-            ],
-        )
+        joined = PartialState(cpu=kind == "cpu", init_method=init_method(), timeout=timeout)
+        device: torch.device = joined.device
+        return device
     finally:
         state.is_torch_xla_available = takes_xla
+        PartialState._shared_state.clear()
+        PartialState._shared_state.update(before)
 
 
 def _parallelism(
-    replicate: Callable[[nn.Module], nn.Module],
-    place: Callable[[nn.Module], nn.Module] | None,
+    place: Callable[[nn.Module], nn.Module],
     device: torch.device,
     options: HardwareOptions,
     world: int,
 ) -> Parallelism:
     if world == 1:
-        return SingleProcess(replicate)
+        return SingleProcess(place)
     if not options.shard:
-        move = place or (lambda model: model.to(device))
-        return DDP(replicate, move, sync_batchnorm=options.sync_batchnorm)
+        return DDP(place, sync_batchnorm=options.sync_batchnorm)
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(device.type, (world,))
-    return FSDP(mesh, place, sync_batchnorm=options.sync_batchnorm)
+    # `fully_shard` moves a model to a GPU or CPU itself.
+    moves = place if device.type == "tpu" else None
+    return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
 
 
-def _update(precision: Precision, device: torch.device) -> Update:
+def _scaling(precision: Precision, device: torch.device) -> Update:
     if precision != "fp16":
         return PlainUpdate()
     return ScaledUpdate(GradScaler(device.type), device)
+
+
+def _update(average: Average) -> None:
+    pairs = list(zip(average.averages, average.sources, strict=True))
+    floating = [pair for pair in pairs if pair[0].is_floating_point()]
+    if floating:
+        torch._foreach_lerp_(
+            [local(t) for t, _ in floating], [local(s) for _, s in floating], average.weight
+        )
+    for target, source in pairs:
+        if not target.is_floating_point():
+            target.copy_(source)

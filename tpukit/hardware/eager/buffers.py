@@ -107,8 +107,3 @@ def _sum_over_ranks(tensor: Tensor) -> Tensor:
     """The sum over the ranks; its gradient is summed likewise."""
     summed: Tensor = all_reduce(tensor)  # type: ignore[no-untyped-call]
     return summed
-
-
-def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a model normalizes by the statistics of a batch."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())

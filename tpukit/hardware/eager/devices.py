@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import os
 import platform
@@ -27,6 +26,7 @@ from tpukit.hardware.memory import (
     reserve_bytes,
     resident_bytes,
 )
+from tpukit.hardware.modules import state_from_text, state_text
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
@@ -42,8 +42,8 @@ class EagerDevice(Protocol):
     native_bf16: bool
     recomputes: bool
     """Whether `recompute` checkpoints activations: memory is scarcer than time."""
-    fixed_shapes: bool
-    keeps_freed_memory: bool
+    compiles_everything: bool
+    """See `Backend`."""
 
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
@@ -58,7 +58,6 @@ class EagerDevice(Protocol):
     def memory_meter(self) -> AbstractContextManager[ReadMemory]: ...
     def random_state(self) -> dict[str, str]: ...
     def set_random_state(self, state: Mapping[str, str]) -> None: ...
-    def profiled(self) -> list[torch.profiler.ProfilerActivity]: ...
 
 
 class CpuDevice:
@@ -68,8 +67,7 @@ class CpuDevice:
     compiles = False
     native_bf16 = False
     recomputes = False
-    fixed_shapes = False
-    keeps_freed_memory = False
+    compiles_everything = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -105,7 +103,7 @@ class CpuDevice:
         return compiled_graphs()
 
     def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory(), None)
+        return DeviceUsage(self._memory())
 
     def _memory(self) -> Memory:
         if self.limit_bytes is None:
@@ -124,17 +122,13 @@ class CpuDevice:
     def set_random_state(self, state: Mapping[str, str]) -> None:
         torch.set_rng_state(state_from_text(state["cpu"]))
 
-    def profiled(self) -> list[torch.profiler.ProfilerActivity]:
-        return [torch.profiler.ProfilerActivity.CPU]
-
 
 class CudaDevice:
     """One NVIDIA GPU."""
 
     versions: Mapping[str, str] = {}
     recomputes = True
-    fixed_shapes = False
-    keeps_freed_memory = True
+    compiles_everything = False
 
     def __init__(self, device: torch.device) -> None:
         # accelerate names no index for a single process, and some of torch.cuda needs one.
@@ -194,7 +188,7 @@ class CudaDevice:
         return compiled_graphs()
 
     def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory(), self._utilization_percent())
+        return DeviceUsage(self._memory(), self._utilization_percent(), keeps_freed_memory=True)
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         # What an earlier trial left in the allocator's cache is not this one's peak.
@@ -229,9 +223,6 @@ class CudaDevice:
         if "cuda" in state:
             torch.cuda.set_rng_state(state_from_text(state["cuda"]), self.device)
 
-    def profiled(self) -> list[torch.profiler.ProfilerActivity]:
-        return [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-
 
 def _keep_convolutions_in_fp32() -> None:
     """torch rounds their inputs to TF32 by default; fp32 was asked for."""
@@ -260,16 +251,6 @@ def check_cuda() -> None:
             f"torch {torch.__version__}, which starts at {min(built) / 10}.",
             "Choose another GPU (T4, L4), or an older build of torch.",
         )
-
-
-def state_text(state: Tensor) -> str:
-    """A generator's state as text that JSON can hold."""
-    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
-
-
-def state_from_text(text: str) -> Tensor:
-    """The state again."""
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 def _cpu_name() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
+from tpukit.hardware.modules import local, repeated_blocks
 
 
 class Parallelism(Protocol):
@@ -103,30 +103,18 @@ class Called(nn.Module):
 class DDP(SingleProcess):
     """Every rank holds a replica; gradients are summed over the ranks."""
 
-    def __init__(
-        self,
-        replicate: Callable[[nn.Module], nn.Module],
-        move: Callable[[nn.Module], nn.Module],
-        *,
-        sync_batchnorm: bool = False,
-    ) -> None:
-        super().__init__(replicate, sync_batchnorm=sync_batchnorm)
-        self.move = move
-
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         if not train:
-            return self.move(model)
-        placed = self.place(Called(model))
-        if isinstance(placed, DistributedDataParallel):
-            placed.register_comm_hook(None, sum_gradients)
-        return placed
+            return self.place(model)
+        wrapped = DistributedDataParallel(self.place(Called(model)), **DDP_OPTIONS)
+        wrapped.register_comm_hook(None, sum_gradients)
+        return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        return inner.module if isinstance(inner, Called) else inner
+        return model.module.module if isinstance(model, DistributedDataParallel) else model
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
-        if isinstance(model, (DistributedDataParallel, Called)):
+        if isinstance(model, DistributedDataParallel):
             return model(function, *arguments)
         return function(model, *arguments)
 
@@ -239,60 +227,6 @@ def split_mixed_groups(optimizer: torch.optim.Optimizer) -> None:
         if sharded and plain:
             group["params"] = sharded
             optimizer.add_param_group({**group, "params": plain})
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The shard of a tensor that this rank holds, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def move_tensors(
-    model: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
-) -> None:
-    """Moves a model to another device in place; ties between its parameters stay.
-
-    `.to` would give each tied parameter a copy where a tensor cannot change its device.
-    """
-    moved: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in module.named_parameters(recurse=False):
-            if id(old) not in moved:
-                sent = parameter(old.detach())
-                moved[id(old)] = nn.Parameter(sent, requires_grad=old.requires_grad)
-            module._parameters[name] = moved[id(old)]
-        for name, old_buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer(old_buffer))
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model's stacks: each is gathered by itself when its turn comes.
-
-    Layers are siblings of one class. What shares a parameter with the rest of the model stays with
-    the model as a whole, and so does a single part: its parent may use its weights directly.
-    """
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks = [layer for stack in stacks for layer in _layers(stack)]
-    inner = {id(child) for block in blocks for child in block.modules() if child is not block}
-    return [b for b in blocks if id(b) not in inner and _uses(b) == _uses(model, within=b)]
-
-
-def _layers(stack: nn.ModuleList) -> Iterator[nn.Module]:
-    """The modules of a list that have parameters, a forward pass and a sibling of their class."""
-    kinds = Counter(map(type, stack))
-    for module in stack:
-        called = type(module).forward is not nn.Module.forward
-        if called and kinds[type(module)] > 1 and any(True for _ in module.parameters()):
-            yield module
-
-
-def _uses(model: nn.Module, within: nn.Module | None = None) -> int:
-    """How often the model's modules hold a parameter (of `within`)."""
-    wanted = {id(p) for p in (within or model).parameters()}
-    return sum(
-        id(parameter) in wanted
-        for module in model.modules()
-        for parameter in module.parameters(recurse=False)
-    )
 
 
 # DDP compares annotations with types, which they are not here: see the future import above.

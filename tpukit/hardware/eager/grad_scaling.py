@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from tpukit.hardware.eager.distributed import local
+from tpukit.hardware.modules import local
 from tpukit.hardware.optimizers.adopted import gradients_of
 
 

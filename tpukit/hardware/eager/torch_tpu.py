@@ -16,16 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadMemory
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
-from tpukit.hardware.eager.devices import state_from_text, state_text
-from tpukit.hardware.eager.distributed import DDP_OPTIONS, move_tensors
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
 from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
+from tpukit.hardware.modules import move_tensors, state_from_text, state_text
 from tpukit.hardware.prefetch import prefetch
 
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
@@ -37,8 +35,7 @@ class TpuDevice:
     compiles = True
     native_bf16 = True
     recomputes = True
-    fixed_shapes = True
-    keeps_freed_memory = True
+    compiles_everything = True
 
     def __init__(self) -> None:
         self.device = torch.device("tpu", 0)
@@ -64,13 +61,6 @@ class TpuDevice:
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
-
-    def replicate(self, model: nn.Module) -> nn.Module:
-        """The model on the device, with DDP over the ranks where there are several."""
-        placed = self.place(model)
-        if not dist.is_initialized():
-            return placed
-        return DistributedDataParallel(placed, **DDP_OPTIONS)
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self._send)
@@ -107,7 +97,7 @@ class TpuDevice:
         return int(self._tpu._get_cache_misses())
 
     def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory(), None)
+        return DeviceUsage(self._memory(), keeps_freed_memory=True)
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         return meter_device_memory(self._memory)
@@ -128,10 +118,6 @@ class TpuDevice:
         torch.set_rng_state(state_from_text(state["cpu"]))
         if "tpu" in state:
             self._tpu.default_generators[0].set_state(state_from_text(state["tpu"]))
-
-    def profiled(self) -> list[torch.profiler.ProfilerActivity]:
-        activity = torch.profiler.ProfilerActivity
-        return [activity.CPU, activity.PrivateUse1]
 
 
 def start_torch_tpu(world_size: int) -> TpuDevice:

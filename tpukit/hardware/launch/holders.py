@@ -18,14 +18,14 @@ from tpukit.hardware.host import Host
 
 LOCK_FILE = "/tmp/libtpu_lockfile"
 SECONDS_TO_FREE = 60.0
-"""How long the chips are waited for."""
+"""Time limit of waiting for the chips, in seconds."""
 SECONDS_BETWEEN_LOOKS = 0.5
 PAUSES = (5.0, 15.0)
 """Seconds before a new process tries again to open chips that were busy."""
 BUSY = re.compile(
     r"TPU is busy|Device or resource busy|already in used? by|Couldn't open (?:device|iommu group)"
 )
-"""How opening a TPU fails that another process holds."""
+"""Texts of the errors from opening a TPU that another process holds."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from tpukit.hardware.backend import OptimizerSettings
 
 PER_GROUP = "lr_scale"
-"""What a group's learning rate is the step's times."""
+"""Key of a group's factor on the learning rate of a step."""
 
 
 def adopt(

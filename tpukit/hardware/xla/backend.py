@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
+    Average,
     BackendState,
     Batch,
     DeviceUsage,
@@ -37,8 +38,6 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_files
-from tpukit.hardware.eager.buffers import has_batch_norm
-from tpukit.hardware.eager.devices import state_from_text, state_text
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
@@ -47,10 +46,11 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
+from tpukit.hardware.modules import has_batch_norm, state_from_text, state_text
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of
 from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.hardware.prefetch import loader_workers, prefetch, workers_of_devices
+from tpukit.hardware.prefetch import prefetch
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.model_code import running
@@ -72,9 +72,8 @@ class XlaBackend(XlaOps):
     """All XLA devices of this host (and, on a pod, of the other hosts)."""
 
     kind: Kind = "tpu"
-    fixed_shapes = True
     compiles = True
-    keeps_freed_memory = True
+    compiles_everything = True
 
     def __init__(
         self,
@@ -99,6 +98,8 @@ class XlaBackend(XlaOps):
         self.world_size = collectives.world_size
         self._adds_up = False
         """Whether this step's gradients accumulate over micro-batches."""
+        self._ends_step = False
+        """Whether the next `finish` ends an optimizer step."""
         self._random_after_step: int | None = None
         """The generator after the last step: each sync, that of a read too, moves it on, and a run
         must not depend on what is read."""
@@ -107,7 +108,8 @@ class XlaBackend(XlaOps):
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def describe(self) -> Mapping[str, str | int]:
+    def describe(self, model: nn.Module | None = None) -> Mapping[str, str | int]:
+        shares = self.devices > 1 and model is not None and has_batch_norm(model)
         virtual = " (emulation on CPU: virtual devices)" if is_emulated(os.environ) else ""
         return {
             "hardware": self.kind,
@@ -117,12 +119,8 @@ class XlaBackend(XlaOps):
             "kernels": "on" if self.fused else "off",
             "torch": torch.__version__,
             "torch_xla": torch_xla.__version__,
+            **({"BatchNorm": "normalizes by the rows of all devices"} if shares else {}),
         }
-
-    def remarks(self, model: nn.Module) -> list[str]:
-        if self.devices == 1 or not has_batch_norm(model):
-            return []
-        return ["BatchNorm normalizes by the rows of all devices."]
 
     # -- models and batches ------------------------------------------------------------------
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
@@ -134,9 +132,6 @@ class XlaBackend(XlaOps):
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
-
-    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        return dict(model.named_parameters())
 
     def optimizer(
         self,
@@ -163,12 +158,6 @@ class XlaBackend(XlaOps):
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self.mesh.send_batch)
 
-    def loader_workers(self, requested: int | None) -> int:
-        # Steps on a CPU use every core: there a thread makes the batches.
-        own = self.devices // self.world_size
-        default = 0 if is_emulated(os.environ) else workers_of_devices(own)
-        return loader_workers(requested, self.world_size, default)
-
     # -- the step ----------------------------------------------------------------------------
     @contextmanager
     def autocast(self, precision: Precision | None = None) -> Iterator[None]:
@@ -177,21 +166,6 @@ class XlaBackend(XlaOps):
             yield
             # Casts kept for the next pass of an outer context would make that another graph.
             torch.clear_autocast_cache()
-
-    def uneven_passes(
-        self, model: nn.Module, filler: Callable[[], object]
-    ) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    @contextmanager
-    def profile(self, folder: Path) -> Iterator[None]:
-        folder.mkdir(parents=True, exist_ok=True)
-        xp.start_trace(str(folder))
-        try:
-            yield
-            xm.wait_device_ops()
-        finally:
-            xp.stop_trace()
 
     @contextmanager
     def micro_batch(self, model: nn.Module, *, first: bool, last: bool) -> Iterator[None]:
@@ -223,9 +197,9 @@ class XlaBackend(XlaOps):
         *,
         lr: float,
         weight: Tensor,
-        clip_norm: float | None,
-        after: Callable[[Tensor], None],
-    ) -> None:
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> Tensor:
         gradients = gradients_of(optimizer)
         norm = total_norm(gradients) / weight
         factor = torch.reciprocal(weight)
@@ -236,12 +210,10 @@ class XlaBackend(XlaOps):
         else:
             step_in_graph(optimizer, lr, gradients, factor)
         self._clear_gradients(optimizer)
-        after(norm)
-        self._sync()
-        self._random_after_step = xm.get_rng_state()
-        if self.memory_limit is not None and self._compiled != self.compilations():
-            self.memory_limit.enforce()
-            self._compiled = self.compilations()
+        if average is not None:
+            self._update(average)
+        self._ends_step = True
+        return norm
 
     def _clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Zeroes gradients that accumulate over micro-batches, for the next step to add to."""
@@ -252,18 +224,24 @@ class XlaBackend(XlaOps):
                 else:
                     parameter.grad = None
 
-    @torch.no_grad()
-    def lerp(self, targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
+    def _update(self, average: Average) -> None:
         # Sent as data: a Python number would be part of the graph.
-        sent = self.mesh.send(torch.tensor(weight))
-        for target, source in zip(targets, sources, strict=True):
+        weight = self.mesh.send(torch.tensor(average.weight))
+        for target, source in zip(average.averages, average.sources, strict=True):
             if target.is_floating_point():
-                target.lerp_(source, sent.to(target.dtype))
+                target.lerp_(source, weight.to(target.dtype))
             else:
-                target.copy_(torch.where(sent > 0, source, target))
+                target.copy_(torch.where(weight > 0, source, target))
 
     def finish(self) -> None:
         self._sync()
+        if not self._ends_step:
+            return
+        self._ends_step = False
+        self._random_after_step = xm.get_rng_state()
+        if self.memory_limit is not None and self._compiled != self.compilations():
+            self.memory_limit.enforce()
+            self._compiled = self.compilations()
 
     def _sync(self) -> None:
         torch_xla.sync()
@@ -276,14 +254,8 @@ class XlaBackend(XlaOps):
         # One program spans all hosts: what it computes from a batch is of the whole batch already.
         return tensor
 
-    def any_rank(self, flag: bool) -> bool:
-        return self.collectives.any_rank(flag)
-
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
-
-    def barrier(self) -> None:
-        self.collectives.barrier()
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.mesh.to_host(tensors)
@@ -293,19 +265,7 @@ class XlaBackend(XlaOps):
         for name, target in targets.items():
             self.mesh.fill(target, values[name])
 
-    @torch.no_grad()
-    def exchange(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-        for one, other in zip(left, right, strict=True):
-            # The handles change places: nothing is copied, nothing is traced.
-            one.data, other.data = other.data, one.data
-
     # -- state, memory, compilation ------------------------------------------------------------
-    def seed(self, seed: int) -> None:
-        # One program spans all devices: its one generator serves them all.
-        torch.manual_seed(seed)
-        xm.set_rng_state(seed)
-        self._random_after_step = None
-
     def state(self) -> BackendState:
         # The number can pass 2^63, so it is kept as text.
         now = self._random_after_step
@@ -313,6 +273,11 @@ class XlaBackend(XlaOps):
         return {"random": {"xla": xla, "cpu": state_text(torch.get_rng_state())}, "scaler": {}}
 
     def load_state(self, state: BackendState) -> None:
+        if "seed" in state:
+            # One program spans all devices: its one generator serves them all.
+            torch.manual_seed(state["seed"])
+            xm.set_rng_state(state["seed"])
+            self._random_after_step = None
         if random := state.get("random"):
             if "xla" in random:  # the state of another device has none
                 self._random_after_step = int(random["xla"])
@@ -321,9 +286,15 @@ class XlaBackend(XlaOps):
 
     def usage(self) -> DeviceUsage:
         memory = self._memory()
-        return DeviceUsage(memory, duty_cycle_percent() if self._sampled.answers else None)
+        return DeviceUsage(
+            memory,
+            duty_cycle_percent() if self._sampled.answers else None,
+            self._peak_flops(),
+            keeps_freed_memory=True,
+            fallbacks=sorted(fallback_counts()),
+        )
 
-    def peak_flops(self) -> float | None:
+    def _peak_flops(self) -> float | None:
         if xr.device_type() != "TPU":
             return None
         peak = peak_flops(xm.xla_device_kind(), self.precision)
@@ -351,9 +322,6 @@ class XlaBackend(XlaOps):
         # Not the counter UncachedCompile: it leaves out the programs that gather split tensors.
         samples = met.metric_data("CompileTime")
         return samples[0] if samples else 0
-
-    def fallbacks(self) -> list[str]:
-        return sorted(fallback_counts())
 
     def close(self) -> None:
         self._sampled.close()
@@ -395,7 +363,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
         limit = limit_tensor_memory(options.memory_limit)
     hosts = _hosts()
     # All hosts run one program.
-    fused = not hosts.any_rank(options.kernels != "on" or not _has_kernels())
+    fused = all(hosts.all_gather_objects(options.kernels == "on" and _has_kernels()))
     return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
 
 
@@ -425,3 +393,14 @@ def _hosts() -> Collectives:
     os.environ.setdefault("MASTER_PORT", "12355")
     dist.init_process_group("gloo", init_method="xla://", timeout=COLLECTIVE_TIMEOUT)
     return GlooCollectives(count)
+
+
+@contextmanager
+def profile_xla(folder: Path) -> Iterator[None]:
+    """Writes the runtime's trace of what runs inside."""
+    xp.start_trace(str(folder))
+    try:
+        yield
+        xm.wait_device_ops()
+    finally:
+        xp.stop_trace()

@@ -24,7 +24,7 @@ from tpukit.hardware.detect import emulates_kernels
 from tpukit.knowledge.versions import pair_of
 
 TILES = (512, 256, 128)
-"""Tokens of a tile of scores, the largest that divides all of them."""
+"""Sizes of a tile of scores in tokens; the largest that divides their number is taken."""
 MOST_BYTES = 2**20
 """Maximum bytes of one head of one tensor; six of them, double-buffered, and an accumulator fit
 into 16 MiB of VMEM."""
@@ -33,7 +33,7 @@ WIDEST_BYTES = 256
 MOST_PAIRS = 2**18
 """Maximum queries x keys of a head with a bias; bias and gradient are double-buffered too."""
 SUBLANES = 16
-"""Rows of a register of bfloat16."""
+"""Number of rows of a bfloat16 vector register."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ from tpukit.hardware.xla.ops import plain_attention
 from tpukit.io.process import die_with_parent
 
 LARGEST_ERROR = 0.03
-"""Relative, of the whole tensor. bf16 differs by a hundredth, and a TPU multiplies fp32 so, too; a
-tile that is left out by a tenth and more."""
+"""Maximum relative error of a whole tensor: rounding to bf16, which a TPU also does to factors in
+fp32, gives 0.01, a tile that is left out 0.1 and more."""
 RESULTS = ("output", "query's gradient", "key's gradient", "value's gradient", "bias' gradient")
 
 

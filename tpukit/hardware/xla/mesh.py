@@ -14,7 +14,7 @@ import torch_xla.runtime as xr
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Batch
-from tpukit.hardware.eager.distributed import move_tensors, repeated_blocks
+from tpukit.hardware.modules import move_tensors, repeated_blocks
 
 AXIS = "data"
 Spec = tuple[str | None, ...]

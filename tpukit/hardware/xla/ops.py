@@ -14,9 +14,9 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.xla.flash_attention import fits, flash_attention
 
 LARGEST_SCORES_BYTES = 2**28
-"""Score matrices (float32, a device) beyond this are made in blocks of queries."""
+"""Maximum bytes of a device's float32 score matrix; larger ones are made in blocks of queries."""
 MOST_BLOCKS = 16
-"""Each block is a part of the graph: more of them compile for longer."""
+"""Maximum number of blocks: each is a part of the graph and adds to the compile time."""
 
 
 class XlaOps(TorchOps):

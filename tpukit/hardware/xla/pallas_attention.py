@@ -24,7 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 MASKED = -1e30
 """Score of a masked pair: less than any other; finite, so that differences are numbers."""
 TOKENS_A_STEP = 2048
-"""Rows are taken together up to this many tokens."""
+"""Maximum tokens of the rows that share a step of the grid."""
 MOST_ROWS = 8
 
 

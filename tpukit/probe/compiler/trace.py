@@ -185,7 +185,7 @@ def trace_step(
         backend.watch(lambda: _state(learner))
         learner.model.eval()
         learner.sums.add(batches[0])
-    count = sum(p.numel() for p in backend.parameters(learner.model).values())
+    count = sum(p.numel() for p in backend.unwrap(learner.model).parameters())
     return TracedStep(training, backend.programs[-1], count)
 
 

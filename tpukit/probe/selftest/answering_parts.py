@@ -70,7 +70,7 @@ class DeviceParts:
             limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
             text += f"; memory {format_bytes(memory.used)}{limit} used on the fullest"
         answer = {"message": text, "values": values}
-        if memory is None and not are_virtual(backend.kind):
+        if memory is None and not are_virtual(values["hardware"]):
             answer["warning"] = MEMORY_UNKNOWN
         return answer
 
@@ -109,7 +109,7 @@ class DeviceParts:
         """A run of the self-test's task, or the rest of one that was killed."""
         from tpukit.probe.selftest.selftest_task import SelfTestTask
         from tpukit.train.config import TrainConfig
-        from tpukit.train.plan import TrainingRequest
+        from tpukit.train.requests import TrainingRequest
         from tpukit.train.run import train_run
         from tpukit.train.storage.run_folder import RunFolder
 

@@ -69,11 +69,11 @@ def _take_step(task: Task, backend: Backend, batch: Mapping[str, Tensor]) -> dic
     model = task.build_model(backend)
     _add_noise(model)
     learner = build_learner(task, backend, model, CONFIG)
-    before = backend.to_host(backend.parameters(learner.model))
+    before = backend.to_host(dict(backend.unwrap(learner.model).named_parameters()))
     for sent in backend.batches([dict(batch)]):
         learner.train_step([sent], lr=1.0)
     loss = learner.read_metrics().means["loss"]
-    after = backend.to_host(backend.parameters(learner.model))
+    after = backend.to_host(dict(backend.unwrap(learner.model).named_parameters()))
     changes = {f"change.{n}": (after[n] - before[n]).contiguous() for n in before}
     return {"loss": torch.tensor(loss), **changes}
 

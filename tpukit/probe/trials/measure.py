@@ -53,13 +53,14 @@ def measure_trial(
     with run_companions():
         learner = load_learner(task, config, backend)
         costliest, *others = _host_batches(task, backend, request)
-        warm = costliest if backend.keeps_freed_memory else _few_rows(task, backend, request)
+        keeps = backend.usage().keeps_freed_memory
+        warm = costliest if keeps else _few_rows(task, backend, request)
         _step(learner, config, list(backend.batches([warm] * request.accumulate)))
         # As in a run, the next batches are sent while a step works, and wait on the device.
         source = backend.batches(_copies(costliest))
         seconds = _seconds_per_step(learner, config, source, request.accumulate)
         between = read_memory()
-        for host in others if backend.keeps_freed_memory else ():
+        for host in others if keeps else ():
             _step(learner, config, list(backend.batches([host] * request.accumulate)))
         _evaluate(learner, next(source))
         resident = _copy_checkpoint(learner, backend)
@@ -78,7 +79,7 @@ def measure_trial(
         samples_per_second=request.batch * backend.devices * request.accumulate / seconds,
         accumulate=request.accumulate,
         memory=memory_by_kind(used or 0, 0, resident),
-        parameters=sum(p.numel() for p in backend.parameters(learner.model).values()),
+        parameters=sum(p.numel() for p in backend.unwrap(learner.model).parameters()),
         devices=backend.devices,
     )
 
@@ -151,7 +152,7 @@ def _seconds_per_step(
 def _evaluate(learner: Learner, batch: Batch) -> None:
     """Evaluates a batch with the EMA weights, as a run validates."""
     average = learner.ema
-    with average.in_place_of_weights(learner.backend) if average else nullcontext():
+    with average.in_place_of_weights() if average else nullcontext():
         learner.model.eval()
         learner.sums.add(batch)
         learner.sums.read()

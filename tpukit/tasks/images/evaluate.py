@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.files import write_file, writing_errors
 from tpukit.io.process import WorkerInit
 from tpukit.tasks.images.data.damaged import check_headers, name_files
@@ -89,7 +90,7 @@ def class_probabilities(
         return torch.cat([probabilities, batch["mask"][:, None]], 1)
 
     rows = (batch_size or ROWS_PER_DEVICE * backend.devices) // backend.devices or 1
-    loading = LoaderSettings(backend.loader_workers(None), 0, WorkerInit())
+    loading = LoaderSettings(loader_workers(backend), 0, WorkerInit())
     found = infer(task, task.samples(images), forward, backend, rows, loading)
     return found[:, :-1], found[:, -1] > 0
 

@@ -116,7 +116,7 @@ def predict_rows(
         journal = Journal(file, key)
         own = range(backend.rank, len(plan.chunks), backend.world_size)
         missing = [number for number in own if number not in journal.chunks]
-        if backend.any_rank(bool(missing)):
+        if any(backend.all_gather_objects(bool(missing))):
             total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
             chunks = summaries_of_chunks(
                 model, backend, plan, missing, job.decoding, task.tokenizer
@@ -133,7 +133,7 @@ def predict_rows(
             if empty:
                 log(f"Warning: {empty} of {len(ids)} summaries are empty.")
             write_rows(job.out, COLUMNS, [(id_, made[n]) for n, id_ in enumerate(ids)])
-        backend.barrier()
+        backend.all_gather_objects(None)  # written, before any rank drops its journal
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)
 
@@ -212,6 +212,11 @@ def _key(checkpoint: Path, job: PredictionJob, backend: Backend, plan: Generatio
         "decoding": asdict(job.decoding),
         "slots": plan.batch_size,
         "chunks": len(plan.chunks),
-        "hardware": [backend.kind, backend.devices, backend.world_size, backend.precision],
+        "hardware": [
+            backend.describe()["hardware"],
+            backend.devices,
+            backend.world_size,
+            backend.precision,
+        ],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -38,7 +38,7 @@ class LossInputs:
         self.task = task
         is_compiled = getattr(backend.unwrap(model), "_compiled_call_impl", None) is not None
         # Elsewhere an index out of range is an error of the device's own.
-        self.checks_indices = backend.fixed_shapes and not is_compiled
+        self.checks_indices = backend.compiles_everything and not is_compiled
         self.is_mean: bool | None = None
         """Whether the loss is a 0-d mean without a weight; None before the first batch."""
         self.has_filled_rows = False
@@ -136,5 +136,5 @@ class LossInputs:
 
 
 def _shapes(batch: Batch) -> object:
-    """Shapes of the entries without the rows: each host of a pod has a part of them."""
+    """Of the rows: a host of a pod has a part of them."""
     return tuple((name, tensor.shape[1:]) for name, tensor in batch.items())

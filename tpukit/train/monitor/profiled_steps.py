@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tpukit.hardware.backend import Backend
+from tpukit.hardware.profiling import profile
 
 
 class ProfiledSteps:
@@ -27,7 +28,7 @@ class ProfiledSteps:
             yield
             return
         if step == self.first:
-            self._trace.enter_context(self.backend.profile(self.folder))
+            self._trace.enter_context(profile(self.backend, self.folder))
         yield
         if step == self.first + self.COUNT - 1:
             self._trace.close()

@@ -58,7 +58,7 @@ class Snapshot:
 
     state: TrainState
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """Tensors by file name: model, optimizer and, where it is kept, ema."""
+    """By file name: model, ema (may lack), optimizer."""
     artifacts: Mapping[str, bytes]
     stream: bytes | None = None
     """Position of the training stream."""
@@ -196,7 +196,7 @@ class Checkpoint:
         return load_file(path) if path.exists() else {}
 
     def stream(self) -> bytes | None:
-        """Position of the training stream; None without one, or where it keeps no position."""
+        """Where the training stream stood; None where there was none, or it cannot go there."""
         path = self.path / STREAM_FILE
         return path.read_bytes() if path.exists() else None
 

@@ -14,7 +14,8 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
 from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.mistakes.returned import expect
-from tpukit.train.plan import RunPlan, TrainingRequest
+from tpukit.train.plan import RunPlan
+from tpukit.train.requests import TrainingRequest
 from tpukit.train.storage.checkpoint import (
     Checkpoint,
     list_checkpoints,
@@ -49,7 +50,7 @@ def claim_folder(
         stack.enter_context(undo)
         if request.config.resume_from:
             _import_run(Path(request.config.resume_from), folder, undo, log)
-    backend.barrier()
+    backend.all_gather_objects(None)  # rank 0 has claimed the folder
     keep_crashes(folder, backend.rank)
     # The first rank of a further node prints there: its errors belong to that terminal.
     if not backend.is_main and os.environ.get("LOCAL_RANK", "0") != "0":

@@ -88,7 +88,8 @@ def _open(hw: Kind, opened: list[Backend]) -> str:
     if float(total) != 8.0:
         raise RuntimeError(f"eight ones add up to {float(total)} on {backend.device}")
     opened.append(backend)
-    return f"{backend.kind} ({backend.device}), {backend.devices} devices, {backend.precision}"
+    kind = backend.describe()["hardware"]
+    return f"{kind} ({backend.device}), {backend.devices} devices, {backend.precision}"
 
 
 def check_products(backend: Backend) -> str:

@@ -55,4 +55,4 @@ def train_one_step(backend: Backend) -> str:
 
 
 def _weights(backend: Backend, model: nn.Module) -> dict[str, Tensor]:
-    return backend.to_host({n: p.detach() for n, p in backend.parameters(model).items()})
+    return backend.to_host({n: p.detach() for n, p in backend.unwrap(model).named_parameters()})

@@ -100,7 +100,7 @@ class BatchDecoder:
         if not len(moved):
             return
         self.lengths = self.lengths[order]
-        if self.backend.fixed_shapes:
+        if self.backend.compiles_everything:
             index = self._put(order)
             self._keys, self._values = (
                 [t.index_select(0, index) for t in kept] for kept in (self._keys, self._values)
@@ -149,7 +149,7 @@ class BatchDecoder:
             self._values = [self._empty(layer) for layer in values]
             self.cache_position = max(map(len, prompts)) % self.shape.positions
         starts = np.array([self.cache_position - len(prompt) for prompt in prompts], np.int64)
-        write = self._write_rows if self.backend.fixed_shapes else self._copy_rows
+        write = self._write_rows if self.backend.compiles_everything else self._copy_rows
         if self.shape.devices > 1:
             write = self._write_everywhere
         write(self._keys, keys, starts, rows)

@@ -41,7 +41,7 @@ class Decoder:
     @property
     def steps_a_read(self) -> int:
         # Reading a token executes the lazy graph: there, several steps are queued before a read.
-        return 4 if self.backend.fixed_shapes else 1
+        return 4 if self.backend.compiles_everything else 1
 
     def most_new_tokens(self, prompt: Prompt) -> int:
         """New tokens until the limit or the end of the context."""
@@ -77,7 +77,7 @@ class ChunkDecoding:
         tokens = [prompt.tokens if prompt else filler for prompt in taken]
         places = [rows if prompt else () for prompt, rows in zip(taken, free, strict=True)]
         length = max(map(len, tokens))
-        if self.decoder.backend.fixed_shapes:
+        if self.decoder.backend.compiles_everything:
             length = self.decoder.plan.prefill_length(length)
         return taken, self.batch.prefill(tokens, places, length)
 
@@ -149,7 +149,7 @@ class _StreamingDecoding(ChunkDecoding):
 
     def _tighten(self) -> None:
         """Drops rows and positions that no prompt needs any more, where shapes may change."""
-        if self.decoder.backend.fixed_shapes:
+        if self.decoder.backend.compiles_everything:
             return
         owned = [(row, owner) for row, owner in enumerate(self.owners) if owner]
         if not owned:

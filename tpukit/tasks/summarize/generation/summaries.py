@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tpukit.hardware.backend import Backend
+from tpukit.hardware.collectives import uneven_passes
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
@@ -96,7 +97,7 @@ def summaries_of_chunks(
         with backend.autocast():
             plain(batch["tokens"])
 
-    with backend.uneven_passes(plain, filler):
+    with uneven_passes(backend, plain, filler):
         for number in numbers:
             tokens = generator.run(plan.chunks[number])
             yield number, {n: clean_summary(tokenizer.decode(t)) for n, t in tokens.items()}

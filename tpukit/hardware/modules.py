@@ -1,0 +1,94 @@
+"""Modules and tensors of any backend: blocks, ties, placement, a generator's state."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def move_tensors(
+    model: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
+) -> None:
+    """Moves a model to another device in place; ties between its parameters stay.
+
+    `.to` would give each tied parameter a copy where a tensor cannot change its device.
+    """
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in moved:
+                sent = parameter(old.detach())
+                moved[id(old)] = nn.Parameter(sent, requires_grad=old.requires_grad)
+            module._parameters[name] = moved[id(old)]
+        for name, old_buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer(old_buffer))
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model's stacks: each is gathered by itself when its turn comes.
+
+    Layers are siblings of one class. What shares a parameter with the rest of the model stays with
+    the model as a whole, and so does a single part: its parent may use its weights directly.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = [layer for stack in stacks for layer in _layers(stack)]
+    inner = {id(child) for block in blocks for child in block.modules() if child is not block}
+    return [b for b in blocks if id(b) not in inner and _uses(b) == _uses(model, within=b)]
+
+
+def _layers(stack: nn.ModuleList) -> Iterator[nn.Module]:
+    """The modules of a list that have parameters, a forward pass and a sibling of their class."""
+    kinds = Counter(map(type, stack))
+    for module in stack:
+        called = type(module).forward is not nn.Module.forward
+        if called and kinds[type(module)] > 1 and any(True for _ in module.parameters()):
+            yield module
+
+
+def _uses(model: nn.Module, within: nn.Module | None = None) -> int:
+    """How often the model's modules hold a parameter (of `within`)."""
+    wanted = {id(p) for p in (within or model).parameters()}
+    return sum(
+        id(parameter) in wanted
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a model normalizes by the statistics of a batch."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The shard of a tensor that this rank holds, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    """Swaps the contents of two lists of device tensors pairwise."""
+    for one, other in zip(left, right, strict=True):
+        if one.device.type == "xla":
+            # The handles change places: nothing is copied, nothing is traced.
+            one.data, other.data = other.data, one.data
+        else:
+            kept = one.detach().clone()
+            one.copy_(other)
+            other.copy_(kept)
+
+
+def state_text(state: Tensor) -> str:
+    """A generator's state as text that JSON can hold."""
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def state_from_text(text: str) -> Tensor:
+    """The state again."""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
