@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from tpukit.errors import HardwareError, TpukitError
+from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.options import HardwareOptions
@@ -82,6 +82,8 @@ class PredictedBeside:
         full = [dataclasses.replace(request, effort="full") for request in requests]
         try:
             trials = self.compiled.evaluate(full)
+            if slow := next((trial for trial in trials if trial.slow), None):
+                raise JobError(f"batch {slow.batch}: {slow.error}.")
         except TpukitError as error:
             self.compiled.close()
             self.compiled = None
