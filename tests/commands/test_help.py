@@ -82,6 +82,22 @@ def test_a_mistyped_line_names_what_was_meant(line, told, tmp_path, monkeypatch,
     assert told in shown and "unable to parse" not in shown
 
 
+@pytest.mark.parametrize(
+    ("task", "line", "told"),
+    [
+        ("eit", "predict --num-beams 2", "Task eit has no such option. Task summarize has one"),
+        ("images", "test --sampling-steps 5", "Task images has no such option. Task eit has one"),
+        ("eit", "test --sampling-steps 0", "has no checkpoint yet"),
+        ("summarize", "predict --num-beams 2", "has no checkpoint yet"),
+    ],
+)
+def test_a_run_takes_the_options_of_its_own_task(task, line, told, tmp_path, capsys):
+    (tmp_path / "config.toml").write_text(f"[train]\n[task]\nname = '{task}'\n")
+    (tmp_path / "checkpoints").mkdir()
+    assert run([*line.split(), "--run", str(tmp_path), "--hw", "cpu"]) == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["train", "predict", "probe-batch", "test", "summarize-train"])
 def test_a_command_without_any_option_is_read(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
