@@ -117,7 +117,7 @@ def bare_block(task, config, backend, steps: int):
 
     data = task.datasets().train
     size = config.global_batch_size
-    sampler = PlannedMicroBatches(task.plan(data, PlanSettings(size, size, 1, 0)), 0, 4, 0, 1)
+    sampler = PlannedMicroBatches(task.plan(data, PlanSettings(size, size, 1, 0)), range(4), 0, 1)
     loader = make_loader(task, data, sampler, LoaderSettings(workers=0, seed=0))
     batches = list(backend.batches(loader))
     learner = load_learner(copy_of(task), config, backend)
@@ -188,7 +188,7 @@ def loading_rate(task, config, seconds: float = 6.0) -> float:
     size = config.global_batch_size
     plan = task.plan(data, PlanSettings(size, size, 1, 0))
     loader = make_loader(
-        task, data, PlannedMicroBatches(plan, 0, 10**9, 0, 1), LoaderSettings(workers=1, seed=0)
+        task, data, PlannedMicroBatches(plan, range(10**9), 0, 1), LoaderSettings(workers=1, seed=0)
     )
     batches = iter(loader)
     next(batches)
@@ -207,7 +207,7 @@ def main() -> None:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
-    from tpukit.train.requests import TrainingRequest
+    from tpukit.train.plan import TrainingRequest
     from tpukit.train.run import train_run
     from tpukit.train.storage.run_folder import RunFolder, versions
 

@@ -52,7 +52,7 @@ def ours(folder: Path) -> Iterable[Any]:
     task = ImagesTask(data_path=str(folder), model="resnet50", image_size=SIDE, valid_fraction=0)
     data = task.datasets().train
     plan = task.plan(data, PlanSettings(BATCH, BATCH, 1, 0))
-    steps = PlannedMicroBatches(plan, 0, len(data) // BATCH, 0, 1)
+    steps = PlannedMicroBatches(plan, range(len(data) // BATCH), 0, 1)
     return make_loader(task, data, steps, LoaderSettings(WORKERS, 0, WorkerInit()))
 
 

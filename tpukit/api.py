@@ -46,7 +46,8 @@ from tpukit.train.mistakes.raised import task_failure
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
-    from tpukit.train.requests import TrainingRequest, TrainingResult
+    from tpukit.train.plan import TrainingRequest
+    from tpukit.train.requests import TrainingResult
     from tpukit.train.task import Task
 
     TaskLike = str | type[Task] | Task

@@ -15,7 +15,7 @@ from tiny_task import Tiny
 from tpukit.errors import TpukitError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder, open_run
 

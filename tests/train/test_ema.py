@@ -13,7 +13,7 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMASchedule
 from tpukit.train.learner import build_learner
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder, open_run, read_config, write_config
 

@@ -16,7 +16,7 @@ from tpukit.train import plan
 from tpukit.train.batch_sums import weighted_sums
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder, open_run
 from tpukit.train.storage.run_log import read_metrics

@@ -13,7 +13,7 @@ from tpukit.errors import DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.mistakes.index_range import IndexTrace
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.storage.run_log import read_metrics

@@ -16,7 +16,7 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.optimizers.choice import require_whole_matrices
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.learner import build_learner, seed_everything
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.checkpoint import Snapshot, list_checkpoints
 from tpukit.train.storage.run_folder import RunFolder, open_run

@@ -17,6 +17,7 @@ from torch import nn
 import tpukit
 from tpukit.errors import InterruptedRunError
 from tpukit.train import engine
+from tpukit.train.monitor import run_monitor
 from tpukit.train.schedule import completes_pass
 from tpukit.train.storage.checkpoint import list_checkpoints
 from tpukit.train.storage.run_folder import RunFolder
@@ -47,7 +48,7 @@ class Dropping(Normalizing):
 def steps_are_long(monkeypatch):
     """Every step counts as a long one."""
     monkeypatch.setattr(engine, "LONG_STEP_SECONDS", -1.0)
-    monkeypatch.setattr(engine, "SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(run_monitor, "SHOWN_SECONDS", 0.0)
 
 
 def fit(task, folder, **settings):

@@ -12,7 +12,7 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.data.stream import StreamPlan
 from tpukit.train.loader import example_batches
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder
 from tpukit.train.task import Datasets, PlanSettings, named, stack_samples

@@ -15,12 +15,12 @@ from tpukit.train.inference import in_data_order, infer
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.monitor.best import BestMetric, parse_best_metric
 from tpukit.train.monitor.compilation_watch import CompilationWatch
-from tpukit.train.monitor.validation import metrics_of
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.storage.run_folder import RunFolder, open_run
 from tpukit.train.storage.run_log import read_metrics
 from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, PlanSettings, SampleKey
+from tpukit.train.validation import metrics_of
 
 
 @pytest.fixture

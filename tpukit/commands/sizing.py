@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tpukit.probe.trial import TaskSource
     from tpukit.probe.trials.evaluators import ChildEvaluator
     from tpukit.probe.trials.predicted_trials import PredictedBeside
-    from tpukit.train.requests import TrainingRequest
+    from tpukit.train.plan import TrainingRequest
 
     WriteCommand = Callable[[TrainingRequest, int, int], str]
 

@@ -102,10 +102,10 @@ def test(
 
 def evaluation(trained: TrainedTask, options: TestOptions, own: Given) -> Use:
     """What `test` does with the model of a trained task; `own`: options that the task declares."""
-    from tpukit.train.monitor.validation import metrics_of_run
     from tpukit.train.report.metric_table import metric_lines
     from tpukit.train.report.run_report import report_test
     from tpukit.train.requests import EvaluationRequest
+    from tpukit.train.validation import metrics_of_run
 
     own_options = build_own(trained.task, "test", own)
     request = EvaluationRequest(

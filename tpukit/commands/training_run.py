@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tpukit.commands.launching import in_all_ranks
 from tpukit.commands.options.training import GivenSettings
@@ -13,7 +14,9 @@ from tpukit.commands.sizing import check_search, size_batch, task_source
 from tpukit.hardware.select import opened_backend, prepare_environment
 from tpukit.io.lock import wait_for_ending_owner
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.train.requests import TrainingRequest
+
+if TYPE_CHECKING:
+    from tpukit.train.plan import TrainingRequest
 
 
 def run_training(

@@ -257,8 +257,8 @@ def _recomputes(backend: Backend) -> bool:
 
 
 class TracedOps(TorchOps):
-    """Of what is recomputed in the backward pass, the inputs stay; one function's own tensors at a
-    time come back."""
+    """Recomputed functions keep their inputs alone; the backward pass holds the tensors of one of
+    them at a time."""
 
     def __init__(self, *, recomputes: bool = True) -> None:
         self.recomputes = recomputes

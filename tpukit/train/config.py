@@ -140,7 +140,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "balanced": {"global_batch_size": 16, "num_workers": 4},
     "fast": {"global_batch_size": 32, "num_workers": 4},
 }
-"""What a preset says for any task; a task's own presets add to it."""
+"""Settings of each preset for any task; a task's own presets add to them."""
 
 TASK_TABLE = "task"
 TRAIN_TABLE = "train"
@@ -245,7 +245,7 @@ def nearest(name: str, names: Any) -> str | None:
 def field_problems(
     values: Mapping[str, Any], hints: Mapping[str, Any], name: Callable[[str], str] = flag
 ) -> dict[str, str]:
-    """By field, a sentence for each value of the wrong type and each unknown name."""
+    """A sentence for each value of the wrong type and each unknown name, by field."""
     problems = {}
     for field, value in values.items():
         if field not in hints:

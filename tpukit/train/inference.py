@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tpukit.hardware.backend import Backend, Batch
-from tpukit.train.loader import LoaderSettings, make_loader
+from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task
 
 ROWS_PER_DEVICE = 16
@@ -32,19 +32,41 @@ def infer(
 
     The ranks share the work; every rank must call it and gets all outputs.
     """
+
+    def outputs(batch: Batch) -> Rows:
+        with backend.autocast():
+            found = forward(batch)
+        values = backend.to_host({"outputs": found.float()})["outputs"].numpy()
+        backend.finish()
+        return {"outputs": values, "mask": np.ones(len(values))}
+
     rows = rows_per_device * backend.devices
     settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
     micro_batches = list(task.evaluation_batches(data, settings))
     # Filled rows stay: what a sample gives does not depend on how many come with it.
+    return rows_of_data(task, data, micro_batches, backend, loading, outputs)["outputs"]
+
+
+def rows_of_data(
+    task: Task,
+    data: SampleSource,
+    micro_batches: Sequence[MicroBatch],
+    backend: Backend,
+    loading: LoaderSettings,
+    forward: Callable[[Batch], Rows],
+    see: SeeBatch | None = None,
+) -> Rows:
+    """What `forward` returns for each batch, as rows of the whole data set in its order.
+
+    Each rank computes its share and gets all rows. `forward` returns arrays (rows, ...) with a
+    `mask` (rows,), or {} for every batch.
+    """
     shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
-    parts = []
-    for batch in backend.batches(make_loader(task, data, shares, loading)):
-        with backend.autocast():
-            outputs = forward(batch)
-        values = backend.to_host({"outputs": outputs.float()})["outputs"].numpy()
-        parts.append({"outputs": values, "mask": np.ones(len(values))})
-        backend.finish()
-    return in_data_order(backend.all_gather_objects(parts), micro_batches)["outputs"]
+    loader = make_loader(task, data, shares, loading, see)
+    parts = [forward(batch) for batch in backend.batches(loader)]
+    if not any(parts):
+        return {}
+    return in_data_order(backend.all_gather_objects(parts), micro_batches)
 
 
 def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[MicroBatch]) -> Rows:

@@ -14,11 +14,10 @@ from tpukit.hardware.backend import Backend, BackendState, Batch
 from tpukit.train.batch_sums import MOST_SUMS, BatchSums
 from tpukit.train.config import TrainConfig
 from tpukit.train.ema import EMA, start_ema
-from tpukit.train.mistakes.returned import MODEL, expect
 from tpukit.train.optimizer import OptimizerState, build_optimizer
 from tpukit.train.storage.checkpoint import Checkpoint
-from tpukit.train.storage.initial_weights import load_initial_weights
-from tpukit.train.storage.state_dict import load_weights, persistent_buffers
+from tpukit.train.storage.initial_weights import initial_model
+from tpukit.train.storage.state_dict import persistent_buffers
 from tpukit.train.task import Datasets, Task
 
 MASK_63 = 2**63 - 1
@@ -77,7 +76,7 @@ class Learner:
         self._norms = _fresh_norms(device)
 
     def set_steps_done(self, steps: int) -> None:
-        """Where a resumed run goes on."""
+        """Sets the number of steps that a resumed run has done."""
         self.steps_done = steps
         self._counter.fill_(steps)
 
@@ -134,7 +133,7 @@ class Learner:
 
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:
-        """In the step's own graph: the latch and the sums for the log."""
+        """Updates the latch and the sums for the log in the step's own graph."""
         self._counter += 1
         bad = ~torch.isfinite(totals[1])
         self._first_bad.copy_(
@@ -222,13 +221,7 @@ def load_learner(
     data: None where only shapes matter (a memory trial).
     """
     seed_everything(config.global_seed)
-    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
-    if checkpoint is not None:
-        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
-    elif data is not None and config.init_from is not None:
-        load_initial_weights(model, task, config.init_from)
-    elif data is not None:
-        task.initialize(model, data)
+    model = initial_model(task, backend, config, checkpoint, data)
     learner = build_learner(task, backend, model, config)
     backend.load_state({"seed": config.global_seed})
     if checkpoint is None:

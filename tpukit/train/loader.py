@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tpukit.errors import DataError, TpukitError
-from tpukit.hardware.backend import Batch
+from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.data.batch_plan import fill_rows
 from tpukit.train.data.shared_memory import lack_of_room_named, put_in_shared_memory
 from tpukit.train.data.stream import StreamPlan, is_stream
@@ -109,7 +110,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         return drawn
 
     def _place_of_samples(self) -> str:
-        """Where the user's code makes what is stacked."""
+        """Place of the user's code that makes the samples."""
         if overrides(self.task, "draw"):
             return place_of(self.task.draw)
         return place_of_samples(self.data, self.task.datasets)
@@ -154,7 +155,7 @@ class MicroBatchLoader(DataLoader[Batch | TpukitError]):
 
 
 class _FromWorkers(_MultiProcessingDataLoaderIter):
-    """Ends in silence where it could not be built, for lack of shared memory."""
+    """Ignores the error of its end where lack of shared memory kept it from being built."""
 
     def __del__(self) -> None:
         with suppress(AttributeError):
@@ -175,24 +176,48 @@ def _read(
 
 
 class PlannedMicroBatches(Sampler[MicroBatch]):
-    """This rank's share of the micro-batches of steps `start` to `stop` of a plan."""
+    """This rank's share of the micro-batches of some steps of a plan."""
 
-    def __init__(self, plan: BatchPlan, start: int, stop: int, rank: int, world_size: int) -> None:
+    def __init__(self, plan: BatchPlan, steps: range, rank: int, world_size: int) -> None:
         self.plan = plan
-        self.start = start
-        self.stop = stop
+        self.steps = steps
         self.rank = rank
         self.world_size = world_size
-        self.read: deque[PlannedStep] = deque()
-        """The steps whose micro-batches were given out, the oldest first, until they are taken."""
+        self.ahead: deque[PlannedStep] = deque()
+        """The steps whose micro-batches were given out, the oldest first, until they are done."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        for step in range(self.start, self.stop):
+        for step in self.steps:
             micro_batches = self.plan.step(step)
             position = self.plan.position() if isinstance(self.plan, StreamPlan) else None
-            self.read.append(PlannedStep(len(micro_batches), position))
+            self.ahead.append(PlannedStep(len(micro_batches), position))
             for micro in micro_batches:
                 yield micro.share(self.rank, self.world_size)
+
+
+class StepBatches:
+    """The device batches of a training, step by step."""
+
+    def __init__(
+        self, backend: Backend, sampler: PlannedMicroBatches, loader: MicroBatchLoader,
+        position: bytes | None = None,
+    ) -> None:  # fmt: skip
+        self.position = position
+        """Position of a training stream after the last step that is done."""
+        self._backend = backend
+        self._sampler = sampler
+        self._loader = loader
+
+    def read(self) -> Generator[list[Batch], None, None]:
+        """The micro-batches of one step after the other."""
+        batches = self._backend.batches(self._loader)
+        for batch in batches:
+            count = self._sampler.ahead[0].micro_batches
+            yield [batch, *itertools.islice(batches, count - 1)]
+
+    def step_done(self) -> None:
+        """The step whose batches were read last is done."""
+        self.position = self._sampler.ahead.popleft().stream
 
 
 class GivenMicroBatches(Sampler[MicroBatch]):

@@ -75,11 +75,11 @@ class OptimizerState:
         return type(self.optimizer).__name__.removeprefix("Xla")
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, the parameters in their model's order."""
+        """The state's tensors by name, the parameters in their model's order."""
         return {key: value for key, value in self._entries() if isinstance(value, Tensor)}
 
     def values(self) -> dict[str, Any]:
-        """Everything else. Raises UsageError for a value that neither JSON nor a tensor holds."""
+        """The state without tensors. Raises UsageError for a value that JSON does not hold."""
         others = {key: value for key, value in self._entries() if not isinstance(value, Tensor)}
         odd = next((k for k, v in others.items() if not isinstance(v, Plain)), None)
         if odd is not None:

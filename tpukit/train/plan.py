@@ -1,23 +1,33 @@
-"""What a run does: its data, batches and steps, decided before the first one."""
+"""What a run is asked to do, and its data, batches and steps, decided before the first one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
-from tpukit.errors import CheckpointError, ConfigError, DataError
+from tpukit.errors import CheckpointError, ConfigError, DataError, JobError, UsageError
 from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import BatchSplit, cut_to_memory, sample_operations, split_batch
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.data.stream import is_stream
-from tpukit.train.loader import LoaderSettings, example_batches
+from tpukit.train.loader import (
+    LoaderSettings,
+    PlannedMicroBatches,
+    SeeBatch,
+    StepBatches,
+    example_batches,
+    make_loader,
+)
 from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
-from tpukit.train.monitor.best import BestMetric, parse_best_metric
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
 from tpukit.train.schedule import completes_pass, is_due
 from tpukit.train.storage.run_folder import RunFolder, read_config
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task, overrides
@@ -27,24 +37,103 @@ DEFAULT_CKPT_EVERY = 500
 
 
 @dataclass(frozen=True)
+class TrainingRequest:
+    """A training run to make or to resume."""
+
+    task: Task
+    config: TrainConfig
+    folder: RunFolder
+    task_settings: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own settings that were given, by options, `--set`, file or preset."""
+    spec: str = ""
+    """How the user named the task: a registered name or `my_file.py:MyTask`."""
+    command: str = "the same command"
+    """What the user typed, to print how to resume."""
+    chosen_preset: str | None = None
+    """The preset that was taken because the hardware is a CPU."""
+
+    def remarks(self) -> list[str]:
+        """What was chosen for the user, a line each."""
+        if self.chosen_preset is None:
+            return []
+        values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())
+        return [f"On a CPU the default is --preset {self.chosen_preset} ({values})."]
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The run's own folder, and the one that it goes on from."""
+        source = self.config.resume_from
+        return [self.folder.path, *([Path(source)] if source else [])]
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """What is run: decided before the first step, the same in every rank."""
 
-    task: Task
+    request: TrainingRequest
     datasets: Datasets
     batches: BatchPlan
     split: BatchSplit
     settings: PlanSettings
-    config: TrainConfig
     total_steps: int
     best: BestMetric
     identity: dict[str, Any]
     loading: LoaderSettings
-    folder: RunFolder
     steps_per_pass: Fraction | None = None
     """Optimizer steps of a pass over the data after which the run validates and saves."""
     operations_per_sample: float | None = None
     """Floating-point operations of a training step for each sample; None if unknown."""
+
+    @property
+    def task(self) -> Task:
+        return self.request.task
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.request.config
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.request.folder
+
+    def step_batches(
+        self, backend: Backend, start: int, stop: int | None = None,
+        see: SeeBatch | None = None, position: bytes | None = None,
+    ) -> StepBatches:  # fmt: skip
+        """The device batches of the steps from `start` (0 is the first) to `stop`, or the last."""
+        steps = range(start, self.total_steps if stop is None else stop)
+        sampler = PlannedMicroBatches(self.batches, steps, backend.rank, backend.world_size)
+        loader = make_loader(self.task, self.datasets.train, sampler, self.loading, see)
+        return StepBatches(backend, sampler, loader, position)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step `step` (from 0), as the task has it."""
+        rate = float(self.task.learning_rate(step, self.total_steps, self.config))
+        if not 0 <= rate < math.inf:
+            raise UsageError(
+                f"{type(self.task).__name__}.learning_rate gave {rate} for step {step}.",
+                "Return a finite number that is not negative.",
+            )
+        return rate
+
+    @staticmethod
+    @contextmanager
+    def errors_of_step(number: int) -> Iterator[None]:
+        """Names the step (from 1) in errors of memory and of devices."""
+        try:
+            yield
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, JobError):
+                error.add_note(f"in step {number}")
+            raise
+
+    def logs_after(self, done: int) -> bool:
+        """Whether the run logs its metrics after step `done` (from 1)."""
+        return is_due(done, self.config.log_every, self.total_steps)
+
+    def stops_early(self, since_best: int) -> bool:
+        """Whether `since_best` validations without a better metric end the run."""
+        return stops_early(self.config.early_stopping, since_best)
 
     def saves_after(self, done: int, total: int) -> bool:
         """Whether the run validates and saves after step `done` (from 1); `total`: the last."""
@@ -84,12 +173,11 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
     return RunPlan(
-        task=task,
+        request=request,
         datasets=datasets,
         batches=batches,
         split=split,
         settings=settings,
-        config=config,
         total_steps=total,
         best=_best_metric(config, datasets),
         identity={**_identity(task, config, total), **datasets.identity},
@@ -99,7 +187,6 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
             start_worker=WorkerInit(),
             timeout=config.loader_timeout,
         ),
-        folder=request.folder,
         steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
         operations_per_sample=operations,
     )

@@ -43,14 +43,9 @@ class PrecisionComparison:
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
     """The comparison in words, on the next training batch; random state and weights are kept."""
-    from tpukit.train.loader import PlannedMicroBatches, make_loader
-
-    backend = learner.backend
-    state, step = backend.state(), learner.steps_done
-    sampler = PlannedMicroBatches(plan.batches, step, step + 1, backend.rank, backend.world_size)
-    batch = next(
-        iter(backend.batches(make_loader(plan.task, plan.datasets.train, sampler, plan.loading)))
-    )
+    backend, step = learner.backend, learner.steps_done
+    state = backend.state()
+    [batch, *_] = next(plan.step_batches(backend, step, step + 1).read())
     results = {}
     for precision in ("fp32", "bf16"):
         backend.load_state(state)

@@ -1,50 +1,17 @@
-"""What the commands ask of the engine and of a task, and what a training run ends with."""
+"""What the commands ask of a trained task, and what a training run ends with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tpukit.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tpukit.hardware.backend import Backend
-    from tpukit.train.storage.run_folder import RunFolder, TrainedRun
-    from tpukit.train.task import Task
-
-
-@dataclass(frozen=True)
-class TrainingRequest:
-    """A training run to make or to resume."""
-
-    task: Task
-    config: TrainConfig
-    folder: RunFolder
-    task_settings: Mapping[str, Any] = field(default_factory=dict)
-    """The task's own settings that were given, by options, `--set`, file or preset."""
-    spec: str = ""
-    """How the user named the task: a registered name or `my_file.py:MyTask`."""
-    command: str = "the same command"
-    """What the user typed, to print how to resume."""
-    chosen_preset: str | None = None
-    """The preset that was taken because the hardware is a CPU."""
-
-    def remarks(self) -> list[str]:
-        """What was chosen for the user, a line each."""
-        if self.chosen_preset is None:
-            return []
-        values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())
-        return [f"On a CPU the default is --preset {self.chosen_preset} ({values})."]
-
-    @property
-    def run_folders(self) -> list[Path]:
-        """The run's own folder, and the one that it goes on from."""
-        source = self.config.resume_from
-        return [self.folder.path, *([Path(source)] if source else [])]
+    from tpukit.train.storage.run_folder import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -103,7 +70,7 @@ class AveragedRun:
     """A further run, whose predictions are averaged with those of the first."""
 
     run: TrainedRun
-    task: Task
+    task: object
     model_on: Callable[[Backend], nn.Module]
     """The model with the run's weights, on a backend's device."""
 

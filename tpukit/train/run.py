@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import time
@@ -20,11 +21,11 @@ from tpukit.train.data.stream import StreamPlan, is_stream
 from tpukit.train.engine import Engine, RunState
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.mistakes.host_reads import code_warnings
-from tpukit.train.monitor.best import stops_early
-from tpukit.train.plan import RunPlan, plan_run
+from tpukit.train.monitor.run_monitor import RunMonitor
+from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
 from tpukit.train.precision_check import compare_bf16
 from tpukit.train.report.run_report import RunReport
-from tpukit.train.requests import TrainingRequest, TrainingResult
+from tpukit.train.requests import TrainingResult
 from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
 from tpukit.train.storage.nodes import require_same_nodes
 from tpukit.train.storage.resume import (
@@ -72,10 +73,10 @@ def train_run(
         if checkpoint is not None:
             require_same_arithmetic(plan, checkpoint, log)
             undo_import.pop_all()
-            early = stops_early(request.config.early_stopping, checkpoint.state.since_best)
+            early = plan.stops_early(checkpoint.state.since_best)
             if early or checkpoint.state.step >= plan.total_steps:
-                return _already_finished(request, checkpoint, plan, log, early=early)
-        return _train_from(request, plan, checkpoint, backend, stop, log)
+                return _already_finished(plan, checkpoint, log, early=early)
+        return _train_from(plan, checkpoint, backend, stop, log)
 
 
 @contextmanager
@@ -100,9 +101,8 @@ def _log_nothing(message: str) -> None:
 
 
 def _already_finished(
-    request: TrainingRequest,
-    checkpoint: Checkpoint,
     plan: RunPlan,
+    checkpoint: Checkpoint,
     log: Callable[[str], None],
     *,
     early: bool,
@@ -113,15 +113,15 @@ def _already_finished(
         how = f"stopped early, best {plan.best.describe(state.best)}"
         more = "a larger early_stopping goes"
     log(
-        f"The run in {request.folder.path} {how} ({state.step} steps)."
+        f"The run in {plan.folder.path} {how} ({state.step} steps)."
         f" --no-resume starts a new one; {more} on with it."
     )
-    losses = [row["loss"] for row in read_metrics(request.folder) if row["kind"] == "train"]
+    losses = [row["loss"] for row in read_metrics(plan.folder) if row["kind"] == "train"]
     return TrainingResult(
         steps=state.step,
         loss=losses[-1] if losses else None,
         best=state.best,
-        run=str(request.folder.path),
+        run=str(plan.folder.path),
         samples_per_second=0.0,
         compilations=0,
         compilations_after_warmup=0,
@@ -134,48 +134,48 @@ def _already_finished(
 
 # -- training ------------------------------------------------------------------------------------
 def _train_from(
-    request: TrainingRequest,
     plan: RunPlan,
     checkpoint: Checkpoint | None,
     backend: Backend,
     stop: StopRequest,
     log: Callable[[str], None],
 ) -> TrainingResult:
-    folder = request.folder
+    folder, command = plan.folder, plan.request.command
     learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
-    state = RunState()
+    state, stream, step = RunState(), None, learner.steps_done
     if checkpoint is not None:
-        state.step, state.best = checkpoint.state.step, dict(checkpoint.state.best)
-        state.since_best, state.resumed_from = checkpoint.state.since_best, state.step
-        state.stream = _resume_stream(plan, checkpoint, log)
+        before = checkpoint.state
+        state = RunState(dict(before.best), before.since_best, resumed_from=step)
+        stream = _resume_stream(plan, checkpoint, log)
     with ExitStack() as stack:
         run_log, writer = None, None
         if backend.is_main:
-            cut_metrics(folder, state.step)
-            write_config(folder, _config_tables(request, plan, backend))
+            cut_metrics(folder, step)
+            write_config(folder, _config_tables(plan, backend))
             run_log = RunLog(folder, log)
             stack.callback(run_log.close)
             report = RunReport(folder, run_log.text)
             stack.callback(report.renew)
             stack.push(run_log.note_failure)
-            if "tpukit " in request.command:
-                run_log.note(f"Command: {request.command}")
-            _log_start(plan, learner, state.step, run_log)
+            if "tpukit " in command:
+                run_log.note(f"Command: {command}")
+            _log_start(plan, learner, run_log)
             writer = BackgroundWriter(folder.checkpoints, report.renew)
             stack.callback(writer.close)
-        if request.config.check_bf16:
+        if plan.config.check_bf16:
             verdict = compare_bf16(learner, plan)
             if run_log:
                 run_log.text(verdict)
-        result = Engine(plan, learner, state, stop, run_log, writer).run()
+        monitor = RunMonitor(plan, learner, run_log)
+        result = Engine(plan, learner, state, stop, monitor, writer, stream).run()
         if run_log:
-            _log_end(request, plan, state, result, run_log)
+            _log_end(plan, state, result, run_log)
     if state.stopped_by is not None:
         raise InterruptedRunError(
-            f"Stopped after step {state.step} of {plan.total_steps}; the checkpoint is written."
-            if state.step
+            f"Stopped after step {result.steps} of {plan.total_steps}; the checkpoint is written."
+            if result.steps
             else "Stopped in the first step: nothing is saved.",
-            f"Go on with: {request.command}",
+            f"Go on with: {command}",
             signal_number=state.stopped_by,
         )
     return result
@@ -198,9 +198,8 @@ def _resume_stream(
 
 
 # -- reporting ----------------------------------------------------------------------------------
-def _config_tables(
-    request: TrainingRequest, plan: RunPlan, backend: Backend
-) -> dict[str, Mapping[str, Any]]:
+def _config_tables(plan: RunPlan, backend: Backend) -> dict[str, Mapping[str, Any]]:
+    request = plan.request
     return {
         "train": asdict(request.config),
         "task": {
@@ -231,7 +230,7 @@ def _validation_samples(plan: RunPlan) -> int:
     return sum(map(len, plan.datasets.validation_sets().values()))
 
 
-def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
+def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     backend, path = learner.backend, plan.folder.path
     count = sum(p.numel() for p in backend.unwrap(learner.model).parameters())
     # fp32 on the disk: the weights, two moments, the EMA weights.
@@ -250,29 +249,27 @@ def _log_start(plan: RunPlan, learner: Learner, step: int, log: RunLog) -> None:
     train = "a stream of" if samples is None else samples
     log.text(f"Data: {train} training, {_validation_samples(plan)} validation samples")
     log.text(
-        f"Run: {path}, step {step} of {plan.total_steps}; checkpoints need up to"
+        f"Run: {path}, step {learner.steps_done} of {plan.total_steps}; checkpoints need up to"
         f" {format_bytes(needed)}, free {format_bytes(free)}"
     )
     if free < needed:
         log.text("Warning: the disk may fill up: free some space, or raise --ckpt-every.")
 
 
-def _log_end(
-    request: TrainingRequest, plan: RunPlan, state: RunState, result: TrainingResult, log: RunLog
-) -> None:
-    curve = draw_loss_curve(request.folder)
+def _log_end(plan: RunPlan, state: RunState, result: TrainingResult, log: RunLog) -> None:
+    curve = draw_loss_curve(plan.folder)
     if curve:
-        log.text(f"Loss curve: {curve}; report: {request.folder.report}")
+        log.text(f"Loss curve: {curve}; report: {plan.folder.report}")
     if result.stopped_early:
         log.text(
             f"Stopped early after step {result.steps}: no better validation for"
             f" {state.since_best}; best {plan.best.describe(state.best)}."
         )
     elif result.finished:
-        log.text(f"Done: {result.steps} steps, loss {state.last_loss:.4g}.")
+        log.text(f"Done: {result.steps} steps, loss {result.loss or math.nan:.4g}.")
     elif state.stopped_by is not None:
         # For people it is the error that follows; nobody may be there to read that.
         name = signal.Signals(state.stopped_by).name
         log.note(f"Stopped by {name} after step {result.steps}; the checkpoint is written.")
     else:
-        log.text(f"Time is up after step {result.steps}. Go on with: {request.command}")
+        log.text(f"Time is up after step {result.steps}. Go on with: {plan.request.command}")

@@ -76,7 +76,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Datasets:
-    """The data of a run. `valid` is None where there is nothing to validate on."""
+    """The data of a run; `valid` is None without validation data."""
 
     train: Any
     """A SampleSource, or a stream: a torch IterableDataset, or any iterable without a length."""
@@ -89,7 +89,7 @@ class Datasets:
     same."""
 
     def validation_sets(self) -> dict[str, SampleSource]:
-        """By name; a data set that is not named has the name ""."""
+        """Validation data sets by name; an unnamed one has the name ""."""
         if isinstance(self.valid, Mapping):
             return dict(self.valid)
         return {} if self.valid is None else {"": self.valid}
@@ -118,7 +118,7 @@ REMOVED_MEMBERS = {
     "artifacts": "return Datasets(train, valid, artifacts) from `datasets`",
     "restore_artifacts": "define `restore(artifacts)`, which returns a task that uses them",
 }
-"""What a task defined in earlier versions, and what it defines instead."""
+"""Methods of earlier versions and their replacements."""
 
 
 def _keeping_settings(init: Callable[..., None]) -> Callable[..., None]:
@@ -166,7 +166,7 @@ class Task(ABC):
     """Origin of a user's class, `FILE:CLASS`; set by the loader."""
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
-    """By name: quick, safe, balanced, fast."""
+    """Presets by name: quick, safe, balanced, fast."""
     cpu_preset: ClassVar[str | None] = None
     """Preset of a run on a CPU for which neither a preset nor a setting that it sets is given."""
     averages_runs: ClassVar[bool] = False
@@ -202,7 +202,7 @@ class Task(ABC):
 
     @abstractmethod
     def datasets(self) -> Datasets:
-        """Opens the data. Raises `DataError` naming file and field where it cannot."""
+        """Opens the data. Raises `DataError` naming file and field."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -366,7 +366,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        """Raises what `predict` would, as far as it is known before a device is opened."""
+        """Raises the errors of `predict` that can be found before a device is opened."""
 
     def predict(
         self,

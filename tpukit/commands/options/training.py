@@ -32,7 +32,7 @@ from tpukit.train.config import (
 )
 
 if TYPE_CHECKING:
-    from tpukit.train.requests import TrainingRequest
+    from tpukit.train.plan import TrainingRequest
     from tpukit.train.task import Preset, Task
 
 DEFAULT_EPOCHS = 10
@@ -121,7 +121,7 @@ class GivenSettings:
         kind: the hardware that it trains on; a task may have a preset for the CPU.
         """
         from tpukit.registry.classes import default_data_path, find_task, make_task, own_class
-        from tpukit.train.requests import TrainingRequest
+        from tpukit.train.plan import TrainingRequest
         from tpukit.train.storage.exported_weights import settings_of
         from tpukit.train.storage.run_folder import RunFolder
         from tpukit.train.task import Preset, Task

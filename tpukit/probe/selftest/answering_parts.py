@@ -109,7 +109,7 @@ class DeviceParts:
         """A run of the self-test's task, or the rest of one that was killed."""
         from tpukit.probe.selftest.selftest_task import SelfTestTask
         from tpukit.train.config import TrainConfig
-        from tpukit.train.requests import TrainingRequest
+        from tpukit.train.plan import TrainingRequest
         from tpukit.train.run import train_run
         from tpukit.train.storage.run_folder import RunFolder
 

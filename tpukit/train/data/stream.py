@@ -23,7 +23,7 @@ def is_stream(data: Any) -> TypeGuard[Iterable[Sample]]:
 
 
 class StreamPosition(NamedTuple):
-    """Where the reading of a stream stands."""
+    """A position in a stream."""
 
     epoch: int
     """Which pass over the stream."""
@@ -65,7 +65,7 @@ class StreamPlan:
         return self._micro_batches
 
     def position(self) -> bytes | None:
-        """Where the reading stands after the last step; None where the stream cannot go there."""
+        """The position after the last step; None where the stream keeps none."""
         if not (hasattr(self.data, "state_dict") and hasattr(self.data, "load_state_dict")):
             return None
         # Now, as the stream's state may be what it goes on with.

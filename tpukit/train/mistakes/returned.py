@@ -121,7 +121,7 @@ def check_rows(batch: Mapping[str, Tensor], method: Method, rows: int) -> None:
 
 
 def place_of_samples(data: object, method: Method) -> str:
-    """Where the user's code makes samples: in `__getitem__`, else in `datasets`."""
+    """Place of the user's code that makes samples: `__getitem__`, else `datasets`."""
     getitem = getattr(type(data), "__getitem__", None)
     code = getattr(getitem, "__code__", None)
     return place_of(getitem if getitem and code and is_users(code.co_filename) else method)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpukit.errors import UsageError
+
 METRIC = re.compile(r"(?:(min|max):)?(valid_\w+)")
 """`valid_loss`, `min:valid_loss` or `max:valid_auc`."""
 
@@ -28,6 +30,15 @@ class BestMetric:
         found = scores.get(self.name, math.nan)
         before = best.get(self.key, -math.inf if self.largest else math.inf)
         return found > before if self.largest else found < before
+
+    def require_among(self, scores: Mapping[str, float]) -> None:
+        """Raises UsageError where validation did not give this metric."""
+        if scores and self.name not in scores:
+            raise UsageError(
+                f"best_metric {self.name!r} is not among the validation metrics:"
+                f" {', '.join(scores)}.",
+                "Name one of these with --set best_metric=NAME (max:NAME where more is better).",
+            )
 
     def describe(self, best: Mapping[str, float]) -> str:
         """`valid_loss 0.31 of step 400`."""

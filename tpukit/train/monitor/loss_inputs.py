@@ -136,5 +136,5 @@ class LossInputs:
 
 
 def _shapes(batch: Batch) -> object:
-    """Of the rows: a host of a pod has a part of them."""
+    """Shapes of the entries without the rows: each host of a pod has a part of them."""
     return tuple((name, tensor.shape[1:]) for name, tensor in batch.items())

@@ -26,7 +26,7 @@ SHOWN_FRAMES = 4
 
 
 class StepClock:
-    """Times training alone: pauses, and the first step's compilation, are left out."""
+    """Training time, without pauses and the first step's compilation."""
 
     def __init__(self, samples_per_step: int) -> None:
         self.samples_per_step = samples_per_step

@@ -28,7 +28,7 @@ _FROM_ZERO = {"Rate", "Use of the time", "Memory", "Compilations", "Learning rat
 _SHOWN_ABOVE_ZERO = {"Compilations", "Skipped steps"}
 """Charts that say nothing where all values are zero."""
 _DASHED = {"memory_peak", "largest_gradient_norm"}
-"""Above another line, which would be hidden where both are equal."""
+"""Series drawn above the others, which would hide them where both are equal."""
 
 
 def charts_of(metrics: MetricSeries) -> list[dict[str, Any]]:

@@ -100,5 +100,5 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """Of all sessions, to the last line that names a step or an end."""
+        """Seconds of all sessions, each to its last line that names a step or an end."""
         return self._seconds

@@ -70,7 +70,7 @@ def _sum_of_source(text: str) -> str:
 
 # -- the head of the page --------------------------------------------------------------------------
 def _last_step(metrics: MetricSeries, history: History) -> int:
-    """Of the log, which names the step that a run ended with; of the metrics where it is newer."""
+    """The last step that the log or the metrics name."""
     both = [*metrics.train.values(), *metrics.valid.values()]
     return max([history.step, *(series.points[-1][0] for series in both)])
 

@@ -59,7 +59,7 @@ class Series:
         self.points = [point for point in self.points if point[0] <= step]
 
     def thinned(self, most: int) -> list[list[float]]:
-        """At most `most` points as JSON: [step, value], with its rows' extremes if they differ."""
+        """Points as JSON, at most `most`: [step, value], with the rows' extremes if they differ."""
         points = self.points
         while len(points) > most:
             points = halved(points)

@@ -58,7 +58,7 @@ class Snapshot:
 
     state: TrainState
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """By file name: model, ema (may lack), optimizer."""
+    """Tensors by file name: model, optimizer and, where it is kept, ema."""
     artifacts: Mapping[str, bytes]
     stream: bytes | None = None
     """Position of the training stream."""
@@ -196,7 +196,7 @@ class Checkpoint:
         return load_file(path) if path.exists() else {}
 
     def stream(self) -> bytes | None:
-        """Where the training stream stood; None where there was none, or it cannot go there."""
+        """Position of the training stream; None without one, or where it keeps no position."""
         path = self.path / STREAM_FILE
         return path.read_bytes() if path.exists() else None
 

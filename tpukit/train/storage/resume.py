@@ -14,8 +14,7 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
 from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.mistakes.returned import expect
-from tpukit.train.plan import RunPlan
-from tpukit.train.requests import TrainingRequest
+from tpukit.train.plan import RunPlan, TrainingRequest
 from tpukit.train.storage.checkpoint import (
     Checkpoint,
     list_checkpoints,

@@ -115,7 +115,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """At most one live run a folder. Raises UsageError naming the process that holds it."""
+    """Locks the folder: it has one live run. Raises UsageError naming the process that holds it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(exclusive(folder.lock))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import Backend
+from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.batch_sums import BatchSums
-from tpukit.train.inference import ROWS_PER_DEVICE, Rows, in_data_order
-from tpukit.train.loader import LoaderSettings, make_loader
+from tpukit.train.inference import ROWS_PER_DEVICE, Rows, rows_of_data
+from tpukit.train.loader import LoaderSettings
 from tpukit.train.mistakes.returned import expect, task_mistake
 from tpukit.train.monitor.compilation_watch import CompilationWatch, shapes_of
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
@@ -127,23 +127,24 @@ def metrics_of(
     """The means and the computed metrics of one set; the model is in eval mode."""
     task, backend = sums.task, sums.backend
     micro_batches = _countable(micro_batches, sums)
-    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
     has_rows = overrides(task, "validation_rows")
-    parts: list[Rows] = []
-    loader = make_loader(task, data, shares, loading, sums.inputs.see)
-    for batch in backend.batches(loader):
+
+    def added(batch: Batch) -> Rows:
         sums.add(batch)
         watch.done("evaluate", shapes_of([batch]))
-        if has_rows:
-            parts.append(sums.rows_of(batch))
-            watch.done("accumulate", shapes_of([batch]))
+        if not has_rows:
+            return {}
+        rows = sums.rows_of(batch)
+        watch.done("accumulate", shapes_of([batch]))
+        return rows
+
+    rows = rows_of_data(task, data, micro_batches, backend, loading, added, sums.inputs.see)
     # Rank 0 warns, and another one's rows may fill up.
     filled = backend.all_gather_objects(sums.inputs.has_filled_rows)
     sums.inputs.has_filled_rows = any(filled)
     values = sums.read()
     watch.done("read_evaluation")
     if has_rows:
-        rows = in_data_order(backend.all_gather_objects(parts), micro_batches)
         values |= _computed(task, rows)
     return values
 
