@@ -11,7 +11,9 @@ from importlib.util import find_spec
 
 import pytest
 
-MARKS_THAT_NEED = {"xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu"}
+MARKS_THAT_NEED = {
+    "xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu", "jax": "jax",
+}  # fmt: skip
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command line does
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 from runs import VIRTUAL_TPU, result, script, tpukit
 
+from tpukit.knowledge.versions import same_release
 from tpukit.tasks.summarize.generate import write_dialogues
 
 pytestmark = pytest.mark.xla
@@ -41,7 +44,13 @@ def test_recomputation_has_barriers_and_the_same_gradients(tmp_path):
     assert gradients["ours"] == pytest.approx(gradients["none"], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["xla", "eager"])
+ABORTS = pytest.mark.skipif(
+    find_spec("torch_xla") is not None and same_release(version("torch_xla"), "2.8"),
+    reason="torch_xla 2.8's CPU aborts the process instead of raising",
+)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("xla", marks=ABORTS), "eager"])
 def test_a_real_failure_is_recognised_as_out_of_memory(kind):
     answer = on_xla("out_of_memory", kind, devices="1")
     assert answer["recognised"], answer["text"]

@@ -21,6 +21,7 @@ SMALL = ("1,128,128,64", "2,128,384,32", "2,256,256,16")
 LARGE = ("2,384,384,32", "4,256,128,16", "2,128,640,32", "6,256,256,16")
 
 
+@pytest.mark.jax
 @pytest.mark.xla
 @pytest.mark.parametrize("cases", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_kernels_compute_attention_and_its_gradients(cases):
@@ -43,6 +44,7 @@ print(json.dumps([len(payload), jax.default_backend()]))
 """
 
 
+@pytest.mark.jax
 @pytest.mark.xla
 @pytest.mark.parametrize(("platforms", "jax"), [("tpu", "new"), ("tpu,cpu", "imported")])
 def test_lowering_leaves_the_tpu_alone(platforms, jax):
@@ -62,6 +64,7 @@ def programs(request):
     return request.param, reports
 
 
+@pytest.mark.jax
 @pytest.mark.plan
 def test_the_tpu_compiler_takes_the_kernels(programs):
     ways = programs[1]["attention"]
@@ -73,6 +76,7 @@ def test_the_tpu_compiler_takes_the_kernels(programs):
     assert ways["blocks"]["temporaries"] < 0.7 * ways["written out"]["temporaries"]
 
 
+@pytest.mark.jax
 @pytest.mark.plan
 def test_the_tpu_compiler_takes_windows_with_a_bias(programs):
     devices, ways = programs[0], programs[1]["windows"]
@@ -83,6 +87,7 @@ def test_the_tpu_compiler_takes_windows_with_a_bias(programs):
     assert ways["fused"]["temporaries"] < 0.3 * ways["written out"]["temporaries"]
 
 
+@pytest.mark.jax
 @pytest.mark.plan
 @pytest.mark.parametrize(
     "tpus", [["v5e:2x2"], pytest.param(["v4:2x2x1", "v6e:2x2"], marks=pytest.mark.slow)]
@@ -102,6 +107,7 @@ def test_a_tpu_without_the_kernels_is_answered_for_too(tmp_path):
     assert found["step"]["kernel_flops"] == 0
 
 
+@pytest.mark.jax
 @pytest.mark.plan
 def test_the_tpu_compiler_keeps_recomputation():
     """Four first layers of 4096 x 512 x 512 are computed twice; without barriers none is."""

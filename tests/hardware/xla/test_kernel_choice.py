@@ -38,6 +38,7 @@ def train(folder, *more, cache=None, seconds=400, **variables):
     return done.stdout, config["decided"]["kernels"]
 
 
+@pytest.mark.jax
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("how", "said"),
@@ -60,6 +61,7 @@ def test_a_run_does_without_a_kernel_that_is_broken(tmp_path, how, said):
 
 
 @pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.xla
 def test_kernels_that_work_are_tried_once_and_compute_what_plain_attention_does(tmp_path):
     cache = tmp_path / "cache"
