@@ -14,6 +14,8 @@ import pytest
 MARKS_THAT_NEED = {
     "xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu", "jax": "jax",
 }  # fmt: skip
+# Each of the test processes computes on a core of its own: read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command line does
 
 

@@ -73,7 +73,8 @@ def test_memory_of_the_tasks_own_tables_does_not_count_against_the_limit():
 @pytest.mark.xla
 def test_batches_sent_ahead_count():
     """24 samples are 96 MB: one batch would fit into 500 MB, the ones that a run holds do not."""
-    once = ("--hw", "tpu", "--memory-limit", "500MB", "--start", "24", "--max", "24")
+    once = ("--hw", "tpu", "--memory-limit", "500MB", "--start", "24", "--max", "24",
+            "--multiple-of", "12")  # fmt: skip
     (first, *_) = result(probe("Wide", *once, **XLA))["trials"]
     assert (first["batch"], first["fits"]) == (24, False)
 
