@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+import hypothesis
 import pytest
 
 MARKS_THAT_NEED = {
@@ -18,6 +19,9 @@ MARKS_THAT_NEED = {
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command line does
 
+# The same examples in each run; a loaded machine is no failure.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 LEFT_OUT = "left out: no time"
 GRACE_SECONDS = 1800

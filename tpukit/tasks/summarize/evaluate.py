@@ -223,8 +223,10 @@ def names_copied(
     made: Sequence[str],
     known: AbstractSet[str] = frozenset(),
 ) -> float | None:
-    """Share of the capitalised words common to reference and dialogue, `known` ones left out, that
-    the summary has too; None where there are none."""
+    """Share of the capitalised words of both reference and dialogue that the summary repeats.
+
+    Words in `known` do not count; None where there are no words.
+    """
     found = wanted = 0
     for dialogue, reference, summary in zip(dialogues, references, made, strict=True):
         names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue)) - known
