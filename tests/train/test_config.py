@@ -7,7 +7,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from tpukit.errors import ConfigError
-from tpukit.train.config import RANGES, TrainConfig, preset_values, read_config_file, resolve
+from tpukit.io.ranges import ranges_of
+from tpukit.train.config import TrainConfig, preset_values, read_config_file, resolve
 
 
 def test_stronger_layers_win():
@@ -74,4 +75,4 @@ def test_every_number_has_a_range():
         name for name, hint in get_type_hints(TrainConfig).items()
         if {int, float} & {hint, *get_args(hint)}
     }  # fmt: skip
-    assert numbers == RANGES.keys()
+    assert numbers == ranges_of(TrainConfig).keys()

@@ -132,7 +132,6 @@ EARLIER_VALUES: Mapping[str, Any] = {
     entry.name: entry.metadata["earlier"] for entry in _DECIDING if "earlier" in entry.metadata
 }
 """Values of those settings in runs that do not record them."""
-RANGES = ranges_of(TrainConfig)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"log_every": 5},
@@ -283,7 +282,7 @@ def _expected(hint: Any) -> str:
 
 
 def _value_problems(config: HardwareOptions, name: Callable[[str], str]) -> list[str]:
-    problems = range_problems(vars(config), RANGES, name)
+    problems = range_problems(vars(config), ranges_of(type(config)), name)
     if not isinstance(config, TrainConfig):
         return problems
     if config.best_metric is not None and parse_best_metric(config.best_metric) is None:
