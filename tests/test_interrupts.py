@@ -91,7 +91,7 @@ def test_a_generator_that_is_stopped_says_how_far_it_was(tmp_path):
     wait_until(lambda: any(tmp_path.glob("data/.*")))
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and "of 2,000,000 dialogues in data" in told
+    assert process.returncode == 130 and "of 2,000,000 samples of dialogues in data" in told
     assert not list(tmp_path.glob("data/*"))
 
 

@@ -19,6 +19,7 @@ from tpukit import cli
 from tpukit.errors import DataError
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.eit.task import EITTask
+from tpukit.train.storage.exported_weights import export
 
 
 def blocks(folder: Path) -> list[str]:
@@ -82,14 +83,14 @@ class Fields(Tiny):
 
 def test_the_settings_of_a_dataclass_are_named(tmp_path):
     task = Fields(width=3)
-    task.export(task.build_model(TorchOps()).state_dict(), {}, tmp_path)
+    export(task, task.build_model(TorchOps()).state_dict(), {}, tmp_path)
     assert "Fields(width=3, samples=64, noise=0.1).plain_model" in blocks(tmp_path)[1]
 
 
 def test_tied_weights_stand_under_each_name(tmp_path):
     weights = {name: value.clone() for name, value in Tied().named_parameters()}
     weights |= {n: b.clone() for n, b in Tied().named_buffers() if n != "table"}
-    TiedTask().export(weights, {}, tmp_path)
+    export(TiedTask(), weights, {}, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert Tied().load_state_dict(tensors, strict=True)
     assert torch.equal(tensors["output.weight"], tensors["embedding.weight"])
@@ -101,7 +102,7 @@ def test_eit_weights(tmp_path, monkeypatch):
     task = EITTask(size="tiny")
     torch.manual_seed(0)
     built = task.build_model(TorchOps()).eval()
-    task.export(built.state_dict(), {"normalisation.npz": b"kept"}, tmp_path)
+    export(task, built.state_dict(), {"normalisation.npz": b"kept"}, tmp_path)
     own, by_task = blocks(tmp_path)
     assert "EITTask(size='tiny')" in by_task
     batch = task.example_batches(2)[0]
@@ -118,7 +119,7 @@ def test_eit_weights(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="Cannot export to"):
-        TiedTask().export(Tied().state_dict(), {}, tmp_path / "file" / "out")
+        export(TiedTask(), Tied().state_dict(), {}, tmp_path / "file" / "out")
 
 
 def test_the_result_as_json(tmp_path):

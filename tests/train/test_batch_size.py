@@ -229,8 +229,8 @@ LAYERS = {
 
 
 class KnownPeak(FakeBackend):
-    def peak_flops(self):
-        return 1e9
+    def usage(self):
+        return replace(super().usage(), peak_flops=1e9)
 
 
 @pytest.mark.parametrize("name", LAYERS)

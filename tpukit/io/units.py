@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from decimal import Decimal
 
 from tpukit.errors import ConfigError
 
@@ -20,11 +20,9 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
     if not match:
         raise ConfigError(f"invalid amount of memory {text!r}.", "Write 4GB, 500MB or 3.5GiB.")
-    count = Fraction(match[1]) * _BYTES[match[2] or ""]
+    count = Decimal(match[1]) * _BYTES[match[2] or ""]
     if count > LARGEST:
-        raise ConfigError(
-            f"{float(count):.3g} bytes are more than {LARGEST}.", "Write 4GB or 500MB."
-        )
+        raise ConfigError(f"{count:.3g} bytes are more than {LARGEST}.", "Write 4GB or 500MB.")
     return int(count)
 
 

@@ -285,7 +285,7 @@ class Task(ABC):
         Default: one sample of the training data repeated, for each shape in the first steps of the
         plan (`loader.example_batches`). Override it to probe where the data is not at hand.
         """
-        raise NotImplementedError
+        raise NotImplementedError("Task.example_batches: `super()` has none; leave the method out")
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Host batches as `example_batches` makes them, for a run planned with `settings`."""
@@ -343,7 +343,7 @@ class Task(ABC):
         Default: a safetensors file of the model's state dict, with a README
         (`exported_weights.export`).
         """
-        raise NotImplementedError
+        raise NotImplementedError("Task.export: `super()` has none; leave the method out")
 
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
         """Weights from a checkpoint file of other code (`test --checkpoint FILE`)."""
@@ -363,7 +363,7 @@ class Task(ABC):
         `model` is prepared, in eval mode, and holds the run's best (EMA) weights. Every rank calls
         this; only rank 0 writes files. `log` prints a line for people.
         """
-        raise NotImplementedError
+        raise NotImplementedError("Task.evaluate: `super()` has none; leave the method out")
 
     def check_prediction(self, request: PredictionRequest) -> None:
         """Raises the errors of `predict` that can be found before a device is opened."""

@@ -13,8 +13,8 @@ from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.host import RealHost
 from tpukit.hardware.launch.child import Child
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
-from tpukit.probe.batch import evaluators
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
+from tpukit.probe.trials import evaluators
 from tpukit.probe.trials.evaluators import MeasuredEvaluator
 from tpukit.train.config import TrainConfig
 
