@@ -41,6 +41,9 @@ STARTS_NOTHING = {"-h", "--help", "--version", "--quick"}
 NARROW = 70
 """Columns below which help is plain text."""
 
+UNTOUCHED = "run"
+"""The command whose environment and output are another program's."""
+
 TRAINING = {"train", "summarize-train"}
 """What must not be killed with a notebook's cell before it has saved."""
 
@@ -52,6 +55,7 @@ COMMANDS = {
     "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
     "predict": "Write a submission of images or summaries, or the images of an EIT folder.",
     "data": "Generate synthetic data sets.",
+    "run": "Run any command, keep its output, and explain why it failed or hangs.",
 }
 
 
@@ -153,6 +157,8 @@ def root(
 def main() -> NoReturn:
     """Runs the command line; every error ends here, in one or two lines."""
     arguments = sys.argv[1:]
+    if arguments[:1] == [UNTOUCHED]:
+        sys.exit(run(arguments))
     make_output_lasting()
     _silence_libraries()
     if not arguments or STARTS_NOTHING & set(arguments):
@@ -215,7 +221,8 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     # Before torch is imported: torch_tpu would load, and hang on a machine without a TPU.
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    if arguments[:1] != [UNTOUCHED]:
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
         code = app(
             args=arguments,

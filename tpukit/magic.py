@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import shlex
@@ -51,9 +52,10 @@ def run_line(line: str) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="tpukit-cell-") as folder:
         result, display = Path(folder, "result.json"), notebook_display()
-        process = _start(line, result if display else None)
+        is_foreign = line.split()[:1] == ["run"]
+        process = _start(line, result if display and not is_foreign else None)
         with process, _interrupts_passed_on(process):
-            error = _print_lines(process.stdout or ())
+            error = _print_all(process) if is_foreign else _print_lines(process.stdout or ())
         if result.is_file() and not line.startswith("data "):  # its lines say everything
             show_result(display, json.loads(result.read_text(encoding="utf-8")))
     if process.returncode:
@@ -89,6 +91,15 @@ def _print_lines(lines: Iterable[str]) -> list[str]:
         else:
             print(line, end="", flush=True)
     return error
+
+
+def _print_all(process: subprocess.Popen[str]) -> list[str]:
+    """Prints another program's output as it comes, its progress bars as they are."""
+    assert process.stdout is not None
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while piece := os.read(process.stdout.fileno(), 1 << 16):
+        print(decoder.decode(piece), end="", flush=True)
+    return []
 
 
 def _failure(error: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tpukit.commands.output import Output
 from tpukit.io.secrets import without_secrets
@@ -28,26 +29,34 @@ _WIDTH = 200
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
     """Prints the explanations of a log, or that it has no known error."""
-    entries = read_known_errors(knowledge)
-    log = explain_log(open_log(name, seconds), entries)
-    for line in _report_lines(log):
+    log = explained(name, seconds, knowledge)
+    for line in report_lines(log):
         output.text(line)
     output.result({
-        "ok": True,
-        "hardware": None,
-        "versions": {},
-        "checks": [],
-        "findings": [],
+        "ok": True, "hardware": None, "versions": {}, "checks": [], "findings": [],
+        **fields_of(log),
+    })  # fmt: skip
+
+
+def explained(name: str, seconds: float, knowledge: Sequence[Path] = ()) -> ExplainedLog:
+    """The explanations of a log, by the package's table and the user's own files."""
+    return explain_log(open_log(name, seconds), read_known_errors(knowledge))
+
+
+def fields_of(log: ExplainedLog) -> dict[str, Any]:
+    """The fields of `--json` about a log."""
+    return {
         "explanations": [explanation.as_json() for explanation in log.explanations],
         "unknown": [
             {"line": line.number, "text": without_secrets(line.text)} for line in log.unknown
         ],
         "lines": log.lines,
         "notes": log.notes,
-    })  # fmt: skip
+    }
 
 
-def _report_lines(log: ExplainedLog) -> list[str]:
+def report_lines(log: ExplainedLog) -> list[str]:
+    """The explanations for people."""
     lines = list(log.notes)
     for role in ROLES:
         same = [e for e in log.explanations if e.role == role]
