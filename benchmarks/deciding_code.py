@@ -85,6 +85,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "probe_peers_eit_xla": (*TRIALS, *ENGINE, *XLA, *EIT),
     "probe_peers_summarize": (*TRIALS, *ENGINE, *EAGER, *SUMMARIZE),
     "probe_peers_summarize_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
+    "run_overhead": ("tpukit/commands/run.py", *within("io", "relay.py", "output_log.py")),
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
     "summarize_generation": (*EAGER, *within("tasks/summarize", "generation", "model")),
     "summarize_packing": (*COMPILER, *SUMMARIZE),

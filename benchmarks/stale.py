@@ -76,6 +76,7 @@ MEASUREMENTS = {
         ("python -m campaign --write benchmarks/results/campaign.json",), needs="hours"
     ),
     "doctor_start": timed(f"doctor_start.py {OUT}"),
+    "run_overhead": timed(f"run_overhead.py {OUT}"),
     "eit_simulation": timed(f"eit_simulation.py {OUT}"),
     "eit_speed_cpu": timed(f"eit_speed.py {OUT}"),
     "engine_cost_cpu_tiny": timed("engine_cost.py --hw cpu"),

@@ -500,6 +500,24 @@ def doctor_start() -> str:
     )
 
 
+def run_overhead() -> str:
+    found = read("run_overhead")
+    rows = [
+        [name, f"{values['milliseconds_in_1000_lines']:.2f}",
+         f"{values['processor_milliseconds_in_1000_lines']:.2f}", f"{values['start_seconds']:.2f}"]
+        for name in ("pipe", "terminal")
+        for values in [found[name]]
+    ]  # fmt: skip
+    return section(
+        "What `tpukit run` costs",
+        "run_overhead.py",
+        ["run_overhead"],
+        f"A program that prints {found['lines']:,} lines, each written by itself, with and without "
+        "`tpukit run`; below zero, the difference is less than the runs differ.",
+        table(["output", "ms in 1,000 lines", "processor ms in 1,000 lines", "start (s)"], rows),
+    )
+
+
 def doctor_real_material() -> str:
     sums = read("doctor_real_material")["summary"]
     halves = {"learn": "learned from", "measure": "measured"}
@@ -592,6 +610,7 @@ SECTIONS = {
     "torch_tpu_compile": torch_tpu_compile,
     "torch_tpu_compiler": torch_tpu_compiler,
     "doctor_start": doctor_start,
+    "run_overhead": run_overhead,
     "doctor_real_material": doctor_real_material,
     "campaign": campaign,
 }
