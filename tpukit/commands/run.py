@@ -19,7 +19,7 @@ import psutil
 import typer
 
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.reports.explanation import explained, fields_of, report_lines
+from tpukit.commands.reports.explanation import explain_named, explanation_lines, fields_of
 from tpukit.errors import ConfigError
 from tpukit.io.cache import cache_folder
 from tpukit.io.output_log import OutputLog
@@ -41,7 +41,7 @@ STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
-def run(
+def run_command(
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND...", help="What to run, after `--`: -- python train.py."),
@@ -119,9 +119,9 @@ class Recorded:
         _say(f"  Output: {self.log.path}")
         found: dict[str, Any] = {}
         if event != "stopped":
-            log = explained(str(self.log.path), EXPLAIN_SECONDS)
+            log = explain_named(str(self.log.path), EXPLAIN_SECONDS)
             found = fields_of(log)
-            for line in report_lines(log):
+            for line in explanation_lines(log):
                 _say(line)
         return self._result(event, code, found)
 

@@ -36,7 +36,7 @@ class Relay:
     """A command on this process's own standard input, output and error.
 
     Where one of the outputs is a terminal the command sees a terminal, too. It stays in the
-    foreground of this one, so that keys reach it directly; where the input is no terminal it is a
+    foreground of this one, so that keys reach it directly; where the input is something else it is a
     process group of its own.
     """
 
@@ -79,7 +79,7 @@ class Relay:
         poll = select.poll()
         for source in self._targets:
             poll.register(source, select.POLLIN)
-        last, is_told, ended = time.monotonic(), False, None
+        last, is_reported, ended = time.monotonic(), False, None
         while self._targets or ended is None:
             ready = poll.poll(_IDLE_SECONDS * 1000) if self._targets else []
             for source, _ in ready:
@@ -87,7 +87,7 @@ class Relay:
                     poll.unregister(source)
             now = time.monotonic()
             if ready:
-                last, is_told = now, False
+                last, is_reported = now, False
                 if ended is None or now - ended < _SECONDS_TO_DRAIN:
                     continue
             if ended is not None:
@@ -95,8 +95,8 @@ class Relay:
             self.log.flush()
             if self._has_ended(0 if self._targets else _IDLE_SECONDS):
                 ended = now
-            elif now - last >= silence and not is_told:
-                is_told = True
+            elif now - last >= silence and not is_reported:
+                is_reported = True
                 on_silence(now - last)
         for source in list(self._targets):
             self._drop(source)

@@ -29,8 +29,8 @@ _WIDTH = 200
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
     """Prints the explanations of a log, or that it has no known error."""
-    log = explained(name, seconds, knowledge)
-    for line in report_lines(log):
+    log = explain_named(name, seconds, knowledge)
+    for line in explanation_lines(log):
         output.text(line)
     output.result({
         "ok": True, "hardware": None, "versions": {}, "checks": [], "findings": [],
@@ -38,7 +38,7 @@ def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: O
     })  # fmt: skip
 
 
-def explained(name: str, seconds: float, knowledge: Sequence[Path] = ()) -> ExplainedLog:
+def explain_named(name: str, seconds: float, knowledge: Sequence[Path] = ()) -> ExplainedLog:
     """The explanations of a log, by the package's table and the user's own files."""
     return explain_log(open_log(name, seconds), read_known_errors(knowledge))
 
@@ -55,7 +55,7 @@ def fields_of(log: ExplainedLog) -> dict[str, Any]:
     }
 
 
-def report_lines(log: ExplainedLog) -> list[str]:
+def explanation_lines(log: ExplainedLog) -> list[str]:
     """The explanations for people."""
     lines = list(log.notes)
     for role in ROLES:
