@@ -36,8 +36,8 @@ class Relay:
     """A command on this process's own standard input, output and error.
 
     Where one of the outputs is a terminal the command sees a terminal, too. It stays in the
-    foreground of this one, so that keys reach it directly; where the input is something else it is a
-    process group of its own.
+    foreground of this one, so that keys reach it directly; where the input is something else it
+    has a process group of its own.
     """
 
     def __init__(self, command: Sequence[str], log: OutputLog) -> None:
