@@ -32,7 +32,7 @@ from tpukit.hardware.select import open_backend
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.decoder import LanguageModel
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
 MAX_NEW_TOKENS = 80
@@ -85,7 +85,9 @@ def make_model(folder: Path):
     return model
 
 
-def run_tpukit(model: GPT2, prompts: list[Prompt], slots: int, beams: int) -> dict[int, list[int]]:
+def run_tpukit(
+    model: LanguageModel, prompts: list[Prompt], slots: int, beams: int
+) -> dict[int, list[int]]:
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
     plan = plan_generation(prompts, slots, 1, 1)
     decoding = Decoding(MAX_NEW_TOKENS, num_beams=beams)
@@ -136,7 +138,7 @@ def measure(run: Callable[..., Answers], setting: int | tuple[int, str]) -> tupl
     return result, made
 
 
-def compare(ours: GPT2, theirs, search: Search) -> dict:
+def compare(ours: LanguageModel, theirs, search: Search) -> dict:
     prompts, beams = make_prompts(search.prompts), search.beams
     run_tpukit(ours, prompts[-4:], 4 * beams, beams)
     run_transformers(theirs, prompts[-4:], (4, "static"), beams)
@@ -185,7 +187,7 @@ def main() -> None:
         theirs = make_model(Path(folder))
         pretrained = read_pretrained(folder)
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    ours = GPT2(pretrained.config, backend).eval()
+    ours = LanguageModel(pretrained.config, backend).eval()
     ours.load_state_dict(pretrained.tensors)
     names = [arguments.only] if arguments.only else list(SEARCHES)
     result = {

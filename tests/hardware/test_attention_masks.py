@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 
 LENGTH, LAYERS = 32, 4
 
@@ -18,8 +18,10 @@ LENGTH, LAYERS = 32, 4
 class Packed(nn.Module):
     def __init__(self):
         super().__init__()
-        config = GPT2Config(layers=LAYERS, heads=2, width=16, vocabulary_size=40, block_size=LENGTH)
-        self.model = GPT2(config, TorchOps())
+        config = DecoderConfig(
+            layers=LAYERS, heads=2, width=16, vocabulary_size=40, block_size=LENGTH
+        )
+        self.model = LanguageModel(config, TorchOps())
 
     def forward(self, tokens, starts):
         return self.model(tokens, starts=starts)

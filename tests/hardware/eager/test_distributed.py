@@ -20,7 +20,7 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.eager.distributed import FSDP, repeated_blocks
 from tpukit.tasks.eit.task import TRAINING, EITTask
 from tpukit.tasks.images.task import ImagesTask
-from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora
 
 ENTRIES = entries()
@@ -51,8 +51,8 @@ MODELS = {
        for size in TRAINING},
     **{f"images-{name}": lambda name=name: ImagesTask(model=name, class_names=["a", "b"])
        .build_model(TorchOps()) for name in ("convnext_tiny", "resnet10t", "test_convnext")},
-    "summarize-gpt2": lambda: GPT2(GPT2Config(), TorchOps()),
-    "summarize-lora": lambda: with_lora(GPT2(GPT2Config(layers=2), TorchOps())),
+    "summarize-gpt2": lambda: LanguageModel(DecoderConfig(), TorchOps()),
+    "summarize-lora": lambda: with_lora(LanguageModel(DecoderConfig(layers=2), TorchOps())),
 }  # fmt: skip
 
 

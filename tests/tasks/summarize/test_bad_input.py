@@ -86,11 +86,13 @@ def test_an_option_that(train, options: list[str], text: str) -> None:  # type: 
 def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
     from tpukit.tasks.summarize.data.tokenizer import Tokenizer
     from tpukit.tasks.summarize.export import export_hugging_face
-    from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
+    from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 
-    config = GPT2Config(1, 1, 16, 900, 256)
+    config = DecoderConfig(1, 1, 16, 900, 256)
     bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)
-    export_hugging_face(tmp_path / "hf", config, GPT2(config, ops).state_dict(), bytes_alone)
+    export_hugging_face(
+        tmp_path / "hf", config, LanguageModel(config, ops).state_dict(), bytes_alone
+    )
     code, told = train(GOOD, "--init", str(tmp_path / "hf"), "--model", "gpt2")
     assert code == 2
     assert "have 900" in told and "--tokenizer" in told

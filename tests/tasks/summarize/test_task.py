@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.tasks.summarize.generate import write_dialogues
-from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.decoder import LanguageModel
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.task import MicroBatch, PlanSettings
 
@@ -111,7 +111,7 @@ def test_the_inference_model_has_its_adapters_merged(task, ops) -> None:  # type
                 parameter.normal_()
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     merged = adapted.inference_model(ops, weights).eval()
-    assert isinstance(merged, GPT2)
+    assert isinstance(merged, LanguageModel)
     assert not any(name.endswith((".up", ".down")) for name, _ in merged.named_parameters())
     tokens = torch.arange(20)[None]
     assert torch.allclose(merged(tokens), model(tokens), atol=1e-5)

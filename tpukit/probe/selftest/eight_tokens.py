@@ -16,13 +16,13 @@ VOCABULARY, LENGTH, TOKENS = 64, 8, 8
 
 def generate_twice(backend: Backend) -> dict[str, Any]:
     """The answer of the self-test's part: two prompts a device, greedy."""
-    decoding, streaming, gpt2 = (
+    decoding, streaming, decoder = (
         importlib.import_module(f"{SUMMARIES}.{name}")
-        for name in ("generation.decoding", "generation.continuous_batching", "model.gpt2")
+        for name in ("generation.decoding", "generation.continuous_batching", "model.decoder")
     )
     torch.manual_seed(0)
-    config = gpt2.GPT2Config(2, 2, 64, VOCABULARY, LENGTH + TOKENS)
-    model = backend.prepare(gpt2.GPT2(config, backend).eval(), train=False)
+    config = decoder.DecoderConfig(2, 2, 64, VOCABULARY, LENGTH + TOKENS)
+    model = backend.prepare(decoder.LanguageModel(config, backend).eval(), train=False)
     devices = backend.devices // backend.world_size
     rng = np.random.default_rng(0)
     prompts = [decoding.Prompt(row, rng.integers(0, VOCABULARY, LENGTH))

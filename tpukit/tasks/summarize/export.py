@@ -12,8 +12,9 @@ from torch import Tensor
 from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
-from tpukit.tasks.summarize.model.gpt2 import GPT2Config
-from tpukit.tasks.summarize.model.weights import BLOCK_NAMES, TOP_NAMES
+from tpukit.tasks.summarize.model.decoder import DecoderConfig
+from tpukit.tasks.summarize.model.families import FAMILIES
+from tpukit.tasks.summarize.model.weights import their_tensors
 from tpukit.train.storage.exported_weights import README_FILE, write_export
 
 _README = f"""# A model of dialogue summaries
@@ -36,7 +37,7 @@ tokens = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens
 
 
 def export_hugging_face(
-    folder: Path, config: GPT2Config, tensors: Mapping[str, Tensor], tokenizer: Tokenizer
+    folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], tokenizer: Tokenizer
 ) -> list[Path]:
     """Writes a directory that transformers loads: the model and, with it, the tokenizer.
 
@@ -55,21 +56,17 @@ def export_hugging_face(
         ).encode(),
         README_FILE: _README.encode(),
     }
-    return write_export(folder, _hugging_face_names(tensors, config), contents)
+    return write_export(folder, their_tensors(tensors, config), contents)
 
 
-def _hugging_face_names(tensors: Mapping[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    renamed = {f"transformer.{theirs}": tensors[ours] for ours, theirs in TOP_NAMES.items()}
-    for layer in range(config.layers):
-        for ours, theirs in BLOCK_NAMES.items():
-            weight = tensors[f"blocks.{layer}.{ours}.weight"]
-            name = f"transformer.h.{layer}.{theirs}"
-            renamed[f"{name}.weight"] = weight.t() if weight.ndim == 2 else weight
-            renamed[f"{name}.bias"] = tensors[f"blocks.{layer}.{ours}.bias"]
-    return renamed
-
-
-def _export_config(config: GPT2Config, tokenizer: Tokenizer) -> dict[str, Any]:
+def _export_config(config: DecoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    if config.source is not None:
+        return {
+            **config.source,
+            "architectures": [FAMILIES[config.family].architecture],
+            "vocab_size": config.vocabulary_size,
+            "dtype": "float32",
+        }
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -79,7 +76,7 @@ def _export_config(config: GPT2Config, tokenizer: Tokenizer) -> dict[str, Any]:
         "vocab_size": config.vocabulary_size,
         "n_positions": config.block_size,
         "n_ctx": config.block_size,
-        "activation_function": "gelu" if config.exact_gelu else "gelu_new",
+        "activation_function": config.activation,
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": True,
         "bos_token_id": tokenizer.end,

@@ -41,7 +41,8 @@ class SummarizeConfig:
     split_seed: int = 0
     """Seeds the split."""
     model: str = "gpt2"
-    """`gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl` or LAYERSxHEADSxWIDTH."""
+    """A public model such as `gpt2`, `Qwen3-0.6B` or `Gemma-3-270M` (an unknown name lists them),
+    or a GPT-2 of LAYERSxHEADSxWIDTH."""
     block_size: int = 1024
     """Longest prompt and summary together, in tokens."""
     init: str | None = None

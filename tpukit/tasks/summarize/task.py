@@ -24,7 +24,6 @@ from tpukit.tasks.summarize.data.buckets import (
     evaluation_plan,
 )
 from tpukit.tasks.summarize.data.dataset import (
-    IGNORED,
     SizedSamples,
     TokenSamples,
     collate_tokens,
@@ -54,7 +53,7 @@ from tpukit.tasks.summarize.generate import GeneratedDialogues
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, generate_summaries
 from tpukit.tasks.summarize.metrics import rouge_scores
-from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config, PlainOps
+from tpukit.tasks.summarize.model.decoder import IGNORED, DecoderConfig, LanguageModel, PlainOps
 from tpukit.tasks.summarize.model.lora import add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     Pretrained,
@@ -228,21 +227,21 @@ class SummarizeTask(Task):
             )
 
     @cached_property
-    def model_config(self) -> GPT2Config:
+    def model_config(self) -> DecoderConfig:
         """The model's shape: a run's, of the weights to start from, or the config's."""
         if self.pretrained is not None:
             return self._as_trained(self.pretrained.config)
         vocabulary = self.tokenizer.vocabulary_size
         return self._as_trained(self._shape_from_scratch(vocabulary))
 
-    def _shape_from_scratch(self, vocabulary_size: int) -> GPT2Config:
+    def _shape_from_scratch(self, vocabulary_size: int) -> DecoderConfig:
         return replace(
             parse_model_size(self.config.model),
             vocabulary_size=vocabulary_size,
             block_size=self.config.block_size,
         )
 
-    def _as_trained(self, shape: GPT2Config) -> GPT2Config:
+    def _as_trained(self, shape: DecoderConfig) -> DecoderConfig:
         return replace(shape, dropout=self.config.dropout, recompute=self.config.recompute)
 
     def build_model(self, ops: ModelOps) -> nn.Module:
@@ -253,14 +252,16 @@ class SummarizeTask(Task):
             add_lora(model, self.config.lora)
         return model
 
-    def build_plain_model(self, ops: ModelOps) -> GPT2:
+    def build_plain_model(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, freshly initialised."""
-        return GPT2(self.model_config, PlainOps(ops) if self.config.loss == "reference" else ops)
+        return LanguageModel(
+            self.model_config, PlainOps(ops) if self.config.loss == "reference" else ops
+        )
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         return self._with(
             tokenizer=Tokenizer.from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE),
-            model_config=self._as_trained(GPT2Config(**json.loads(artifacts[MODEL_FILE]))),
+            model_config=self._as_trained(DecoderConfig.of(json.loads(artifacts[MODEL_FILE]))),
             pretrained=None,
         )
 
@@ -270,7 +271,7 @@ class SummarizeTask(Task):
         if self.config.tokenizer == "train":
             vocabulary = self.config.vocabulary_size
         elif self.config.tokenizer in (None, "gpt2"):
-            vocabulary = GPT2Config.vocabulary_size
+            vocabulary = parse_model_size(self.config.model).vocabulary_size
         else:
             vocabulary = self.tokenizer.vocabulary_size
         shape = self._as_trained(self._shape_from_scratch(vocabulary))
@@ -287,15 +288,15 @@ class SummarizeTask(Task):
         labels = batch["labels"]
         packed = {"starts": batch["starts"]} if "starts" in batch else {}
         if self.config.loss == "lean":
-            logits = model(batch["tokens"], batch["wanted"], **packed)
+            losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
         else:
             logits = model(batch["tokens"], **packed)
             labels = spread_labels(labels, batch["wanted"], batch["tokens"].numel())
-        counted = (labels != IGNORED).float()
-        losses = F.cross_entropy(
-            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
-        )
-        weight = counted.sum()
+            losses = F.cross_entropy(
+                logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED,
+                reduction="none",
+            )  # fmt: skip
+        weight = (labels != IGNORED).float().sum()
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
 
     def identity(self) -> dict[str, Any]:

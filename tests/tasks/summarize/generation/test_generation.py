@@ -13,7 +13,7 @@ from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator, sample_tokens
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-from tpukit.tasks.summarize.model.gpt2 import GPT2, GPT2Config
+from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
 transformers = pytest.importorskip("transformers")
@@ -33,7 +33,7 @@ def pair(tmp_path, ops):  # type: ignore[no-untyped-def]
     theirs = transformers.GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(tmp_path / "hf")
     pretrained = read_pretrained(str(tmp_path / "hf"))
-    ours = GPT2(pretrained.config, ops).eval()
+    ours = LanguageModel(pretrained.config, ops).eval()
     ours.load_state_dict(pretrained.tensors)
     return theirs, ours
 
@@ -160,7 +160,7 @@ def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
 
 
 def test_a_context_that_is_full_ends_a_row(ops):  # type: ignore[no-untyped-def]
-    model = GPT2(GPT2Config(1, 1, 16, VOCABULARY, 24), ops).eval()
+    model = LanguageModel(DecoderConfig(1, 1, 16, VOCABULARY, 24), ops).eval()
     made = generate(model, [Prompt(0, np.full(20, 9))], Decoding(50))
     assert len(made[0]) <= 4
 
@@ -190,7 +190,7 @@ def test_draws_have_the_probabilities_of_transformers_warpers():  # type: ignore
 
 
 def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-untyped-def]
-    model = GPT2(GPT2Config(1, 1, 16, VOCABULARY + 40, 64), ops).eval()
+    model = LanguageModel(DecoderConfig(1, 1, 16, VOCABULARY + 40, 64), ops).eval()
     with torch.no_grad():
         model.token_embedding.weight[VOCABULARY:] *= 1e3
     for decoding in (Decoding(20), Decoding(20, num_beams=2), Decoding(20, do_sample=True)):

@@ -12,7 +12,7 @@ import torch
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.export import export_hugging_face
-from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.decoder import LanguageModel
 from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     cropped,
@@ -45,8 +45,8 @@ def written_by_transformers(folder: Path, shape: tuple[int, int, int, int, int, 
     return model
 
 
-def load(pretrained, ops) -> GPT2:  # type: ignore[no-untyped-def]
-    model = GPT2(pretrained.config, ops).eval()
+def load(pretrained, ops) -> LanguageModel:  # type: ignore[no-untyped-def]
+    model = LanguageModel(pretrained.config, ops).eval()
     model.load_state_dict(pretrained.tensors, strict=True)
     return model
 
@@ -136,9 +136,9 @@ def test_gradients_equal_transformers(tmp_path, ops):  # type: ignore[no-untyped
 
 
 def test_wanted_positions_are_those_of_the_full_form(ops):  # type: ignore[no-untyped-def]
-    from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+    from tpukit.tasks.summarize.model.decoder import DecoderConfig
 
-    model = GPT2(GPT2Config(3, 2, 32, 50, 40), ops).eval()
+    model = LanguageModel(DecoderConfig(3, 2, 32, 50, 40), ops).eval()
     tokens = torch.randint(0, 50, (4, 20))
     full = model(tokens)
     # Two groups of two rows each: indices count within a group.
@@ -185,7 +185,7 @@ def nanogpt_checkpoint(path: Path, *, bias: bool) -> None:
 def test_nanogpt_checkpoint(tmp_path, ops, bias):  # type: ignore[no-untyped-def]
     nanogpt_checkpoint(tmp_path / "ckpt.pt", bias=bias)
     pretrained = read_pretrained(str(tmp_path / "ckpt.pt"))
-    assert pretrained.config.exact_gelu
+    assert pretrained.config.activation == "gelu"
     assert load(pretrained, ops)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 64)
 
 
@@ -252,10 +252,10 @@ def test_sizes_that_are_none(text):  # type: ignore[no-untyped-def]
 
 
 def test_lora_starts_as_the_model_and_merges_into_it(ops):  # type: ignore[no-untyped-def]
-    from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+    from tpukit.tasks.summarize.model.decoder import DecoderConfig
 
-    config = GPT2Config(2, 2, 32, 50, 40)
-    model, tokens = GPT2(config, ops).eval(), torch.randint(0, 50, (2, 10))
+    config = DecoderConfig(2, 2, 32, 50, 40)
+    model, tokens = LanguageModel(config, ops).eval(), torch.randint(0, 50, (2, 10))
     before = model(tokens)
     lora = LoraConfig(4, 8.0, ("qkv", "mlp_out"))
     add_lora(model, lora)
@@ -266,7 +266,7 @@ def test_lora_starts_as_the_model_and_merges_into_it(ops):  # type: ignore[no-un
         for name, parameter in model.named_parameters():
             if name.endswith(".up"):
                 parameter.normal_()
-    plain = GPT2(config, ops).eval()
+    plain = LanguageModel(config, ops).eval()
     plain.load_state_dict(merge_lora(dict(model.named_parameters()), lora.scale))
     assert torch.allclose(plain(tokens), model(tokens), atol=1e-5)
     assert not torch.allclose(plain(tokens), before, atol=1e-2)

@@ -12,10 +12,10 @@ from torch import Tensor
 from tpukit.hardware.backend import Batch
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, SampleSizes
 from tpukit.tasks.summarize.data.token_cache import TokenCache
+from tpukit.tasks.summarize.model.decoder import IGNORED
 from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 
 Array = np.ndarray[Any, Any]
-IGNORED = -100
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.model.gpt2 import GPT2, KeyValues
+from tpukit.tasks.summarize.model.decoder import KeyValues, LanguageModel
 
 Array = np.ndarray[Any, Any]
 
@@ -40,7 +40,7 @@ class BatchDecoder:
     Prompts come `shape.devices` at a time, one for each device's own rows.
     """
 
-    def __init__(self, model: GPT2, backend: Backend, shape: CacheShape) -> None:
+    def __init__(self, model: LanguageModel, backend: Backend, shape: CacheShape) -> None:
         self.model = model
         self.backend = backend
         self.shape = shape
@@ -81,7 +81,7 @@ class BatchDecoder:
         age = (cache_position - cache_positions).remainder(self.shape.positions)
         visible = age[None] <= lengths[:, None]
         positions = lengths.clamp(max=self.model.config.block_size - 1)[:, None]
-        past = KeyValues(self._keys, self._values, cache_position, visible)
+        past = KeyValues(self._keys, self._values, cache_position, visible, age)
         with self.backend.autocast():
             logits: Tensor = self.model(tokens[:, None], past=past, positions=positions)
         self.cache_position = (self.cache_position + 1) % self.shape.positions

@@ -13,7 +13,7 @@ from torch import Tensor
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder, CacheShape
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Prompt
-from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 Array = np.ndarray[Any, Any]
 WORTH_TIGHTENING = 0.75
@@ -24,7 +24,7 @@ WORTH_TIGHTENING = 0.75
 class Decoder:
     """What every way of decoding takes: greedy, sampling and beam search."""
 
-    model: GPT2
+    model: LanguageModel
     backend: Backend
     plan: GenerationPlan
     decoding: Decoding

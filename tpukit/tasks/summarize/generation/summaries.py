@@ -21,7 +21,7 @@ from tpukit.tasks.summarize.generation.decoding import (
     Prompt,
     plan_generation,
 )
-from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 
 def plan_prompts(
@@ -41,7 +41,7 @@ def make_generator(
 ) -> Generator:
     """The generator these decoding options ask for; `model` as `prepare` gave it, in eval mode."""
     plain = backend.unwrap(model)
-    assert isinstance(plain, GPT2)
+    assert isinstance(plain, LanguageModel)
     kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
     return kind(plain, backend, plan, decoding, tokenizer.vocabulary_size, tokenizer.end)
 

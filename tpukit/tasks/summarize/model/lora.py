@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpukit.errors import ConfigError
-from tpukit.tasks.summarize.model.gpt2 import GPT2
+from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 TARGETS = {
     "qkv": "qkv",
@@ -64,7 +64,7 @@ class LoraLinear(nn.Module):
         return F.linear(x, self.weight, self.bias) + self.scale * update
 
 
-def add_lora(model: GPT2, config: LoraConfig) -> None:
+def add_lora(model: LanguageModel, config: LoraConfig) -> None:
     """Freezes the model and puts adapters beside the targets of every block."""
     model.requires_grad_(False)
     for block in model.blocks:

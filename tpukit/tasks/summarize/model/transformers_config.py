@@ -1,4 +1,4 @@
-"""GPT-2's shape from a transformers configuration: each field is honoured, or refused by name."""
+"""A decoder's shape from a transformers configuration: fields are honoured or refused by name."""
 
 from __future__ import annotations
 
@@ -11,27 +11,23 @@ from typing import Any
 from torch import Tensor
 
 from tpukit.errors import DataError
-from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+from tpukit.tasks.summarize.model.decoder import ACTIVATIONS, DecoderConfig
+from tpukit.tasks.summarize.model.families import FAMILIES, SIZES_FIELDS, Family
+from tpukit.tasks.summarize.model.rotary import check_rope
 
 WHAT_INIT_TAKES = (
     "--init takes a Hugging Face directory (config.json, model.safetensors), a name on the hub, or"
     " a nanoGPT checkpoint (.pt)."
 )
-ACTIVATIONS = {"gelu_new": False, "gelu": True, "gelu_pytorch_tanh": False}
-"""Whether GELU is exact, by the name that a transformers configuration gives it."""
 ONLY_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "tie_word_embeddings": (True,),
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
-    "pruned_heads": ({},),
+    "pruned_heads": ({}, None),
     "quantization_config": (None,),
+    "rope_interleaved": (False, None),
+    "use_mrope": (False, None),
 }
-"""Fields of a transformers configuration that change the model, and the values that are GPT-2's."""
-HONOURED = {
-    "n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "n_ctx", "layer_norm_epsilon",
-    "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
-}  # fmt: skip
+"""Fields that change the model, and the values that are honoured in every family."""
 WITHOUT_EFFECT = {
     # Of the file, and of how transformers computes.
     "_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache",
@@ -51,54 +47,168 @@ WITHOUT_EFFECT = {
     "do_sample", "temperature", "top_k", "top_p", "typical_p", "num_beams", "num_beam_groups",
     "num_return_sequences", "diversity_penalty", "length_penalty", "repetition_penalty",
     "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "max_length", "min_length",
-    "early_stopping", "remove_invalid_values",
+    "early_stopping", "remove_invalid_values", "cache_implementation", "pretraining_tp",
+    "attention_dropout", "embedding_dropout", "transformers.js_config", "unsloth_version",
+    "unsloth_fixed", "is_llama_config",
+    "max_window_layers", "no_rope_layer_interval",
 }  # fmt: skip
 
 
-def read_shape(fields: Mapping[str, Any], path: Path) -> GPT2Config:
+class _Fields:
+    """The fields of a configuration; what nothing has asked for changes the model unknown to us."""
+
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], file: Path) -> None:
+        self.values = {**defaults, **given}
+        self.file = file
+        self._given = given
+        self._read: set[str] = set()
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of an optional field."""
+        self._read.add(name)
+        return self.values.get(name, default)
+
+    def require(self, name: str) -> Any:
+        if name not in self.values:
+            raise DataError(f"{self.file} is not complete: {name!r} is missing.", WHAT_INIT_TAKES)
+        return self.take(name)
+
+    def allow(self, name: str, values: tuple[Any, ...], kind: str) -> None:
+        """Raises `DataError` where the field has another value; the first is the default."""
+        if self.take(name, values[0]) not in values:
+            raise DataError(
+                f"{self.file}: {name} = {json.dumps(self.values[name])}; tpukit's {kind} knows "
+                f"{' or '.join(json.dumps(v) for v in values)} only.",
+                "Other values give other logits: use weights of a plain model of this kind.",
+            )
+
+    def refuse_unknown(self) -> None:
+        unknown = sorted(self._given.keys() - self._read - WITHOUT_EFFECT)
+        if unknown:
+            raise DataError(
+                f"{self.file}: tpukit does not know what {', '.join(unknown)} means.",
+                "Remove it from config.json if the logits do not depend on it.",
+            )
+
+
+def read_shape(given: Mapping[str, Any], path: Path) -> DecoderConfig:
     """The shape in `config.json` of the directory `path`.
 
-    Raises `DataError` naming a field that is missing, unknown, or not as in a plain GPT-2.
+    Raises `DataError` naming a field that is missing, unknown, or has a value that is not honoured.
     """
     file = path / "config.json"
-    width = fields.get("n_embd")
-    allowed: dict[str, tuple[Any, ...]] = {
-        **ONLY_VALUES,
-        "n_inner": (None, 4 * width if isinstance(width, int) else None),
-        "activation_function": tuple(ACTIVATIONS),
-    }
-    for name, values in allowed.items():
-        if fields.get(name, values[0]) not in values:
-            raise DataError(
-                f"{file}: {name} = {json.dumps(fields[name])}; tpukit's GPT-2 knows "
-                f"{' or '.join(json.dumps(v) for v in values)} only.",
-                "Other values give other logits: use weights of a plain GPT-2.",
-            )
-    unknown = sorted(fields.keys() - allowed.keys() - HONOURED - WITHOUT_EFFECT)
-    if unknown:
+    kind = given.get("model_type", "gpt2")
+    if kind not in FAMILIES:
         raise DataError(
-            f"{file}: tpukit does not know what {', '.join(unknown)} means.",
-            "Remove it from config.json if the logits do not depend on it.",
+            f"{file}: model_type {kind!r} is not known.",
+            f"--init takes {', '.join(FAMILIES)}.",
         )
-    try:
-        shape = {
-            "layers": fields["n_layer"],
-            "heads": fields["n_head"],
-            "width": width,
-            "vocabulary_size": fields["vocab_size"],
-            "block_size": fields.get("n_positions") or fields["n_ctx"],
-        }
-    except KeyError as error:
-        raise DataError(
-            f"{file} is not GPT-2's: {error.args[0]!r} is missing.", WHAT_INIT_TAKES
-        ) from error
-    shape["exact_gelu"] = ACTIVATIONS[fields.get("activation_function", "gelu_new")]
-    shape["norm_eps"] = fields.get("layer_norm_epsilon", 1e-5)
+    fields = _Fields(given, FAMILIES[kind].defaults, file)
+    fields.take("model_type")
+    for name, values in {**ONLY_VALUES, **FAMILIES[kind].only}.items():
+        fields.allow(name, values, kind)
+    shape = _gpt2_shape(fields) if kind == "gpt2" else _shape(fields, kind, FAMILIES[kind])
+    fields.refuse_unknown()
     return checked_shape(shape, file)
 
 
+def _gpt2_shape(fields: _Fields) -> dict[str, Any]:
+    width = fields.require("n_embd")
+    fields.allow("n_inner", (None, 4 * width if isinstance(width, int) else None), "GPT-2")
+    fields.allow("tie_word_embeddings", (True,), "GPT-2")
+    fields.allow("activation_function", tuple(ACTIVATIONS), "GPT-2")
+    for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "n_ctx"):
+        fields.take(name)
+    return {
+        "layers": fields.require("n_layer"),
+        "heads": fields.require("n_head"),
+        "width": width,
+        "vocabulary_size": fields.require("vocab_size"),
+        "block_size": fields.take("n_positions") or fields.require("n_ctx"),
+        "activation": fields.take("activation_function", "gelu_new"),
+        "norm_eps": fields.take("layer_norm_epsilon", 1e-5),
+    }
+
+
+def _shape(fields: _Fields, kind: str, family: Family) -> dict[str, Any]:
+    """The fields of `DecoderConfig` of every family but GPT-2."""
+    names = {**SIZES_FIELDS, **family.fields}
+    required = {"layers", "heads", "width", "vocabulary_size", "block_size", "mlp_width"}
+    shape: dict[str, Any] = {"family": kind, **family.shape}
+    for ours, theirs in names.items():
+        value = fields.require(theirs) if ours in required else fields.take(theirs)
+        if value is not None:
+            shape[ours] = value
+    activation = shape.setdefault("activation", "silu")
+    fields.allow(names["activation"], (activation, *ACTIVATIONS)[activation not in ACTIVATIONS :],
+                 kind)  # fmt: skip
+    rotated = fields.take("no_rope_layers")
+    if kind == "smollm3":
+        every = fields.take("no_rope_layer_interval", 4)
+        rotated = rotated or [int((n + 1) % every != 0) for n in range(shape["layers"])]
+    shape["unrotated"] = tuple(n for n, turns in enumerate(rotated or ()) if not turns)
+    shape["window"], shape["windowed"] = _windows(fields, family, shape)
+    shape["rope"], shape["window_rope"] = _rope(fields, kind)
+    return {**shape, "source": dict(fields.values)}
+
+
+def _windows(
+    fields: _Fields, family: Family, shape: Mapping[str, Any]
+) -> tuple[int | None, tuple[int, ...]]:
+    """The window and the layers that have it."""
+    window, types = fields.take("sliding_window"), fields.take("layer_types")
+    if family.windows == "late" or shape["family"] == "smollm3":
+        window = window if fields.take("use_sliding_window", False) else None
+    pattern = fields.take("sliding_window_pattern") or fields.take("_sliding_window_pattern") or 6
+    first = fields.take("max_window_layers", 28)
+    if window is None:
+        return None, ()
+    if types is not None:
+        if other := sorted(set(types) - {"full_attention", "sliding_attention"}):
+            raise DataError(
+                f"{fields.file}: layer_types has {other[0]!r}.",
+                "tpukit knows full_attention and sliding_attention.",
+            )
+        return window, tuple(n for n, name in enumerate(types) if name == "sliding_attention")
+    layers = range(shape["layers"])
+    return window, {
+        "all": tuple(layers),
+        "even": tuple(layers[::2]),
+        "pattern": tuple(n for n in layers if (n + 1) % pattern),
+        "late": tuple(layers[first:]),
+        "none": shape["unrotated"],
+    }[family.windows]
+
+
+def _rope(fields: _Fields, kind: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Rotary positions of all layers, and of those with a window where they differ."""
+    given = fields.take("rope_parameters") or {}
+    scaling = fields.take("rope_scaling") or {}
+    plain = {"rope_theta": fields.take("rope_theta", 1e6 if kind == "gemma3_text" else 1e4)}
+    longest = fields.require("max_position_embeddings")
+    plain["original_max_position_embeddings"] = (
+        fields.take("original_max_position_embeddings") or longest
+    )
+    if kind == "phi3":
+        plain["partial_rotary_factor"] = fields.take("partial_rotary_factor", 1.0)
+    of_window = None
+    if kind == "gemma3_text":
+        local = {"rope_theta": fields.take("rope_local_base_freq", 1e4), "rope_type": "default"}
+        of_window = {**local, **given.get("sliding_attention", {})}
+        given = given.get("full_attention", {})
+    rope = {**plain, **scaling, **given}
+    rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
+    if rope["rope_type"] in ("default", "linear"):
+        rope.pop("original_max_position_embeddings")
+    elif rope.get("factor") is None:
+        rope["factor"] = longest / rope["original_max_position_embeddings"]
+    for one in (rope, of_window or rope):
+        check_rope(one, str(fields.file))
+    return rope, of_window
+
+
 def fold_score_scales(
-    tensors: dict[str, Tensor], fields: Mapping[str, Any], config: GPT2Config
+    tensors: dict[str, Tensor], fields: Mapping[str, Any], config: DecoderConfig
 ) -> None:
     """Scales the queries where the configuration scales attention scores in another way."""
     unscaled = not fields.get("scale_attn_weights", True)
@@ -110,7 +220,7 @@ def fold_score_scales(
             tensors[f"blocks.{layer}.qkv.{kind}"][: config.width] *= factor
 
 
-def checked_shape(shape: Mapping[str, Any], path: Path) -> GPT2Config:
+def checked_shape(shape: Mapping[str, Any], path: Path) -> DecoderConfig:
     """Raises `DataError` where a size is not a positive whole number."""
     sizes = {name: shape[name] for name in ("layers", "heads", "width", "vocabulary_size",
                                             "block_size")}  # fmt: skip
@@ -120,4 +230,4 @@ def checked_shape(shape: Mapping[str, Any], path: Path) -> GPT2Config:
     if bad:
         found = ", ".join(f"{name} {sizes[name]!r}" for name in bad)
         raise DataError(f"{path} has an invalid shape: {found}.", WHAT_INIT_TAKES)
-    return GPT2Config(**shape)
+    return DecoderConfig(**shape)

@@ -1,4 +1,4 @@
-"""GPT-2's weights from and to elsewhere: Hugging Face directories, nanoGPT checkpoints."""
+"""Weights from and to elsewhere: Hugging Face directories, nanoGPT checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tpukit.errors import CheckpointError, ConfigError, DataError
+from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
-from tpukit.tasks.summarize.model.gpt2 import GPT2Config
+from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
+from tpukit.tasks.summarize.model.families import FAMILIES, named_sizes, their_name
 from tpukit.tasks.summarize.model.transformers_config import (
     WHAT_INIT_TAKES,
     checked_shape,
@@ -24,45 +26,38 @@ from tpukit.tasks.summarize.model.transformers_config import (
 )
 from tpukit.train.storage.foreign import describe, read_foreign, state_dict_of
 
-SIZES = {
-    "gpt2": GPT2Config(12, 12, 768),
-    "gpt2-medium": GPT2Config(24, 16, 1024),
-    "gpt2-large": GPT2Config(36, 20, 1280),
-    "gpt2-xl": GPT2Config(48, 25, 1600),
+GPT2_SIZES = {
+    "gpt2": DecoderConfig(12, 12, 768),
+    "gpt2-medium": DecoderConfig(24, 16, 1024),
+    "gpt2-large": DecoderConfig(36, 20, 1280),
+    "gpt2-xl": DecoderConfig(48, 25, 1600),
 }
+SIZES = (*GPT2_SIZES, *named_sizes())
+"""Names of public models."""
 LARGEST_PADDING = 128
 """Rows a vocabulary may have beyond its tokens: nanoGPT rounds 50257 up to 50304."""
-
-# Ours, Hugging Face's. Hugging Face's matrices in attn and mlp are stored transposed (Conv1D).
-BLOCK_NAMES = {
-    "norm_1": "ln_1",
-    "qkv": "attn.c_attn",
-    "attention_out": "attn.c_proj",
-    "norm_2": "ln_2",
-    "mlp_in": "mlp.c_fc",
-    "mlp_out": "mlp.c_proj",
-}
-TOP_NAMES = {
-    "token_embedding.weight": "wte.weight",
-    "position_embedding.weight": "wpe.weight",
-    "norm.weight": "ln_f.weight",
-    "norm.bias": "ln_f.bias",
-}
+TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
+"""Matrices of GPT-2 that Hugging Face stores transposed (Conv1D)."""
+WITHOUT_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|^h\.\d+\.attn\.(masked_)?bias$")
+"""Buffers that some files hold."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
     """Weights under tpukit's names, with the shape they belong to."""
 
-    config: GPT2Config
+    config: DecoderConfig
     tensors: dict[str, Tensor]
     source: str
 
 
-def parse_model_size(text: str) -> GPT2Config:
-    """`gpt2`, `gpt2-medium`, ... or LAYERSxHEADSxWIDTH."""
-    if text in SIZES:
-        return SIZES[text]
+def parse_model_size(text: str) -> DecoderConfig:
+    """A public model's name, or LAYERSxHEADSxWIDTH of a GPT-2."""
+    if text in GPT2_SIZES:
+        return GPT2_SIZES[text]
+    if text in named_sizes():
+        fields = {name: v for name, v in named_sizes()[text].items() if name != "hub"}
+        return read_shape(fields, Path(text))
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
     if not match:
         raise ConfigError(
@@ -75,7 +70,7 @@ def parse_model_size(text: str) -> GPT2Config:
             f"--model {text}: the width must be a multiple of the heads, and nothing zero.",
             f"For {heads or 1} heads try {layers or 1}x{heads or 1}x{64 * (heads or 1)}.",
         )
-    return GPT2Config(layers, heads, width)
+    return DecoderConfig(layers, heads, width)
 
 
 def read_pretrained(source: str) -> Pretrained:
@@ -98,8 +93,9 @@ def cropped(pretrained: Pretrained, block_size: int) -> Pretrained:
             f"--block-size {block_size} is more than the {known} positions of {pretrained.source}.",
             f"Choose at most {known}.",
         )
-    tensors = dict(pretrained.tensors)
-    tensors["position_embedding.weight"] = tensors["position_embedding.weight"][:block_size].clone()
+    tensors, learned = dict(pretrained.tensors), "position_embedding.weight"
+    if learned in tensors:
+        tensors[learned] = tensors[learned][:block_size].clone()
     return replace(
         pretrained, config=replace(pretrained.config, block_size=block_size), tensors=tensors
     )
@@ -117,11 +113,15 @@ def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
 
 # -- reading ------------------------------------------------------------------------------------
 def _download(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import snapshot_download
 
     try:
-        config = hf_hub_download(name, "config.json")
-        hf_hub_download(name, "model.safetensors")
+        return Path(
+            snapshot_download(
+                named_sizes().get(name, {}).get("hub", name),
+                allow_patterns=["*.json", "*.safetensors", "*.jinja"],
+            )
+        )
     except Exception as error:
         raise DataError(
             f"--init {name}: not a local directory, and the hub did not give it"
@@ -129,16 +129,14 @@ def _download(name: str) -> Path:
             "Without a network, bring the directory along (config.json and model.safetensors) and"
             " give its path.",
         ) from error
-    return Path(config).parent
 
 
 def _from_directory(path: Path) -> Pretrained:
     fields = _read_json(path / "config.json")
     config = read_shape(fields, path)
-    # Some files have `transformer.` before every name.
-    plain = {n.removeprefix("transformer."): t for n, t in _read_safetensors(path).items()}
-    tensors = _rename(plain, path, config.layers, transposed=True)
-    fold_score_scales(tensors, fields, config)
+    tensors = _rename(_read_safetensors(path), path, config, transposed=config.family == "gpt2")
+    if config.family == "gpt2":
+        fold_score_scales(tensors, fields, config)
     return Pretrained(config, tensors, str(path))
 
 
@@ -181,50 +179,73 @@ def _from_nanogpt(path: Path) -> Pretrained:
             WHAT_INIT_TAKES,
         )
     config = checked_shape(shape, path)
-    plain = {
-        name.removeprefix("_orig_mod.").removeprefix("transformer."): tensor.float()
-        for name, tensor in model.items()
-    }
-    return Pretrained(config, _rename(plain, path, config.layers, transposed=False), str(path))
+    plain = {name.removeprefix("_orig_mod."): tensor for name, tensor in model.items()}
+    return Pretrained(config, _rename(plain, path, config, transposed=False), str(path))
 
 
 def _nanogpt_shape(content: Any) -> dict[str, Any] | None:
-    """The fields of `GPT2Config` in nanoGPT's `model_args`; None where one is missing."""
+    """The fields of `DecoderConfig` in nanoGPT's `model_args`; None where one is missing."""
     arguments = content.get("model_args") if isinstance(content, dict) else None
     names = {"layers": "n_layer", "heads": "n_head", "width": "n_embd",
              "vocabulary_size": "vocab_size", "block_size": "block_size"}  # fmt: skip
     if not isinstance(arguments, dict) or not set(names.values()) <= arguments.keys():
         return None
-    return {**{ours: arguments[theirs] for ours, theirs in names.items()}, "exact_gelu": True}
+    return {**{ours: arguments[theirs] for ours, theirs in names.items()}, "activation": "gelu"}
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, torch.Size]:
+    """Names and shapes of a model's tensors."""
+    with torch.device("meta"):
+        state = LanguageModel(config, TorchOps()).state_dict()
+    return {name: tensor.shape for name, tensor in state.items()}
 
 
 def _rename(
-    plain: Mapping[str, Tensor], path: Path, layers: int, *, transposed: bool
+    found: Mapping[str, Tensor], path: Path, config: DecoderConfig, *, transposed: bool
 ) -> dict[str, Tensor]:
-    """Hugging Face's names to ours; biases that a model does without become zero."""
-    tensors = {ours: _take(plain, theirs, path) for ours, theirs in TOP_NAMES.items()}
-    for layer in range(layers):
-        for ours, theirs in BLOCK_NAMES.items():
-            weight = _take(plain, f"h.{layer}.{theirs}.weight", path)
-            if transposed and weight.ndim == 2:
-                weight = weight.t()
-            tensors[f"blocks.{layer}.{ours}.weight"] = weight.contiguous().float()
-            bias = plain.get(f"h.{layer}.{theirs}.bias")
-            tensors[f"blocks.{layer}.{ours}.bias"] = (
-                torch.zeros(weight.shape[0]) if bias is None else bias.float()
+    """Their names to ours; biases that a GPT-2 does without become zero."""
+    # Some files of GPT-2 have `transformer.` before every name.
+    plain = {name.removeprefix("transformer."): tensor for name, tensor in found.items()}
+    family, tensors = FAMILIES[config.family], {}
+    for ours, shape in expected_tensors(config).items():
+        theirs = their_name(family, ours).removeprefix("transformer.")
+        if theirs not in plain and config.family == "gpt2" and ours.endswith(".bias"):
+            tensors[ours] = torch.zeros(shape)
+            continue
+        tensor = _take(plain, theirs, path)
+        if transposed and TRANSPOSED.search(theirs):
+            tensor = tensor.t()
+        if tensor.shape != shape:
+            raise DataError(
+                f"{path}: tensor {theirs!r} is {tuple(tensor.shape)}, config.json says"
+                f" {tuple(shape)}.",
+                WHAT_INIT_TAKES,
             )
-    head = plain.get("lm_head.weight")
-    if head is not None and not torch.equal(head, plain["wte.weight"]):
+        tensors[ours] = tensor.contiguous().float()
+    head = plain.pop("lm_head.weight", None)
+    if config.tied and head is not None and not torch.equal(
+        head.float(), tensors["token_embedding.weight"]
+    ):  # fmt: skip
         raise DataError(
             f"{path}: its output projection is not its token embedding.",
-            "tpukit's GPT-2 ties the two, as OpenAI's does.",
+            "Its config.json must say tie_word_embeddings = false; a GPT-2 ties the two.",
         )
+    left = sorted(name for name in plain if not WITHOUT_WEIGHTS.search(name))
+    if left:
+        raise DataError(f"{path}: a {config.family} has no tensor {left[0]!r}.", WHAT_INIT_TAKES)
     return tensors
 
 
-def _take(plain: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
+def _take(plain: dict[str, Tensor], name: str, path: Path) -> Tensor:
     if name in plain:
-        return plain[name].float()
-    if name.endswith("ln_f.bias"):
-        return torch.zeros_like(plain["ln_f.weight"], dtype=torch.float32)
+        return plain[name] if name == "lm_head.weight" else plain.pop(name)
     raise DataError(f"{path} has no tensor {name!r}.", WHAT_INIT_TAKES)
+
+
+def their_tensors(tensors: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """The tensors of a model under Hugging Face's names, for `_rename` to read back."""
+    family = FAMILIES[config.family]
+    renamed = {their_name(family, name): tensor for name, tensor in tensors.items()}
+    if config.family == "gpt2":
+        return {n: t.t() if TRANSPOSED.search(n) else t for n, t in renamed.items()}
+    return renamed

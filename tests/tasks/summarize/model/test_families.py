@@ -1,0 +1,194 @@
+"""Every family of models beside transformers, from small random configurations."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tpukit.hardware.backend import TorchOps
+from tpukit.hardware.fake import FakeBackend
+from tpukit.tasks.summarize.export import export_hugging_face
+from tpukit.tasks.summarize.generation.beam import BeamGenerator
+from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
+from tpukit.tasks.summarize.model import decoder
+from tpukit.tasks.summarize.model.decoder import LanguageModel
+from tpukit.tasks.summarize.model.families import FAMILIES
+from tpukit.tasks.summarize.model.weights import SIZES, parse_model_size, read_pretrained
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, END, LENGTH = 61, 7, 40
+SIZE = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 128,
+    "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": END,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 32}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 32}  # fmt: skip
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24,
+        "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 2.0, 4.0],
+        "partial_rotary_factor": 0.75}  # fmt: skip
+GLOBAL_AND_LOCAL = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+ALTERNATE = ["sliding_attention", "full_attention", "sliding_attention"]
+CASES = {
+    "llama": {},
+    "llama-llama3-biases": {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True,
+                            "tie_word_embeddings": True, "head_dim": 16},
+    "llama-yarn": {"rope_parameters": YARN},
+    "llama-yarn-mscale": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2,
+                                                     "beta_fast": 16, "truncate": False}},
+    "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    "mistral-window": {"sliding_window": 9, "head_dim": 8},
+    "mistral-wide": {"sliding_window": 64},
+    "qwen2": {"sliding_window": None},
+    "qwen2-window": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9,
+               "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9,
+                    "rope_parameters": GLOBAL_AND_LOCAL, "layer_types": ALTERNATE},
+    "gemma3_text-wide": {"head_dim": 16, "sliding_window": 64},
+    "phi3": {"sliding_window": 11},
+    "phi3-longrope": {"rope_parameters": LONG, "original_max_position_embeddings": 24},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo2": {},
+}  # fmt: skip
+CLASSES = {"gemma3_text": "Gemma3TextConfig", "smollm3": "SmolLM3Config"}
+
+
+@cache
+def theirs_of(name: str):  # type: ignore[no-untyped-def]
+    """The model of transformers with random weights, norms and biases included."""
+    torch.manual_seed(5)
+    kind = name.partition("-")[0]
+    config = getattr(transformers, CLASSES.get(kind, f"{kind.capitalize()}Config"))
+    model = getattr(transformers, FAMILIES[kind].architecture)._from_config(
+        config(**SIZE, **CASES[name]), attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.eval()
+
+
+@pytest.fixture
+def pair(request, tmp_path: Path):  # type: ignore[no-untyped-def]
+    theirs = theirs_of(request.param)
+    theirs.save_pretrained(tmp_path / "hf")
+    pretrained = read_pretrained(str(tmp_path / "hf"))
+    ours = LanguageModel(pretrained.config, TorchOps()).eval()
+    ours.load_state_dict(pretrained.tensors)
+    return theirs, ours
+
+
+every_family = pytest.mark.parametrize("pair", CASES, indirect=True)
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal to 1e-5 of the largest value."""
+    return bool((actual - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max())))
+
+
+def padded(lengths: list[int], *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.zeros(len(lengths), LENGTH, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, length in enumerate(lengths):
+        part = slice(LENGTH - length, LENGTH) if left else slice(length)
+        tokens[row, part] = torch.randint(8, VOCABULARY, (length,))
+        mask[row, part] = 1
+    return tokens, mask
+
+
+@every_family
+def test_logits_loss_gradients_and_packed_rows(pair, tmp_path, tokenizer, monkeypatch):  # type: ignore[no-untyped-def]
+    theirs, ours = pair
+    lengths = [LENGTH, 17, 23]
+    for left in (False, True):
+        tokens, mask = padded(lengths, left=left)
+        expected = theirs(tokens, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(0))
+        for row, length in enumerate(lengths):
+            alone = ours(tokens[row][mask[row] == 1][None])[0]
+            assert near(alone, expected.logits[row][mask[row] == 1]), (left, length)
+
+    # Rows of several samples: each as if alone.
+    tokens = torch.randint(8, VOCABULARY, (2, LENGTH))
+    starts = torch.zeros_like(tokens)
+    starts[0, 17:] = 17
+    packed = ours(tokens, starts=starts)
+    assert near(packed[0, :17], ours(tokens[:1, :17])[0])
+    assert near(packed[0, 17:], ours(tokens[:1, 17:])[0])
+
+    # The loss on half of the places, whole and in blocks, and all its gradients.
+    labels = tokens.clone()
+    labels[:, :20] = -100
+    loss = theirs(tokens, labels=labels).loss
+    theirs.zero_grad()
+    loss.backward()
+    wanted = torch.cat([torch.arange(19, 39), torch.arange(19, 39) + LENGTH])[None]
+    for largest in (2**28, 500):
+        monkeypatch.setattr(decoder, "LARGEST_LOGITS", largest)
+        ours.zero_grad()
+        own = ours(tokens, wanted, labels=tokens[:, 20:].reshape(1, -1)).mean()
+        own.backward()
+        assert abs(own - loss) < 1e-5
+        theirs.save_pretrained(tmp_path / "gradients", state_dict={
+            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for name, p in theirs.named_parameters()
+        })  # fmt: skip
+        expected = read_pretrained(str(tmp_path / "gradients")).tensors
+        for name, parameter in ours.named_parameters():
+            assert near(parameter.grad, expected[name]), name
+
+    export_hugging_face(tmp_path / "back", ours.config, ours.state_dict(), tokenizer)
+    again = read_pretrained(str(tmp_path / "back"))
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.tensors[name], tensor), name
+    loaded = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, theirs(tokens).logits)
+
+
+@every_family
+def test_greedy_and_beam_tokens(pair):  # type: ignore[no-untyped-def]
+    """Beside left-padded rows: past a window, in a ring that turns over, prompts of all lengths."""
+    theirs, ours = pair
+    rng = np.random.default_rng(0)
+    prompts = [
+        Prompt(row, rng.integers(8, VOCABULARY, length))
+        for row, length in enumerate([3, 31, 12, 5, 22])
+    ]
+    tokens = torch.zeros(len(prompts), 31, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for prompt in prompts:
+        tokens[prompt.row, 31 - len(prompt.tokens) :] = torch.from_numpy(prompt.tokens)
+        mask[prompt.row, 31 - len(prompt.tokens) :] = 1
+    for beams, kind in ((1, StreamingGenerator), (3, BeamGenerator)):
+        decoding = Decoding(max_new_tokens=14, num_beams=beams)
+        made = theirs.generate(
+            tokens, attention_mask=mask, max_new_tokens=14, num_beams=beams, do_sample=False,
+            use_cache=beams == 1,
+        )[:, 31:].tolist()  # fmt: skip
+        expected = [row[: row.index(END) + 1] if END in row else row for row in made]
+        plan = plan_generation(prompts, 2 * beams, 1, 1)
+        generator = kind(ours, FakeBackend(), plan, decoding, VOCABULARY, END)
+        found = {r: t for chunk in plan.chunks for r, t in generator.run(chunk).items()}
+        assert [found[row] for row in range(len(prompts))] == expected
+
+
+def test_named_sizes_are_shapes():  # type: ignore[no-untyped-def]
+    for name in SIZES:
+        config = parse_model_size(name)
+        assert config.vocabulary_size >= 32000, name
+    assert parse_model_size("Gemma-3-1B").windowed[:6] == (0, 1, 2, 3, 4, 6)
