@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import AdamSettings
-from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+from tpukit.probe.parity import SeededTask
+from tpukit.train.task import stack_samples
 
 FOLDER = Path(__file__).parent.parent / "zoo"
 TABLE, EXCEPTIONS = FOLDER / "models.toml", FOLDER / "exceptions.toml"
@@ -40,8 +40,6 @@ class Entry:
     """Arguments of its constructor or config."""
     cut: list[str] = field(default_factory=list)
     """Patterns of the names of repeated blocks that are left out, where no setting does that."""
-    in_float64: bool = False
-    """Whether its step is compared in float64, as fp32 decides nothing: see `zoo_stages.trains`."""
     optimized: bool = False
     """Whether XLA optimizes its step for the CPU: some round coarsely or run slowly without."""
     quick: bool = False
@@ -229,21 +227,14 @@ LOSSES: dict[str, Callable[[nn.Module, dict[str, Tensor]], Tensor]] = {
 }
 
 
-class Zoo(Task):
+class Zoo(SeededTask):
     """One model of the table."""
-
-    name = "zoo"
-    # Adam makes a whole step of a gradient that is rounding error; a large eps keeps it small.
-    defaults = TrainingDefaults(adam=AdamSettings(eps=1e-2))
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
 
     def build_model(self, ops: Any) -> nn.Module:
         return build(self.entry)
-
-    def datasets(self) -> Datasets:
-        raise NotImplementedError("the zoo makes its batches itself")
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         inputs = {name: value for name, value in batch.items() if name != "mask"}
@@ -253,13 +244,3 @@ class Zoo(Task):
         rng = np.random.default_rng(seed)
         samples = [INPUTS[self.entry.inputs](self.entry, rng) for _ in range(rows)]
         return [stack_samples(samples, rows)]
-
-
-class InFloat64(Zoo):
-    """The same for a model in float64."""
-
-    def example_batches(self, rows: int, seed: int = 0) -> list[dict[str, Tensor]]:
-        return [
-            {n: v.double() if v.is_floating_point() else v for n, v in batch.items()}
-            for batch in super().example_batches(rows, seed)
-        ]

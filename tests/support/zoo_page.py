@@ -64,6 +64,7 @@ out: memory grows with the square of the tokens. A model that asks whether its a
 finite, to clamp them (DETR), gets a constant yes: a traced step has no branches.
 
 Made with {versions}.
+[`trains_on_tpu`](testing.md) tests a model of yours so.
 `python tests/support/zoo_page.py --run` runs every model that
 `tests/zoo/results.json` has no result of and writes this page. The tests hold both against
 `tests/zoo/exceptions.toml` and against what the models do: what is listed as failing must fail.

@@ -85,14 +85,20 @@ class TpuCompiler:
         return options
 
 
-def program_key(program: Program) -> str:
-    """A program's fingerprint: the same wherever it was traced."""
+def program_text(program: Program, *, places: bool = False) -> str:
+    """A program's StableHLO; places: with the line that each operation comes from."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir.dialects import hlo
 
     with mlir.make_ir_context() as context:
         module = hlo.deserialize_portable_artifact(context, program.bytecode)
-        text = module.operation.get_asm(enable_debug_info=False, large_elements_limit=None)
+        asm = module.operation.get_asm(enable_debug_info=places, large_elements_limit=None)
+        return str(asm)
+
+
+def program_key(program: Program) -> str:
+    """A program's fingerprint: the same wherever it was traced."""
+    text = program_text(program)
     layout = repr((sorted(program.aliases.items()), program.argument_shardings))
     return hashlib.sha256((text + layout).encode()).hexdigest()
 
@@ -101,14 +107,11 @@ def _with_arguments(program: Program, devices: int) -> bytes:
     """The module with aliased and sharded arguments marked, and each operation's place resolved."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import hlo
 
     from tpukit.probe.compiler.source_map import resolve_places
 
-    with mlir.make_ir_context() as context:
-        traced = hlo.deserialize_portable_artifact(context, program.bytecode)
-        text = traced.operation.get_asm(enable_debug_info=True, large_elements_limit=None)
-        module = ir.Module.parse(resolve_places(text))
+    with mlir.make_ir_context():
+        module = ir.Module.parse(resolve_places(program_text(program, places=True)))
         main = next(
             op for op in module.body.operations if op.attributes["sym_name"].value == "main"
         )

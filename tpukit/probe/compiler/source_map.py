@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 FILE = re.compile(r'^(#loc\d+) = loc\("([^"]*)":(\d+):\d+\)$', re.MULTILINE)
+NAMED = re.compile(r'^(#loc\d+) = loc\("([^"]*)"\((#loc\d+)\)\)$', re.MULTILINE)
 FRAME = re.compile(r'^(#loc\d+) = loc\("[^"]*"\((#loc\d+)\)\)$', re.MULTILINE)
 CALL = re.compile(r"^(#loc\d+) = loc\(callsite\((#loc\d+) at (#loc\d+)\)\)$", re.MULTILINE)
 
 FOREIGN = ("/site-packages/", "/dist-packages/", "/tpukit/train/", "/tpukit/hardware/",
-           "/tpukit/probe/", "/lib/python3", "<")  # fmt: skip
+           "/tpukit/probe/", "/tpukit/testing.py", "/lib/python3", "<")  # fmt: skip
 """Parts of paths that are not the model: libraries and the engine around it."""
 
 
@@ -52,6 +53,25 @@ def resolve_places(module: str) -> str:
         return f'{match[1]} = loc("{place.path}":{place.line}:0)' if place else match[0]
 
     return CALL.sub(resolve, module)
+
+
+def located_operations(module: str) -> list[tuple[str, str | None]]:
+    """Each operation of a StableHLO module's text, and where it is one of the model's lines:
+    `aten::view, at model.py:12`."""
+    text = resolve_places(module)
+    files = {match[1]: SourceLine(match[2], int(match[3])) for match in FILE.finditer(text)}
+    named = {match[1]: (match[2], match[3]) for match in NAMED.finditer(text)}
+
+    def place(at: str) -> str | None:
+        operator = ""
+        while at in named:
+            name, at = named[at]
+            operator = operator or name.rpartition("/")[2].replace("__", "::")
+        line = files.get(at)
+        return f"{operator}, at {line.path}:{line.line}" if line and line.is_model_code else None
+
+    lines = (line.rpartition(" loc(") for line in text.splitlines() if not line.startswith("#"))
+    return [(operation, place(at.rstrip(")"))) for operation, _, at in lines if "=" in operation]
 
 
 def _place(

@@ -19,14 +19,14 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
 from tpukit.hardware.xla.flash_attention import TILES
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, is_on_xla
-from tpukit.probe.compiler.compile import Program
+from tpukit.probe.compiler.compile import Program, program_text
 from tpukit.probe.compiler.leaving_device import (
     FORWARD_STACK,
     HIDDEN_EXECUTION,
@@ -39,6 +39,7 @@ from tpukit.probe.compiler.placeholders import (
     handles_of,
     without_storage,
 )
+from tpukit.probe.compiler.source_map import located_operations
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, build_learner
 from tpukit.train.loader import example_batches
@@ -165,16 +166,7 @@ def trace_step(
     Raises:
         JobError: an operation reads a value, or runs on the CPU, in the middle of the step.
     """
-    torch.manual_seed(0)
-    model = expect(_built(task, backend), nn.Module, task.build_model, MODEL)
-    learner = _learner(task, config, backend, model)
-    with backend.placeholders.of_kind("batch"):
-        micro_rows = rows * backend.devices
-        settings = PlanSettings(
-            micro_rows * accumulate, micro_rows, backend.devices, seed=0, compiles=True
-        )
-        host = check_examples(example_batches(task, settings), task.example_batches)[0]
-        batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
+    learner, batches = _ready(task, config, backend, rows, accumulate)
     with no_execution():
         learner.train_step(batches, lr=config.lr)
         # All micro-batches have the same program; with accumulation, the update has its own.
@@ -187,6 +179,37 @@ def trace_step(
         learner.sums.add(batches[0])
     count = sum(p.numel() for p in backend.unwrap(learner.model).parameters())
     return TracedStep(training, backend.programs[-1], count)
+
+
+def first_change(task: Task, config: TrainConfig, backend: TracingBackend, rows: int) -> str | None:
+    """Where the program of a third step differs from the second's: an operation with its line.
+
+    None: the same, or only where no line is known.
+    """
+    learner, batches = _ready(task, config, backend, rows, accumulate=1)
+    with no_execution():
+        for _ in range(3):
+            learner.train_step(batches, lr=config.lr)
+    texts = (program_text(program, places=True) for program in backend.programs[1:3])
+    pairs = zip(*map(located_operations, texts), strict=False)
+    return next((place for (one, _), (other, place) in pairs if one != other and place), None)
+
+
+def _ready(
+    task: Task, config: TrainConfig, backend: TracingBackend, rows: int, accumulate: int
+) -> tuple[Learner, list[Batch]]:
+    """The learner before its first step, and the micro-batches of one step."""
+    torch.manual_seed(0)
+    model = expect(_built(task, backend), nn.Module, task.build_model, MODEL)
+    learner = _learner(task, config, backend, model)
+    with backend.placeholders.of_kind("batch"):
+        micro_rows = rows * backend.devices
+        settings = PlanSettings(
+            micro_rows * accumulate, micro_rows, backend.devices, seed=0, compiles=True
+        )
+        host = check_examples(example_batches(task, settings), task.example_batches)[0]
+        batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
+    return learner, batches
 
 
 def _built(task: Task, backend: TracingBackend) -> nn.Module:

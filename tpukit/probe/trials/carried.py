@@ -9,8 +9,9 @@ from __future__ import annotations
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import cloudpickle
@@ -22,15 +23,17 @@ from tpukit.train.task import Task
 
 
 @contextmanager
-def carried(task: Task) -> Iterator[TaskSource]:
+def carried(task: Task, parts: Iterable[object] = ()) -> Iterator[TaskSource]:
     """The source from which a child loads this object, valid inside the context.
+
+    parts: classes and functions that it holds, whose modules a child may not find by name.
 
     Raises ConfigError where the task cannot be pickled (an open file, a lock).
     """
     with tempfile.TemporaryDirectory(prefix="tpukit-task-") as folder:
         file = Path(folder) / "task.pickle"
         try:
-            file.write_bytes(pickle.dumps(sys.path) + _by_value(task))
+            file.write_bytes(pickle.dumps(sys.path) + _by_value(task, parts))
         except Exception as error:
             raise ConfigError(
                 f"the task {task.name!r} cannot be sent to the processes of the trials:"
@@ -48,15 +51,23 @@ def carried_task(file: str) -> Task:
     return task
 
 
-def _by_value(task: Task) -> bytes:
-    """The pickled task; the class is included where its module is a file given by its path."""
-    module = sys.modules[type(task).__module__]
-    by_path = module.__name__.startswith(USER_MODULE)
-    if by_path:
-        cloudpickle.register_pickle_by_value(module)
-    try:
+def _by_value(task: Task, parts: Iterable[object]) -> bytes:
+    """The pickled task; what is in a module that is a file given by its path is included."""
+    names = {str(getattr(part, "__module__", None)) for part in (type(task), *parts)}
+    with ExitStack() as registered:
+        for module in (sys.modules[name] for name in names if not _is_found(name)):
+            cloudpickle.register_pickle_by_value(module)
+            registered.callback(cloudpickle.unregister_pickle_by_value, module)
         content: bytes = cloudpickle.dumps(task)
-    finally:
-        if by_path:
-            cloudpickle.unregister_pickle_by_value(module)
     return content
+
+
+def _is_found(name: str) -> bool:
+    """Whether a child process that imports this name gets the module that is loaded here."""
+    module = sys.modules.get(name)
+    if name.startswith(USER_MODULE):
+        return module is None
+    file = getattr(module, "__file__", None)
+    parent = sys.modules.get(name.rpartition(".")[0])
+    found = PathFinder.find_spec(name, getattr(parent, "__path__", None)) if file else None
+    return file is None or (found is not None and found.origin == file)

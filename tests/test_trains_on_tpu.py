@@ -1,0 +1,171 @@
+"""`tpukit.testing.trains_on_tpu` and `pytest --tpu`; see docs/testing.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tpukit.errors import ConfigError
+from tpukit.testing import trains_on_tpu
+
+IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+pytestmark = [pytest.mark.xla, pytest.mark.plan]
+
+
+class Net(nn.Module):
+    """Random in all the ways that a step's comparison has to take out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1)
+        )
+        self.head = nn.Linear(8 * 36, 4)
+
+    def features(self, images: Tensor) -> Tensor:
+        kept = images.new_empty(len(images), 1, 1, 1).bernoulli_(0.9)
+        return self.body((images + 0.1 * torch.randn_like(images)) * kept)
+
+    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+        return self.head(self.features(images)) * scale
+
+
+class ReadsValues(Net):
+    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+        found = super().forward(images)
+        return found * 2 if found.mean().item() > 0 else found  # read here
+
+
+class ChoosesRows(Net):
+    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+        found = super().forward(images)
+        return found[found > 0]  # chosen here
+
+
+class Counts(Net):
+    calls = 0
+
+    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+        self.calls += 1
+        return super().forward(images) + images[:, 0, 0, : 1 + self.calls % 4].sum()  # cut here
+
+
+class GrowsTexts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.step = nn.Linear(3, 3), 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.step += 1
+        padded = nn.functional.pad(values, (0, 0, 0, self.step))  # padded here
+        return self.layer(padded)
+
+
+class AsksForTheDevice(Net):
+    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(images) * (2 if images.is_cpu else 1)
+
+
+class Wide(nn.Module):
+    """Keeps (rows, 512, 1024) after each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(8))
+
+    def forward(self, values: Tensor) -> Tensor:
+        found = values[:, None].expand(-1, 512, -1)
+        for layer in self.layers:
+            found = layer(found).sin()
+        return found
+
+
+def line_of(comment: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    return f"{__file__}:{next(n for n, text in enumerate(lines, 1) if text.endswith(comment))}"
+
+
+def failure(model: nn.Module, inputs: Tensor = IMAGES, batch: int = 8) -> str:
+    with pytest.raises(AssertionError) as raised:
+        trains_on_tpu(model, inputs, batch=batch)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == (f"{type(model).__name__} does not train on a v5e-1 as it does on a CPU:")
+    assert len(lines) == 2, lines
+    return lines[1]
+
+
+def test_a_model_that_trains_does():
+    inputs = {"images": IMAGES[:3], "scale": 0.5}
+    model = Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trains_on_tpu(
+        model, inputs, loss=lambda output, given: (output + given["scale"]).square().mean(1)
+    )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_operator_that_reads_values_is_named_with_its_line():
+    found = failure(ReadsValues())
+    assert "aten::_local_scalar_dense would leave the TPU" in found
+    assert line_of("# read here") in found
+
+
+def test_what_is_compiled_in_each_step_is_named_with_its_line():
+    found = failure(Counts())
+    assert "3 programs were compiled after the second step" in found
+    assert line_of("# cut here") in found
+
+
+@pytest.mark.slow
+def test_the_operator_whose_shape_depends_on_values_is_named_with_its_line():
+    found = failure(ChoosesRows())
+    assert "aten::nonzero would leave the TPU" in found
+    assert line_of("# chosen here") in found
+
+
+@pytest.mark.slow
+def test_a_shape_that_grows_is_named_with_its_line():
+    found = failure(GrowsTexts(), torch.randn(8, 4, 3))
+    assert "programs were compiled after the second step" in found
+    assert line_of("# padded here") in found
+
+
+@pytest.mark.slow
+def test_another_result_than_the_cpu_s_is_named_with_its_tensor():
+    found = failure(AsksForTheDevice())
+    assert "a step differs from the CPU's: loss by" in found
+    assert "most in gradients of `" in found
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_with_both_sizes():
+    found = failure(Wide(), torch.randn(8, 1024), batch=4096)
+    assert "batch 4096 does not fit a v5e-1: " in found
+    assert "of 15.75 GiB" in found
+
+
+def test_an_unknown_target_and_what_cannot_be_sent_are_errors_in_two_lines(tmp_path):
+    with pytest.raises(ConfigError, match="unknown target 'v5f-1'"):
+        trains_on_tpu(Net(), IMAGES, target="v5f-1")
+    model = Net()
+    model.log = (tmp_path / "log").open("w")
+    with model.log, pytest.raises(ConfigError, match="cannot be sent"):
+        trains_on_tpu(model, IMAGES)
+
+
+def test_marked_tests_run_with_the_option_alone(tmp_path):
+    (tmp_path / "test_own.py").write_text(
+        "import pytest\n\n@pytest.mark.tpu\ndef test_one(): ...\n\ndef test_two(): ...\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tpukit.pytest_plugin",
+               "--strict-markers", "-p", "no:cacheprovider"]  # fmt: skip
+    for options, expected in (([], "1 passed, 1 skipped"), (["--tpu"], "2 passed")):
+        run = subprocess.run(
+            [*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert expected in run.stdout, run.stdout + run.stderr

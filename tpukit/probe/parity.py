@@ -1,0 +1,223 @@
+"""A training step on virtual devices beside the CPU's, and what later steps compile.
+
+The modules that it imports start no runtime: a process calls `on_virtual_devices` first.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tpukit.hardware.backend import AdamSettings, Batch
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+from tpukit.train.config import TrainConfig
+from tpukit.train.learner import Learner, build_learner, seed_everything
+from tpukit.train.task import Datasets, Task, TrainingDefaults
+
+State = dict[str, dict[str, Tensor]]
+"""Tensors on the host by kind and name."""
+
+LEARNING_RATE = 1e-3
+LATER_STEPS = 3
+UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+"""XLA_FLAGS by which a program compiles three times as fast for the CPU."""
+ENVIRONMENT = {
+    "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "USE_TORCH_XLA": "0",
+    "TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCH_WARM_POOL": "0",
+}  # fmt: skip
+MADE_ON_THE_CPU = {"rand", "randn", "randint", "randperm", "normal"}
+FILLED_ON_THE_CPU = {"bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+
+
+class SeededTask(Task):
+    """A task that makes its batches itself, by a seed."""
+
+    name = "model"
+    # Adam makes a whole step of a gradient that is rounding error; a large eps keeps it small.
+    defaults = TrainingDefaults(adam=AdamSettings(eps=1e-2))
+
+    def datasets(self) -> Datasets:
+        raise NotImplementedError("its batches are made from a seed")
+
+    @abstractmethod
+    def example_batches(self, rows: int, seed: int = 0) -> list[Batch]:
+        """Host batches of this many rows, one for each shape."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What was seen of a model's steps on virtual devices."""
+
+    fp32: Mapping[str, float]
+    """Relative difference from the CPU's of each kind of state after a step in fp32."""
+    float64: Mapping[str, float] | None
+    """The same in float64, where fp32 differs by more than the tolerance."""
+    worst: tuple[str, str]
+    """Kind and name of the tensor that differs most."""
+    fallbacks: tuple[str, ...]
+    """Operators that ran on the CPU."""
+    compilations: int
+    """Programs compiled after the second step."""
+
+    @property
+    def differences(self) -> Mapping[str, float]:
+        """Those that count: in fp32 the last bit turns a ReLU on or off, and changes gradients."""
+        return self.fp32 if self.float64 is None else self.float64
+
+
+def on_virtual_devices(devices: int) -> None:
+    """Gives this process virtual XLA devices on the CPU, before its runtime starts."""
+    os.environ.update(ENVIRONMENT, CPU_NUM_DEVICES=str(devices))
+    os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
+    torch.set_num_threads(1)
+
+
+def compare_steps(
+    task: SeededTask, rows: int, tolerance: float, *, validate: bool = False
+) -> Parity:
+    """A step of `rows` rows on all devices and on the CPU, from the same weights, without drop-out;
+    then further ones on the devices, with drop-out as the model has it.
+
+    validate: with validations between them, as the engine does those.
+    """
+    config = TrainConfig(ema_decay=0.9)
+    xla = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
+    cpu = open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
+    torch.manual_seed(0)
+    model = task.build_model(xla)
+
+    def stepped(backend: Any, dtype: torch.dtype = torch.float32) -> tuple[Learner, State]:
+        own = copy.deepcopy(model)
+        learner = build_learner(task, backend, own.double() if dtype.itemsize > 4 else own, config)
+        seed_everything(0)
+        with SameRandomNumbers(), torch.autograd.set_multithreading_enabled(False):
+            learner.train_step(_batches(learner, rows, 0, dtype), LEARNING_RATE)
+        return learner, _state(learner)
+
+    on_cpu = stepped(cpu)[1]
+    learner, on_xla = stepped(xla)
+    fp32 = {kind: relative_error(on_xla[kind], on_cpu[kind]) for kind in on_cpu}
+    float64, worst = None, _worst(on_xla, on_cpu)
+    if max(fp32.values()) > tolerance:
+        try:
+            exact, found = stepped(cpu, torch.float64)[1], stepped(xla, torch.float64)[1]
+        except RuntimeError:
+            pass  # a model that casts by itself
+        else:
+            float64 = {kind: relative_error(found[kind], exact[kind]) for kind in exact}
+            worst = _worst(found, exact)
+    before = 0
+    for seed in range(LATER_STEPS + 1):
+        # With drop-out the first of these is another program than the step above.
+        learner.train_step(_batches(learner, rows, seed), LEARNING_RATE)
+        learner.read_metrics()
+        if validate and seed in (0, LATER_STEPS):
+            _validate(learner, rows)
+        before = before or xla.compilations()
+    fallbacks = tuple(xla.usage().fallbacks)
+    return Parity(fp32, float64, worst, fallbacks, xla.compilations() - before)
+
+
+def _batches(
+    learner: Learner, rows: int, seed: int, dtype: torch.dtype = torch.float32
+) -> list[Batch]:
+    """The batch of one step, on the learner's devices."""
+    task = learner.task
+    assert isinstance(task, SeededTask)
+    host = task.example_batches(rows, seed)[:1]
+    if dtype is torch.float64:
+        host = [{n: v.double() if v.is_floating_point() else v for n, v in host[0].items()}]
+    return list(learner.backend.batches(host))
+
+
+def _validate(learner: Learner, rows: int) -> None:
+    assert learner.ema is not None
+    learner.model.eval()
+    with learner.ema.in_place_of_weights():
+        learner.sums.add(_batches(learner, rows, 100)[0])
+    learner.model.train()
+    learner.sums.read()
+
+
+def _state(learner: Learner) -> State:
+    """The loss, and every floating tensor that a step changes, on the host."""
+    backend, model = learner.backend, learner.backend.unwrap(learner.model)
+    assert learner.ema is not None
+    loss = torch.tensor(learner.read_metrics().means["loss"])
+    parameters = dict(model.named_parameters())
+    buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+    # The first moment of Adam's first step is the gradient, up to a factor.
+    moments = {n: learner.optimizer.state.get(p, {}) for n, p in parameters.items()}
+    gradients = {n: held["exp_avg"] for n, held in moments.items() if "exp_avg" in held}
+    return {
+        "loss": {"loss": loss},
+        "gradients": backend.to_host(gradients),
+        "parameters": backend.to_host(parameters),
+        "ema": backend.to_host(learner.ema.weights),
+        "buffers": backend.to_host(buffers),
+    }
+
+
+def relative_error(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """|left - right| / |right| in the 2-norm over all tensors."""
+    pairs = [(_finite(left[n]), _finite(right[n])) for n in right]
+    off: float = sum(float((one - other).square().sum()) for one, other in pairs) ** 0.5
+    size: float = sum(float(other.square().sum()) for _, other in pairs) ** 0.5
+    return off / size if size else off
+
+
+def _worst(left: State, right: State) -> tuple[str, str]:
+    """Kind and name of the gradient or buffer (else of the state) that differs most."""
+    errors = {
+        (kind, name): relative_error({name: left[kind][name]}, {name: value})
+        for kind in right
+        for name, value in right[kind].items()
+    }
+    closest = {place: error for place, error in errors.items() if place[0] in _DIRECT}
+    return max(closest or errors, key=errors.__getitem__)
+
+
+_DIRECT = ("gradients", "buffers")
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """The tensor with numbers in place of infinities (some buffers are bounds) and of NaN."""
+    return tensor.double().nan_to_num(nan=1e30, posinf=1e10, neginf=-1e10)
+
+
+class SameRandomNumbers(TorchFunctionMode):
+    """Inside, random numbers are the CPU generator's on every device, and drop-out is off."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if "dropout" in name and args and isinstance(args[0], Tensor):
+            return args[0]
+        if name == "scaled_dot_product_attention":
+            given.pop("dropout_p", None)
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        elif name in RECURRENT:
+            args = tuple(0.0 if isinstance(value, float) else value for value in args)
+        elif name in MADE_ON_THE_CPU and not any(isinstance(value, Tensor) for value in args):
+            device = given.pop("device", None)
+            return func(*args, **given).to(device or "cpu")
+        elif name in ("rand_like", "randn_like", "randint_like"):
+            like = torch.empty(args[0].shape, dtype=args[0].dtype)
+            given.pop("device", None)
+            return func(like, *args[1:], **given).to(args[0].device)
+        elif name in FILLED_ON_THE_CPU and not any(isinstance(v, Tensor) for v in args[1:]):
+            with torch.no_grad():
+                host = func(torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:], **given)
+                return args[0].copy_(host)
+        return func(*args, **given)

@@ -1,0 +1,261 @@
+"""A test that a model trains on a TPU, without a TPU: `trains_on_tpu`.
+
+    @pytest.mark.tpu
+    def test_trains_on_a_tpu():
+        trains_on_tpu(Net(), torch.zeros(8, 3, 32, 32), target="v5e-1", batch=256)
+
+`pytest --tpu` runs what is marked so (`tpukit.pytest_plugin`).
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.errors import ConfigError, TpukitError
+from tpukit.hardware.backend import Batch, ModelOps
+from tpukit.io.units import GIB
+from tpukit.probe.batch.model_task import tensors_in
+from tpukit.probe.compiler.source_map import SourceLine, model_frame
+from tpukit.probe.parity import Parity, SeededTask, compare_steps, on_virtual_devices
+from tpukit.probe.targets import Target, find_target
+from tpukit.probe.trial import TaskSource, Trial, TrialRequest
+from tpukit.probe.trials.carried import carried, carried_task
+from tpukit.probe.trials.evaluators import COMPILER_ENVIRONMENT, CompilerEvaluator
+from tpukit.train.config import TrainConfig
+
+Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+TOLERANCE = 1e-4
+"""Default of the largest relative difference between a step on XLA and on the CPU."""
+NEARLY_FULL = 0.9
+"""Part of a target's memory above which the compiler is asked at its full setting."""
+PRELOADED = ["torch_xla", "tpukit.train.learner"]
+"""Imported once in the server that the processes are forked from."""
+
+
+def trains_on_tpu(
+    model: nn.Module,
+    inputs: Inputs,
+    target: str = "v5e-1",
+    batch: int = 8,
+    *,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    devices: int = 8,
+    tolerance: float = TOLERANCE,
+    seconds: float = 600.0,
+) -> None:
+    """Asserts that a model trains on a TPU as it does on a CPU. Needs no TPU.
+
+    - no operation leaves the device in a training step;
+    - a step of AdamW in fp32 on virtual XLA devices equals the CPU's (loss, gradients, weights,
+      buffers; drop-out off, the same random numbers);
+    - nothing is compiled after the second step;
+    - the bf16 step compiles for the target and fits its memory.
+
+    Args:
+        model: on the CPU, not changed.
+        inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword
+            arguments. Rows lie along the first axis of the first tensor; what has as many is
+            repeated or cut to the rows that are needed.
+        target: the TPU, as `probe-batch --target` names it.
+        batch: rows a device of the target.
+        loss: from the model's output and `inputs` to a scalar or one value a row. Default: the
+            output's `loss`, or the mean of the squares of its floating tensors.
+        devices: virtual devices; each gets one row.
+        tolerance: largest relative difference from the CPU's step.
+        seconds: time limit of each of the two processes that do it.
+
+    Raises:
+        AssertionError: with a line for each thing that fails.
+        TpukitError: torch_xla, jax or libtpu is missing, or the target is unknown.
+    """
+    wanted = find_target(target)
+    task = GivenModel(model, inputs, loss)
+    functions = [part for part in (loss,) if part is not None]
+    with carried(task, [*map(type, model.modules()), *functions]) as source:
+        failures = _fits(source, wanted, batch, seconds)
+        failures += _equals(source, devices, tolerance, seconds, known=bool(failures))
+    if failures:
+        raise AssertionError(
+            f"{type(model).__name__} does not train on a {wanted.name} as it does on a CPU:\n"
+            + "\n".join(f"- {line}" for line in failures)
+        )
+
+
+class GivenModel(SeededTask):
+    """A model with its inputs as a task."""
+
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, loss: Callable[[Any, Any], Tensor] | None
+    ) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.loss_function = loss or _default_loss
+
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        return copy.deepcopy(self.model)
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        given = {name: batch.get(_key(name), value) for name, value in self._named()}
+        if isinstance(self.inputs, Mapping):
+            inputs: Any = given
+            output = model(**given)
+        else:
+            inputs = given[0] if isinstance(self.inputs, Tensor) else tuple(given.values())
+            output = model(*given.values())
+        return {"loss": self.loss_function(output, inputs)}
+
+    def example_batches(self, rows: int, seed: int = 0) -> list[Batch]:
+        tensors = {_key(name): v for name, v in self._named() if isinstance(v, Tensor)}
+        sizes = [value.shape[0] for value in tensors.values() if value.ndim]
+        if not sizes or not sizes[0]:
+            raise ConfigError("inputs: no tensor with rows.", "Give a tensor with at least one.")
+        chosen = (torch.arange(rows) + seed) % sizes[0]
+        batch = {
+            name: value[chosen] if value.ndim and value.shape[0] == sizes[0] else value
+            for name, value in tensors.items()
+        }
+        return [{**batch, "mask": torch.ones(rows)}]
+
+    def _named(self) -> list[tuple[Any, Any]]:
+        """The inputs with their names or positions."""
+        given = [self.inputs] if isinstance(self.inputs, Tensor) else self.inputs
+        return list(given.items() if isinstance(given, Mapping) else enumerate(given))
+
+
+def _key(name: object) -> str:
+    """The name of an input in a batch, where `mask` belongs to the engine."""
+    return f"input_{name}"
+
+
+def _default_loss(output: Any, inputs: Any) -> Tensor:
+    """The output's own `loss`, else the mean of the squares of all its floating tensors."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    squares = [value.float().square().mean() for value in tensors_in(output)]
+    if not squares:
+        raise ConfigError("the model returns no floating tensor.", "Give `loss=`.")
+    return torch.stack(squares).sum()
+
+
+# -- what is asserted ------------------------------------------------------------------------------
+def _fits(source: TaskSource, target: Target, batch: int, seconds: float) -> list[str]:
+    """What the trace and the TPU compiler find."""
+    evaluator = CompilerEvaluator(source, TrainConfig(), target, seconds)
+    try:
+        trial = evaluator.evaluate_together([TrialRequest(batch)])[0]
+        if trial.fits and (trial.used_bytes or 0) > NEARLY_FULL * (trial.limit_bytes or 0):
+            request = TrialRequest(batch, effort="full", evaluate=False)
+            trial = evaluator.evaluate_together([request])[0]
+    except TpukitError as error:
+        if error.id not in ("leaves-device", "task-failed"):
+            raise
+        return [f"{error.message} {error.hint or ''}".strip()]
+    finally:
+        evaluator.close()
+    return [] if trial.fits else [_too_large(trial, target, batch)]
+
+
+def _too_large(trial: Trial, target: Target, batch: int) -> str:
+    wanted = f"{trial.used_bytes / GIB:.2f}" if trial.used_bytes else "more than the"
+    text = f"batch {batch} does not fit a {target.name}: {wanted}"
+    text += f" of {(trial.limit_bytes or 0) / GIB:.2f} GiB."
+    largest = [
+        f"{(each.get('size_bytes') or 0) / GIB:.2f} GiB {each.get('shape')} at {each['place']}"
+        for each in trial.largest
+        if SourceLine(str(each.get("place")), 0).is_model_code and each.get("place")
+    ]
+    return f"{text} Largest: {'; '.join(largest[:2])}." if largest else text
+
+
+def _equals(
+    source: TaskSource, devices: int, tolerance: float, seconds: float, *, known: bool
+) -> list[str]:
+    """What the steps on virtual devices find.
+
+    known: a failure was found that can make operators leave the device and programs change.
+    """
+    found, error = in_process(_compare, (source, devices, tolerance), seconds)
+    if error is not None:
+        return [f"the step fails on {devices} virtual devices: {error}"]
+    failures = []
+    off = {kind: value for kind, value in found.differences.items() if not value <= tolerance}
+    if off:
+        kind, name = found.worst
+        by = ", ".join(f"{what} by {value:.1e}" for what, value in off.items())
+        failures.append(
+            f"a step differs from the CPU's: {by} (at most {tolerance:.0e}); most in {kind}"
+            f" of `{name}`."
+        )
+    if found.fallbacks and not known:
+        failures.append(f"{' and '.join(found.fallbacks)} left the device in a step.")
+    elif found.compilations and not found.fallbacks:
+        place, _ = in_process(_first_change, (source,), seconds, "spawn")
+        where = f" The third step's program differs in {place}." if place else ""
+        failures.append(
+            f"{found.compilations} programs were compiled after the second step.{where}"
+        )
+    return failures
+
+
+def _compare(source: TaskSource, devices: int, tolerance: float) -> Parity:
+    on_virtual_devices(devices)
+    task = carried_task(**source.arguments)
+    assert isinstance(task, SeededTask)
+    return compare_steps(task, devices, tolerance)
+
+
+def _first_change(source: TaskSource) -> str | None:
+    os.environ.update(COMPILER_ENVIRONMENT, CPU_NUM_DEVICES="1")
+    from tpukit.probe.compiler.trace import first_change, open_tracing
+
+    backend = open_tracing("fp32", shard=False, fused=False)
+    return first_change(carried_task(**source.arguments), TrainConfig(), backend, rows=8)
+
+
+# -- processes -------------------------------------------------------------------------------------
+def in_process(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    seconds: float,
+    method: str = "forkserver",
+) -> tuple[Any, str | None]:
+    """(result, None) of a function in a process of its own, or (None, why there is none).
+
+    The process leaves no memory, compiled program or default of a library behind; it is killed at
+    the time limit. method: "spawn" where torch_xla reads variables that the function sets.
+    """
+    context: Any = multiprocessing.get_context(method)
+    context.set_forkserver_preload(PRELOADED)
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(send, function, arguments), daemon=True)
+    deadline = time.monotonic() + seconds
+    process.start()
+    send.close()
+    try:
+        answered = receive.poll(max(0.0, deadline - time.monotonic()))
+        result, error = receive.recv() if answered else (None, f"no result within {seconds:.0f} s")
+    except EOFError:
+        process.join()
+        result, error = None, f"its process ended with exit code {process.exitcode}"
+    process.kill()
+    process.join()
+    return result, error
+
+
+def _answer(send: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        send.send((function(*arguments), None))
+    except Exception as error:
+        frame = model_frame(error)
+        place = f", at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
+        send.send((None, f"{type(error).__name__}: {error}{place}"))
