@@ -21,7 +21,7 @@ def campaign(folder, *options):
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("fuzz", 26), ("damage", 20), pytest.param("kill", 3, marks=pytest.mark.slow)],
+    [("fuzz", 13), ("damage", 10), pytest.param("kill", 3, marks=pytest.mark.slow)],
 )
 def test_a_sample(tmp_path, kind, count):
     done = campaign(tmp_path, "--only", kind, "--most", count)

@@ -88,8 +88,15 @@ def test_a_finished_run_says_so(whole):
     assert done.returncode == 0 and "is finished (40 steps)" in done.stdout
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize(
+    ("number", "code", "devices"),
+    [
+        (signal.SIGINT, 130, "1"),
+        (signal.SIGTERM, 143, "2"),
+        pytest.param(signal.SIGTERM, 143, "1", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, "2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(
     tmp_path, whole, number, code, devices
 ):

@@ -24,7 +24,7 @@ WAYS = {
     "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
     "torch-tpu": (["--hw", "tpu"], on_torch_tpu()),
 }
-MARKS = {"xla-2": pytest.mark.xla, "torch-tpu": pytest.mark.torch_tpu}
+MARKS = {"xla-2": (pytest.mark.xla, pytest.mark.slow), "torch-tpu": pytest.mark.torch_tpu}
 
 
 def write_photos(folder: Path) -> None:

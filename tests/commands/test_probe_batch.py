@@ -113,8 +113,8 @@ def test_every_batch_may_fit_up_to_the_maximum():
 
 def test_a_kill_by_the_system_is_a_batch_that_does_not_fit():
     limited = ("--hw", "cpu", "--memory-limit", "8GB")
-    found = result(probe("Killed", *limited, "--set", "bad_rows=6", "--max", "8"))
-    assert found["largest_batch_per_device"] == 5
+    found = result(probe("Killed", *limited, "--set", "bad_rows=2", "--start", "1", "--max", "2"))
+    assert found["largest_batch_per_device"] == 1
     said = "killed by the system for lack of memory (SIGKILL)"
     assert any(trial["error"] == said for trial in found["trials"])
 
@@ -144,7 +144,8 @@ def test_a_trial_that_does_not_end_in_time_is_slow_and_ends_the_search():
 
 def test_no_batch_is_tried_that_holds_a_sample_twice():
     """A small network would fit in thousands; there are 256 samples."""
-    found = result(probe("Opens", "--hw", "cpu", "--memory-limit", "8GB", "--set", "width=64"))
+    found = result(probe("Opens", "--hw", "cpu", "--memory-limit", "8GB", "--set", "width=64",
+                         "--start", "100"))  # fmt: skip
     assert (found["stopped_by"], found["largest_batch_per_device"]) == ("data", 256)
 
 
@@ -153,10 +154,10 @@ def test_no_batch_is_tried_that_holds_a_sample_twice():
     [
         (
             "Hangs",
-            ["--set", "bad_rows=1", "--time-limit", "12s"],
+            ["--set", "bad_rows=1", "--time-limit", "4s"],
             1,
             "trial-timeout",
-            "batch 1, the smallest: no result within 12s",
+            "batch 1, the smallest: no result within 4.0s",
         ),
         ("Crashes", ["--set", "bad_rows=1"], 1, "trial-crashed", "SIGSEGV at "),
         ("Mistaken", ["--set", "bad_rows=1"], 1, "task-failed", "TypeError: a matrix was expected"),

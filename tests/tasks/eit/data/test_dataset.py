@@ -158,8 +158,11 @@ def flipped(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 64]) + content[middle + 1 :]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["xs.npy", "ys.npy", "meta.json"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*(("xs.npy", damage) for damage in DAMAGES), ("ys.npy", "a flipped byte"),
+     ("meta.json", "missing"), ("meta.json", "cut")],
+)  # fmt: skip
 def test_a_damaged_pack_is_built_again(tmp_path, name, damage):
     files = list_samples(write_samples(tmp_path / "data" / "train", 300))
     samples = load_samples(files)

@@ -139,7 +139,9 @@ def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "symmetry", [SYMMETRIES[0], SYMMETRIES[4]], ids=["as published", "clockwise"]
+    "symmetry",
+    [pytest.param(SYMMETRIES[0], marks=pytest.mark.slow), SYMMETRIES[4]],
+    ids=["as published", "clockwise"],
 )
 def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
     """Of electrodes that come clockwise, a quarter turn is another one."""
