@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
+from runs import relative_difference
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -91,22 +93,85 @@ def zoo(name):
     torch.manual_seed(0)
     model = task.build_model(opened())
 
+    launched = {}
+
     def trained(backend, accumulate=1):
         learner = build_learner(task, backend, copy.deepcopy(model), config)
         with without_dropout(learner.model):
             for step in range(STEPS):
                 seeds = range(step * accumulate, (step + 1) * accumulate)
                 host = [batch for seed in seeds for batch in task.example_batches(ROWS, seed)]
-                learner.train_step(list(backend.batches(host)), 1e-3)
+                sent = list(backend.batches(host))
+                with counted(backend) as launches:
+                    learner.train_step(sent, 1e-3)
+                launched[accumulate] = launches
         return state(learner)
 
     cpu = open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
     once, twice = trained(cpu), trained(cpu, accumulate=2)
     return {
-        "compiled": differences(trained(opened(compile=True)), once),
-        "eager": differences(trained(opened(compile=False)), once),
-        "accumulated": differences(trained(opened(compile=True), accumulate=2), twice),
+        "differences": {
+            "eager": differences(trained(opened(compile=False)), once),
+            "compiled": differences(trained(opened(compile=True)), once),
+            "accumulated": differences(trained(opened(compile=True), accumulate=2), twice),
+        },
+        "launched": list(launched.values()),
     }
+
+
+@contextmanager
+def counted(backend):
+    """What a step runs: whole programs, and operations and compiled parts by themselves."""
+    programs = getattr(backend.eager, "_programs", None)
+    if programs is None:
+        yield {}
+        return
+    launches = {}
+    before = programs.executed, torch.tpu._get_cache_requests()
+    yield launches
+    now = programs.executed, torch.tpu._get_cache_requests()
+    launches.update(programs=now[0] - before[0], others=now[1] - before[1])
+
+
+def tasks(name):
+    """What the last of six steps of a task runs, and how far its weights are from the CPU's."""
+    from tpukit.tasks.eit.task import EITTask
+    from tpukit.tasks.images.task import ImagesTask
+    from tpukit.tasks.summarize.task import SummarizeTask
+    from tpukit.train.config import TrainConfig
+    from tpukit.train.learner import build_learner
+    from tpukit.train.task import PlanSettings
+
+    gpt = {"model": "2x2x32", "block_size": 64, "init": "scratch", "tokenizer": "gpt2"}
+    task = {
+        "eit": lambda: EITTask(size="tiny"),
+        "summarize": lambda: SummarizeTask(**gpt),
+        "images": lambda: ImagesTask(model="test_convnext", image_size=32),
+    }[name]().for_probing()
+    batch = task.probe_batches(PlanSettings(4, 4, 1, 0))[0]
+    torch.set_num_threads(1)
+    launches, backend = {}, opened(compile=True)
+
+    def trained(backend):
+        config = TrainConfig(ema_decay=0.9, optimizer="sgd")
+        torch.manual_seed(0)
+        learner = build_learner(task, backend, task.build_model(backend), config)
+        for module in learner.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        for step in range(6):
+            sent = list(backend.batches([batch]))
+            with counted(backend) as found:
+                learner.train_step(sent, 1e-3 * (step + 1))
+        launches.update(found)
+        return backend.to_host(learner.model_tensors())
+
+    left, right = trained(backend), trained(opened_cpu())
+    return {**launches, "difference": relative_difference(left, right)}
+
+
+def opened_cpu():
+    return open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class Average(NamedTuple):
 
     averages: Sequence[Tensor]
     sources: Sequence[Tensor]
-    weight: float
+    weight: float | Tensor
     """May differ from step to step without another graph; 0 leaves the averages."""
 
 
@@ -274,24 +274,30 @@ class ModelSteps(Protocol):
         """
         ...
 
-    def micro_batch(
-        self, model: nn.Module, *, first: bool, last: bool
-    ) -> AbstractContextManager[Any]:
-        """Around one forward and backward pass of an optimizer step.
+    def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
+        """`function(batches, *numbers)`, one program for each shape where this hardware has that.
 
-        Gradients accumulate until `step`; they are reduced once, after the last micro-batch.
+        function: a bound method that changes tensors of the device in place and may return some;
+            beside them and `batches` it depends on nothing that changes. A program is given
+            `numbers` as tensors (0-d), and runs none of its Python again.
         """
         ...
 
-    def backward(self, loss: Tensor) -> None:
-        """Backward pass of a *sum* (not mean) over this rank's rows; scaled under fp16."""
+    def micro_batch(
+        self, model: nn.Module, *, first: bool, last: bool
+    ) -> AbstractContextManager[Callable[[Tensor], None]]:
+        """Around one forward and backward pass of an optimizer step.
+
+        Gives the backward pass of a *sum* (not mean) over this rank's rows, scaled under fp16.
+        Gradients accumulate until `step`; they are reduced once, after the last micro-batch.
+        """
         ...
 
     def step(
         self,
         optimizer: torch.optim.Optimizer,
         *,
-        lr: float,
+        lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,

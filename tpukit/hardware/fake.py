@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -61,14 +61,14 @@ class FakeBackend(EagerBackend):
     @contextmanager
     def _recorded_micro_batch(
         self, inner: AbstractContextManager[Any], first: bool, last: bool
-    ) -> Iterator[None]:
+    ) -> Iterator[Callable[[Tensor], None]]:
         self.calls.append(f"micro_batch(first={first}, last={last})")
-        with inner:
-            yield
+        with inner as backward:
+            yield backward
 
     def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
-    ) -> AbstractContextManager[Any]:
+    ) -> AbstractContextManager[Callable[[Tensor], None]]:
         inner = super().micro_batch(model, first=first, last=last)
         return self._recorded_micro_batch(inner, first, last)
 
@@ -82,7 +82,7 @@ class FakeBackend(EagerBackend):
         self,
         optimizer: torch.optim.Optimizer,
         *,
-        lr: float,
+        lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,

@@ -84,6 +84,16 @@ def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
             other.copy_(kept)
 
 
+@torch.no_grad()
+def move_towards(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: Tensor) -> None:
+    """`Average` with a weight (0-d) on the device, in one graph for all weights."""
+    for target, source in zip(targets, sources, strict=True):
+        if target.is_floating_point():
+            target.lerp_(source, weight.to(target.dtype))
+        else:
+            target.copy_(torch.where(weight > 0, source, target))
+
+
 def state_text(state: Tensor) -> str:
     """A generator's state as text that JSON can hold."""
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")

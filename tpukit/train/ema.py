@@ -66,11 +66,11 @@ class EMA:
         self.weights = weights
         self.schedule = schedule
 
-    def update(self, steps_done: int) -> Average:
-        """The update after step `steps_done`; its weight is 0 where none is due."""
+    def update(self, weight: float | Tensor) -> Average:
+        """An update by this weight of the schedule."""
         sources = {**self.parameters, **self.buffers}
         averages = [self.weights[name] for name in sources]
-        return Average(averages, list(sources.values()), self.schedule.weight(steps_done))
+        return Average(averages, list(sources.values()), weight)
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:

@@ -67,6 +67,7 @@ class Learner:
         self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
+        self._interrupt: Callable[[int], bool] | None = None
         self._names: list[str] = []
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
@@ -92,29 +93,37 @@ class Learner:
         interrupt: asked after each forward pass, with their number; where it says so the step is
             dropped, and its state is that from before. Returns whether the step was made.
         """
+        self._interrupt = interrupt
+        weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
+        if not self.backend.run(self._step, batches, lr, weight):
+            return False
+        self.steps_done += 1
+        self.backend.finish()
+        return True
+
+    def _step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> bool:
+        """`train_step` at a rate, with the weight of the EMA's update."""
+        interrupt = self._interrupt
         before = None if interrupt is None else self._changed_by_passes()
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
-            with self.backend.micro_batch(self.model, first=first, last=last):
+            with self.backend.micro_batch(self.model, first=first, last=last) as backward:
                 self._names, part = self.sums.forward(batch, self._names)
                 if before is not None and interrupt is not None and interrupt(index + 1):
                     self._drop_step(before)
                     return False
-                self.backend.backward(part[1])
+                backward(part[1])
                 # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
         step_totals = self.backend.all_reduce_sum(self._step_totals)
-        self.steps_done += 1
-        average = self.ema.update(self.steps_done) if self.ema else None
         norm = self.backend.step(
             self.optimizer,
             lr=lr,
             weight=step_totals[0],
             clip_norm=self.clip_norm,
-            average=average,
+            average=self.ema.update(weight) if self.ema else None,
         )
         self._after(step_totals, norm)
-        self.backend.finish()
         return True
 
     def _changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:

@@ -94,12 +94,27 @@ def test_batch_norm_updates_its_running_statistics():
     assert found["tpu"] == pytest.approx(found["cpu"], rel=1e-2)
 
 
-@pytest.mark.parametrize("model", ["timm-resnet", "timm-vision_transformer", "transformers-gpt2"])
+ZOO = [
+    *("timm-resnet", "timm-vision_transformer", "timm-convnext"),
+    *("transformers-gpt2", "transformers-bert", "transformers-llama"),
+]
+
+
+@pytest.mark.parametrize("model", ZOO)
 def test_models_of_the_zoo_agree_with_the_cpu_after_20_steps(model):
-    """Loss, weights, buffers and their EMA, in fp32."""
-    for way, differences in case("zoo", model).items():
+    """Loss, weights, buffers and their EMA, in fp32; a step is one program."""
+    found = case("zoo", model)
+    assert found["launched"][-2:] == [{"programs": 1, "others": 0}] * 2
+    for way, differences in found["differences"].items():
         del differences["gradients"]  # the last bit of fp32 turns a ReLU of the ResNet on or off
         assert max(differences.values()) < 1e-4, (way, differences)
+
+
+@pytest.mark.parametrize("task", ["eit", "summarize", "images"])
+def test_a_step_of_each_task_is_one_program(task):
+    found = case("tasks", task)
+    assert (found["programs"], found["others"]) == (1, 0)
+    assert found["difference"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -38,7 +38,7 @@ from tpukit.hardware.collectives import (
     SingleRank,
     launched_world_size,
 )
-from tpukit.hardware.eager.compiling import compile_forward, compiled_passes
+from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import (
     DDP,
@@ -53,11 +53,16 @@ from tpukit.hardware.eager.grad_scaling import (
     Update,
     clip_factor,
 )
+from tpukit.hardware.eager.programs import in_order
 from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
-from tpukit.hardware.modules import has_batch_norm, local
+from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
-from tpukit.hardware.optimizers.choice import named_optimizer, require_whole_matrices
+from tpukit.hardware.optimizers.choice import (
+    choose_capturable,
+    named_optimizer,
+    require_whole_matrices,
+)
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
 from tpukit.knowledge.accelerators import peak_flops
@@ -150,6 +155,8 @@ class EagerBackend(TorchOps):
         if isinstance(self.parallelism, FSDP):
             require_whole_matrices(optimizer)
             split_mixed_groups(optimizer)
+        if self.compiles_everything:
+            choose_capturable(optimizer)
         adopt(optimizer, settings, self._first_step_on, lambda value, p: value.to(p.device))
         return optimizer
 
@@ -169,10 +176,26 @@ class EagerBackend(TorchOps):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
 
+    def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
+        if self.compiles and self.world_size == 1:
+            return self.eager.run(function, batches, numbers)
+        return function(batches, *numbers)
+
     def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
-    ) -> AbstractContextManager[Any]:
-        return self.parallelism.micro_batch(model, last=last)
+    ) -> AbstractContextManager[Callable[[Tensor], None]]:
+        return self._micro_batch(model, first=first, last=last)
+
+    @contextmanager
+    def _micro_batch(
+        self, model: nn.Module, *, first: bool, last: bool
+    ) -> Iterator[Callable[[Tensor], None]]:
+        if is_recorded() and not first:
+            # Else the activations of all micro-batches would be held at once.
+            trained = [p for p in model.parameters() if p.grad is not None]
+            in_order([*trained, *(p.grad for p in trained if p.grad is not None)])
+        with self.parallelism.micro_batch(model, last=last):
+            yield self.backward
 
     def backward(self, loss: Tensor) -> None:
         self.update.begin(loss, self.all_reduce_sum)
@@ -183,19 +206,25 @@ class EagerBackend(TorchOps):
         self,
         optimizer: torch.optim.Optimizer,
         *,
-        lr: float,
+        lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,
     ) -> Tensor:
+        rates = [group["lr"] for group in optimizer.param_groups]
         set_rates(optimizer, lr)
         divisor = weight * self.update.gradient_scale()
         raw_norm = self.parallelism.norm(gradients_of(optimizer))
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
-        if average is not None and average.weight:
+        if average is not None:
             _update(average)
+        if isinstance(lr, Tensor):
+            # Within a program: the tensor is not there after it.
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            return norm
         updated = [p for group in optimizer.param_groups for p in group["params"]]
         self._results = [norm, *(local(p) for p in updated[-1:])]
         return norm
@@ -386,6 +415,11 @@ def _scaling(precision: Precision, device: torch.device) -> Update:
 
 
 def _update(average: Average) -> None:
+    if isinstance(average.weight, Tensor):
+        move_towards(average.averages, average.sources, average.weight)
+        return
+    if not average.weight:
+        return
     pairs = list(zip(average.averages, average.sources, strict=True))
     floating = [pair for pair in pairs if pair[0].is_floating_point()]
     if floating:

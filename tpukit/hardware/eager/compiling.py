@@ -19,6 +19,7 @@ beyond its limit each new shape runs uncompiled."""
 
 
 _COMPILED = ContextVar("compiled", default=False)
+_RECORDED = ContextVar("recorded", default=False)
 
 
 class LimitReached(logging.Filter):
@@ -41,6 +42,21 @@ class LimitReached(logging.Filter):
 
 
 LIMIT_REACHED = LimitReached()
+
+
+@contextmanager
+def uncompiled_passes() -> Iterator[None]:
+    """Forward passes within the context run uncompiled: they are part of a larger program."""
+    token = _RECORDED.set(True)
+    try:
+        yield
+    finally:
+        _RECORDED.reset(token)
+
+
+def is_recorded() -> bool:
+    """Whether operations become part of a program and are not computed yet."""
+    return _RECORDED.get()
 
 
 @contextmanager
@@ -71,7 +87,8 @@ def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
     compiled = torch.compile(call, dynamic=False)
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        return (compiled if every_pass or _COMPILED.get() else eager)(*arguments, **keywords)
+        wanted = (every_pass or _COMPILED.get()) and not _RECORDED.get()
+        return (compiled if wanted else eager)(*arguments, **keywords)
 
     # As `model.compile` does.
     model._compiled_call_impl = forward

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +48,12 @@ class EagerDevice(Protocol):
     def name(self) -> str: ...
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
+    def run(
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
+    ) -> Any:
+        """See `Backend`."""
+        ...
+
     def limit_memory(self, limit_bytes: int) -> None: ...
     def surface_errors(self, results: Sequence[Tensor]) -> None:
         """Raises a step's errors in that step, where they would otherwise appear later."""
@@ -87,6 +93,11 @@ class CpuDevice:
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
+
+    def run(
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
+    ) -> Any:
+        return function(batches, *numbers)
 
     def limit_memory(self, limit_bytes: int) -> None:
         _start_thread_pools()
@@ -158,6 +169,11 @@ class CudaDevice:
                 # The allocator must not reuse the memory while this stream still reads it.
                 tensor.record_stream(current)
             yield batch
+
+    def run(
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
+    ) -> Any:
+        return function(batches, *numbers)
 
     def _send(self, batch: Mapping[str, Tensor]) -> tuple[Batch, torch.cuda.Event]:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stderr
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadMemory
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
+from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
 from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
@@ -41,6 +43,7 @@ class TpuDevice:
         self.device = torch.device("tpu", 0)
         self._tpu: Any = torch.get_device_module("tpu")
         self._programs_seen = 0
+        self._programs = StepPrograms(self.device, _note)
         held = torch.zeros(1, device=self.device)
         self._counts_memory = torch.accelerator.memory_allocated(held.device) > 0
         version = importlib.metadata.version("torch_tpu")
@@ -68,6 +71,14 @@ class TpuDevice:
     def _send(self, batch: Mapping[str, Tensor]) -> Batch:
         # A compiled model takes no views with other strides.
         return {name: tensor.contiguous().to(self.device) for name, tensor in batch.items()}
+
+    def run(
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
+    ) -> Any:
+        result = self._programs.run(function, batches, numbers)
+        if self._programs.results:
+            self.surface_errors(self._programs.results[:1])
+        return result
 
     def limit_memory(self, limit_bytes: int) -> None:
         raise HardwareError("--memory-limit: a TPU's memory cannot be limited.", "Leave it out.")
@@ -127,6 +138,10 @@ def start_torch_tpu(world_size: int) -> TpuDevice:
     if world_size > 1:
         dist.init_process_group("tpu", init_method=init_method(), timeout=COLLECTIVE_TIMEOUT)
     return TpuDevice()
+
+
+def _note(text: str) -> None:
+    print(f"Note: {text}.", file=sys.stderr, flush=True)
 
 
 def _load_torch_tpu() -> None:

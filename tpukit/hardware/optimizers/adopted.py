@@ -103,7 +103,7 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
 
-def set_rates(optimizer: Optimizer, lr: float) -> None:
+def set_rates(optimizer: Optimizer, lr: float | Tensor) -> None:
     """Sets each group's learning rate for the next step."""
     for group in optimizer.param_groups:
         rate = lr * group[PER_GROUP]

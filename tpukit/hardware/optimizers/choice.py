@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 
+ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
+"""Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
+
 
 def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSettings) -> Optimizer:
     """The optimizer that the settings name, over these groups."""
@@ -64,6 +67,13 @@ def require_whole_matrices(optimizer: Optimizer) -> None:
             "Leave --shard out, or use AdamW, SGD or Lion; a TPU shards Adafactor too.",
             id="optimizer",
         )
+
+
+def choose_capturable(optimizer: Optimizer) -> None:
+    """Sets the option with which torch's optimizers count their steps on the device."""
+    for group in optimizer.param_groups:
+        if "capturable" in group and not isinstance(optimizer, ON_HOST):
+            group["capturable"] = True
 
 
 def _refused(name: str, reason: str) -> UsageError:

@@ -46,7 +46,12 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
-from tpukit.hardware.modules import has_batch_norm, state_from_text, state_text
+from tpukit.hardware.modules import (
+    has_batch_norm,
+    move_towards,
+    state_from_text,
+    state_text,
+)
 from tpukit.hardware.optimizers.adopted import adopt, gradients_of
 from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
@@ -167,14 +172,19 @@ class XlaBackend(XlaOps):
             # Casts kept for the next pass of an outer context would make that another graph.
             torch.clear_autocast_cache()
 
+    def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
+        return function(batches, *numbers)
+
     @contextmanager
-    def micro_batch(self, model: nn.Module, *, first: bool, last: bool) -> Iterator[None]:
+    def micro_batch(
+        self, model: nn.Module, *, first: bool, last: bool
+    ) -> Iterator[Callable[[Tensor], None]]:
         if first:
             if self._random_after_step is not None:
                 xm.set_rng_state(self._random_after_step)
             self._adds_up = not last
             self._start_gradients(model)
-        yield
+        yield self.backward
         if self._adds_up:
             # A graph a micro-batch, always the same one: only its activations are held at a time.
             self._sync()
@@ -195,7 +205,7 @@ class XlaBackend(XlaOps):
         self,
         optimizer: torch.optim.Optimizer,
         *,
-        lr: float,
+        lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,
@@ -206,9 +216,9 @@ class XlaBackend(XlaOps):
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         if isinstance(optimizer, XlaAdamW):
-            optimizer.apply(self.mesh.send(optimizer.numbers(lr)), factor)
+            optimizer.apply(self.mesh.send(optimizer.numbers(float(lr))), factor)
         else:
-            step_in_graph(optimizer, lr, gradients, factor)
+            step_in_graph(optimizer, float(lr), gradients, factor)
         self._clear_gradients(optimizer)
         if average is not None:
             self._update(average)
@@ -226,12 +236,8 @@ class XlaBackend(XlaOps):
 
     def _update(self, average: Average) -> None:
         # Sent as data: a Python number would be part of the graph.
-        weight = self.mesh.send(torch.tensor(average.weight))
-        for target, source in zip(average.averages, average.sources, strict=True):
-            if target.is_floating_point():
-                target.lerp_(source, weight.to(target.dtype))
-            else:
-                target.copy_(torch.where(weight > 0, source, target))
+        weight = self.mesh.send(torch.as_tensor(average.weight))
+        move_towards(average.averages, average.sources, weight)
 
     def finish(self) -> None:
         self._sync()

@@ -15,12 +15,11 @@ from torch.optim import Optimizer
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, ParameterGroup
 from tpukit.hardware.optimizers.adopted import set_rates
+from tpukit.hardware.optimizers.choice import choose_capturable
 
 UNLIKE_ZERO = 1e-12
 """A rate in place of 0, which would be a constant of another graph, as 1 would be."""
 PROVEN = "AdamW, Adam, NAdam, Adamax, SGD, RMSprop, Adagrad, Adadelta, Adafactor, Lion"
-ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
-"""Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
 
 
 class XlaAdamW(Optimizer):
@@ -159,10 +158,10 @@ def choose_traced_form(optimizer: Optimizer) -> None:
                 "Leave dampening at 0.",
                 id="optimizer",
             )
-        capturable = not isinstance(optimizer, ON_HOST)
-        forms = {"capturable": capturable, "foreach": False, "fused": False}
+        forms = {"foreach": False, "fused": False}
         group.update({name: value for name, value in forms.items() if name in group})
         group["lr"] = float(group["lr"])
+    choose_capturable(optimizer)
 
 
 def step_in_graph(

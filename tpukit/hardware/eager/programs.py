@@ -1,0 +1,530 @@
+"""A step on torch_tpu as one program: recorded once for each shape of its batches, then executed.
+
+torch_tpu 0.2.0 records deferred operations and compiles them with donated arguments, through
+functions that it calls private; `torch.compile` uses the same ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tpukit.hardware.backend import Batch
+from tpukit.hardware.eager.compiling import uncompiled_passes
+from tpukit.hardware.memory import is_out_of_memory_text
+
+PACKAGE = Path(__file__).parents[2]
+NOT_USERS = ("/site-packages/", "/lib/python3", f"{PACKAGE}/hardware/", f"{PACKAGE}/train/")
+"""Parts of the paths of code that is not the user's."""
+
+
+SHARED_MEMORY = "identified a duplicate input"
+"""torch_tpu's error for arguments that are one: nothing may be overwritten there."""
+
+
+UNKNOWN_ARGUMENT = "identified an argument that was not provided"
+"""Its error for a tensor that one of its operators used without asking Python."""
+
+
+Plain = list[tuple[Any, dict[str, Any]]]
+"""Objects with their attributes that are numbers or texts."""
+
+
+class NotOneProgramError(Exception):
+    """The reason why a step cannot be one program, with the operator and the user's line."""
+
+
+@dataclass
+class Kept:
+    """A tensor of the device that a step takes from outside."""
+
+    tensor: Tensor
+    before: Tensor
+    """Its value from before the step, in memory of its own."""
+    shared: list[Tensor] = field(default_factory=list)
+    """Other tensors over the same memory."""
+
+    def set(self, value: Tensor) -> None:
+        for tensor in (self.tensor, *self.shared):
+            tensor.data = value
+
+    def send_again(self) -> None:
+        """Gives it memory of its own: on the device a clone shares it until one is written."""
+        self.before = self.before.cpu().to(self.before.device)
+        self.set(self.before)
+
+
+class Recorder(TorchDispatchMode):
+    """Finds what a step takes from outside, and what it changes there, while it is recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.kept: list[Kept] = []
+        self.changed: list[Kept] = []
+        """Those that the step has written, once it has ended."""
+        self.operator = ""
+        """The last one, or the one that failed."""
+        self._has_failed = False
+        self._own: dict[int, tuple[Any, str]] = {}
+        """Storages that the step made, and where; a weak reference keeps its number in use."""
+        self._from_before: dict[int, Kept] = {}
+        self._written: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._has_failed:
+            self.operator = str(function)
+        args, kwargs = self._with_constants(function, args, kwargs)
+        for tensor in _tensors((args, kwargs)):
+            if tensor.device.type == self.device.type:
+                self._take(tensor)
+        for tensor in _written_by(function, args, kwargs):
+            self._write(tensor)
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            self._has_failed = True
+            raise
+        for tensor in _tensors(result):
+            self._add(tensor)
+        return result
+
+    def _with_constants(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Values that come from the host within the step become constants of the program."""
+        aten = torch.ops.aten
+        if function is aten.lift_fresh.default and args[0].device.type == self.device.type:
+            if not self._is_own(args[0]):
+                args = (_constant(args[0]),)
+                self._add(args[0])
+        elif function in (aten._to_copy.default, aten.copy_.default):
+            index = int(function is aten.copy_.default)
+            target = args[0].device if index else kwargs.get("device") or args[0].device
+            source = args[index]
+            if source.device.type == "cpu" and torch.device(target).type == self.device.type:
+                constant = _constant(source)
+                self._add(constant)
+                args = (*args[:index], constant, *args[index + 1 :])
+        return args, kwargs
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._own
+
+    def _add(self, tensor: Tensor) -> None:
+        reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        if reference.cdata not in self._own:
+            self._own[reference.cdata] = (reference, self.operator)
+
+    def _write(self, tensor: Tensor) -> None:
+        if not self._is_own(tensor):
+            raise NotOneProgramError("it changes a tensor on the host")
+        self._written.add(tensor.untyped_storage()._cdata)
+
+    def _take(self, tensor: Tensor) -> None:
+        """Makes a tensor from outside an argument, in place: what is written is a copy of it."""
+        number = tensor.untyped_storage()._cdata
+        if number in self._own:
+            return
+        if not _is_computed(tensor):
+            # The result of an operator that torch_tpu runs without asking Python.
+            self._add(tensor)
+            return
+        if (known := self._from_before.get(number)) is not None:
+            if known.before.shape != tensor.shape or known.before.stride() != tensor.stride():
+                raise NotOneProgramError("tensors that outlive it share a part of their memory")
+            tensor.data = known.tensor.data
+            known.shared.append(tensor)
+            return
+        if not tensor.is_contiguous():
+            raise NotOneProgramError("a tensor that outlives it is not contiguous")
+        before = tensor.data
+        kept = Kept(tensor, before)
+        self.kept.append(kept)
+        self._from_before[number] = kept
+        tensor.data = before.clone()
+        self._add(tensor)
+
+    def take(self, tensors: Sequence[Tensor]) -> None:
+        """Makes arguments of tensors that an operator may use without asking Python."""
+        for tensor in tensors:
+            self._take(tensor)
+
+    def restore(self) -> None:
+        """Leaves everything as it was."""
+        for kept in self.kept:
+            kept.set(kept.before)
+            kept.tensor.grad = None
+
+    def end(self, returned: Sequence[Tensor]) -> None:
+        """Raises where a tensor that the step made lives on: no later step would renew it."""
+        gc.collect()
+        self.changed = [
+            kept for kept in self.kept if kept.tensor.untyped_storage()._cdata in self._written
+        ]
+        known = [*(kept.tensor for kept in self.kept), *returned]
+        allowed = {tensor.untyped_storage()._cdata for tensor in known}
+        for number, (reference, operator) in self._own.items():
+            if number not in allowed and not reference.expired():
+                self.operator = operator
+                raise NotOneProgramError("its result is kept for later")
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (value for value in tree_flatten(values)[0] if isinstance(value, Tensor))
+
+
+def _written_by(function: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+
+
+# -- torch_tpu's private functions ---------------------------------------------------------------
+def _constant(tensor: Tensor) -> Tensor:
+    """A host value as a constant of the program that is being recorded."""
+    with _executing():
+        host = tensor.detach().cpu().contiguous()
+    made: Tensor = _recorder().make_constant_tensor(host)
+    return made
+
+
+def _materialize(tensors: Sequence[Tensor]) -> None:
+    """Has values computed: zeros and other constants are made when they are used."""
+    synchronize = _private("sync").synchronize
+    with _executing():
+        for tensor in tensors:
+            # Of a recording that failed an error may hold results, which nothing can compute.
+            with suppress(RuntimeError):
+                synchronize([tensor])
+
+
+def _is_computed(tensor: Tensor) -> bool:
+    sync = _private("sync")
+    return bool(sync.is_materialized(tensor) or sync.is_materializing(tensor))
+
+
+def _living(device: torch.device) -> list[Tensor]:
+    """Every tensor of the device that Python knows."""
+    tensors = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
+    return [tensor for tensor in tensors if tensor.device.type == device.type]
+
+
+def _recording_mode() -> Any:
+    modes = _private("execution_mode")
+    return modes.set_eager_mode(modes.EagerMode._INTERNAL_COMPILE_FX_GRAPH)
+
+
+def _executing() -> Any:
+    modes = _private("execution_mode")
+    return modes.set_eager_mode(modes.EagerMode.DEFER_NEVER)
+
+
+def _recorder() -> Any:
+    return _private("compile.tpu_torch_compile")
+
+
+def _private(module: str) -> Any:
+    return importlib.import_module(f"torch_tpu._internal.{module}")
+
+
+@contextmanager
+def _recording(generator: torch.Generator) -> Iterator[Any]:
+    """Operations of this thread are recorded; yields the recorded form of the generator."""
+    recorder = _recorder()
+    recorded = recorder.make_export_mode_device_generator(generator)
+    recorder.set_export_mode_default_device_generator(recorded)
+    # As under `torch.compile`, code that would read values leaves that out.
+    torch.compiler._is_compiling_flag = True
+    try:
+        # The mode is that of one thread; the backward pass has its own.
+        with (
+            _recording_mode(),
+            torch.autograd.set_multithreading_enabled(False),
+            uncompiled_passes(),
+        ):
+            yield recorded
+    finally:
+        torch.compiler._is_compiling_flag = False
+        recorder.clear_export_mode_default_device_generators()
+
+
+def in_order(tensors: Sequence[Tensor]) -> None:
+    """What is recorded after this begins when all these are computed; they are replaced."""
+    if tensors:
+        values = torch.ops.tpu._optimization_barrier([tensor.detach() for tensor in tensors])
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.data = value
+
+
+# -- programs --------------------------------------------------------------------------------------
+@dataclass
+class Recording:
+    """A step's operations, and where its arguments come from."""
+
+    arguments: list[Tensor]
+    results: list[Tensor]
+    text: str
+    """StableHLO, by which two recordings are compared."""
+    kept: list[Kept]
+    changed: list[Kept]
+    """Those that the first results are the new values of."""
+    returned: tuple[list[Any], Any]
+    """What the function returned, flattened: None stands for a tensor of the other results."""
+    is_random: bool
+    """Whether the device's random state is the last argument and result."""
+
+
+@dataclass
+class StepProgram:
+    """A compiled step."""
+
+    run: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    recording: Recording
+    arguments: list[Tensor | int]
+    """Tensors that outlive the step, or places among its inputs."""
+    plain: Plain
+    """Plain values of the task and of the model's modules that the step depends on."""
+    is_proven: bool = False
+    """Whether a second recording was the same."""
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor]]:
+        """What the function returns, and the tensors that the program computed."""
+        given = [inputs[a] if isinstance(a, int) else a for a in self.arguments]
+        outputs = list(self.run(given))
+        for kept, value in zip(self.recording.changed, outputs, strict=False):
+            kept.set(value)
+        rest = iter(outputs[len(self.recording.changed) :])
+        leaves, structure = self.recording.returned
+        filled = [next(rest) if leaf is None else leaf for leaf in leaves]
+        return tree_unflatten(filled, structure), outputs
+
+
+class StepPrograms:
+    """The steps of a process, each recorded and compiled for every shape of its batches.
+
+    The first two calls are recorded. Where the second differs, or a step cannot be recorded, its
+    operations run one by one, and `say` is given the reason, once.
+    """
+
+    def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
+        self.device = device
+        self.say = say
+        self.results: Sequence[Tensor] = ()
+        """What the last program computed."""
+        self.executed = 0
+        """Number of programs that were run."""
+        self._known: weakref.WeakKeyDictionary[Any, dict[Any, StepProgram | None]]
+        self._known = weakref.WeakKeyDictionary()
+
+    def run(
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
+    ) -> Any:
+        """`function(batches, *numbers)`, a bound method."""
+        programs = self._known.setdefault(getattr(function, "__self__", function), {})
+        shapes = [(name, t.shape, t.dtype) for batch in batches for name, t in batch.items()]
+        name = getattr(function, "__name__", "step").strip("_")
+        key = (name, torch.is_grad_enabled(), tuple(shapes))
+        known = programs.get(key)
+        if known is not None and _first_changed(known.plain) is not None:
+            # The model changed between two steps: a layer that is frozen, another rate of dropout.
+            del programs[key]
+        if key not in programs or ((known := programs[key]) is not None and not known.is_proven):
+            programs[key] = self._prepared(function, name, batches, numbers, programs.get(key))
+        program, self.results = programs[key], ()
+        if program is None:
+            return function(batches, *numbers)
+        returned, self.results = program(self._inputs(batches, numbers))
+        self.executed += 1
+        return returned
+
+    def _inputs(self, batches: Sequence[Batch], numbers: Sequence[float]) -> list[Tensor]:
+        sent = torch.tensor(numbers, dtype=torch.float32).to(self.device)
+        return [*(tensor for batch in batches for tensor in batch.values()), sent]
+
+    def _prepared(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        batches: Sequence[Batch],
+        numbers: Sequence[float],
+        known: StepProgram | None,
+    ) -> StepProgram | None:
+        """The program of a step after its first or second recording; None where it has none."""
+        inputs = self._inputs(batches, numbers)
+        host_state = _host_state()
+        plain = _plain_values(getattr(function, "__self__", None))
+        _materialize(_living(self.device))
+        try:
+            recording = self._recorded(function, batches, inputs)
+            if (changed := _first_changed(plain)) is not None:
+                raise NotOneProgramError(f"it changes {changed}, which no program does")
+            if _host_state() != host_state:
+                raise NotOneProgramError("it draws from a random generator of the host")
+            if known is None:
+                return self._compiled(recording, name, inputs, plain)
+            if recording.text != known.recording.text:
+                changes = _difference(known.recording.text, recording.text)
+                raise NotOneProgramError(f"its second call is another program{changes}")
+            known.is_proven = True
+            known.plain = plain
+            return known
+        except Exception as error:  # the mistake of a task is raised again, and explained
+            if is_out_of_memory_text(str(error)):
+                raise
+            _set_host_state(host_state)
+            for thing, values in plain:
+                thing.__dict__.update(values)
+            self.say(_why(error))
+            return None
+
+    def _recorded(
+        self, function: Callable[..., Any], batches: Sequence[Batch], inputs: Sequence[Tensor]
+    ) -> Recording:
+        taken = inputs
+        for _ in range(2):
+            try:
+                return self._record(function, batches, inputs[-1], taken)
+            except RuntimeError as error:
+                if UNKNOWN_ARGUMENT in str(error):
+                    taken = [*inputs, *filter(Tensor.is_contiguous, _living(self.device))]
+                elif SHARED_MEMORY not in str(error):
+                    raise
+        return self._record(function, batches, inputs[-1], taken)
+
+    def _record(
+        self,
+        function: Callable[..., Any],
+        batches: Sequence[Batch],
+        numbers: Tensor,
+        taken: Sequence[Tensor],
+    ) -> Recording:
+        """taken: arguments, whether the recorder sees that they are used or not."""
+        recorder = Recorder(self.device)
+        try:
+            return self._trace(recorder, function, batches, numbers, taken)
+        except Exception as error:
+            if SHARED_MEMORY in str(error):
+                for kept in recorder.changed:
+                    kept.send_again()
+            error.add_note(recorder.operator)
+            raise
+        finally:
+            recorder.restore()
+
+    def _trace(
+        self,
+        recorder: Recorder,
+        function: Callable[..., Any],
+        batches: Sequence[Batch],
+        numbers: Tensor,
+        taken: Sequence[Tensor],
+    ) -> Recording:
+        own: Any = torch.get_device_module(self.device.type)
+        tpu = _recorder()
+        with _recording(own.default_generators[0]) as generator:
+            random_before = tpu.get_device_state_tensor(generator)
+            recorder.take(taken)
+            with recorder:
+                leaves, structure = tree_flatten(function(batches, *numbers.unbind()))
+                returned = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
+            leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            recorder.end(returned)
+            changed = recorder.changed
+            results = [kept.tensor.detach() for kept in changed] + returned
+            arguments = [kept.before for kept in recorder.kept]
+            random_after = tpu.get_device_state_tensor(generator)
+            is_random = random_after.data_ptr() != random_before.data_ptr()
+            if is_random:
+                arguments.append(random_before)
+                results.append(random_after)
+            text = tpu.serialize_mlir_text(tpu.build_mlir(results, arguments))
+        found = (leaves, structure)
+        return Recording(arguments, results, text, recorder.kept, changed, found, is_random)
+
+    def _compiled(
+        self, recording: Recording, name: str, inputs: Sequence[Tensor], plain: Plain
+    ) -> StepProgram:
+        changed = set(map(id, recording.changed))
+        with _recording_mode():
+            compiled = _recorder().traverse_and_compile(
+                result_tensors=recording.results,
+                argument_tensors=recording.arguments,
+                donated_inputs=[i for i, kept in enumerate(recording.kept) if id(kept) in changed],
+                module_name=f"tpukit_{name}",
+            )
+        runner = _recorder().make_compiled_runner(
+            compiled.executable, (), None, recording.is_random
+        )
+        # The operations are not needed any more.
+        recording.results, recording.arguments = [], []
+        places = {id(tensor): place for place, tensor in enumerate(inputs)}
+        arguments = [places.get(id(kept.tensor), kept.tensor) for kept in recording.kept]
+        return StepProgram(runner, recording, arguments, plain)
+
+
+def _plain_values(owner: Any) -> Plain:
+    model = getattr(owner, "model", None)
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    things = [*filter(None, [getattr(owner, "task", None)]), *modules]
+    return [
+        (thing, {n: v for n, v in vars(thing).items() if type(v) in (int, float, bool, str)})
+        for thing in things
+    ]
+
+
+def _first_changed(plain: Plain) -> str | None:
+    """The first attribute that has another value now, as `Class.attribute`."""
+    for thing, values in plain:
+        now = vars(thing)
+        for name, value in values.items():
+            if now.get(name) != value:
+                return f"{type(thing).__name__}.{name}"
+    return None
+
+
+def _difference(before: str, now: str) -> str:
+    pairs = zip(before.splitlines(), now.splitlines(), strict=False)
+    return next((f" ({a.strip()} -> {b.strip()})"[:200] for a, b in pairs if a != b), "")
+
+
+def _host_state() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    of_numpy = (name, cast("Any", keys).tobytes(), *rest)
+    return random.getstate(), of_numpy, torch.get_rng_state().numpy().tobytes()
+
+
+def _set_host_state(state: tuple[Any, ...]) -> None:
+    own, (name, keys, *rest), of_torch = state
+    random.setstate(own)
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+
+
+def _why(error: Exception) -> str:
+    """The operator, the user's line and the reason, in one line."""
+    trace = error.__traceback__
+    places = []
+    while trace is not None:
+        places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    users = [place for place in places if not any(part in place[0] for part in NOT_USERS)]
+    where = f" at {users[-1][0]}:{users[-1][1]}" if users else ""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    operator = getattr(error, "__notes__", ["it"])[-1]
+    return f"a step runs as several programs: {operator}{where}: {reason}"
