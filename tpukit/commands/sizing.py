@@ -114,11 +114,13 @@ def size_batch(
     """
     from tpukit.commands.reports.batch import as_fields, as_text
     from tpukit.probe.batch.recommend import Recommender
+    from tpukit.probe.targets import GpuTarget
 
     with open_evaluator(request, source, target, settings.time_limit, log) as evaluator:
         found = Recommender(evaluator, settings, log).recommend()
     if target is not None:
-        config = dataclasses.replace(request.config, hw="tpu")
+        is_gpu = isinstance(found.target, GpuTarget)
+        config = dataclasses.replace(request.config, hw="gpu" if is_gpu else "tpu")
         request = dataclasses.replace(request, config=config)
     text = command and command(request, found.recommended_global_batch, found.accumulate)
     for line in as_text(found, request.spec, text):
@@ -133,14 +135,17 @@ def open_evaluator(
     seconds: float | None,
     log: Callable[[str], None],
 ) -> ChildEvaluator | PredictedBeside:
-    """The TPU compiler where there is a target, else the hardware of this machine."""
-    from tpukit.probe.targets import find_target
-    from tpukit.probe.trials.evaluators import CompilerEvaluator
+    """The TPU compiler or a trace for a target, else the hardware of this machine."""
+    from tpukit.probe.targets import GpuTarget, find_any
+    from tpukit.probe.trials.evaluators import CompilerEvaluator, TracedEvaluator
     from tpukit.probe.trials.predicted_trials import measured_evaluator
 
     if target is None:
         return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
-    return CompilerEvaluator(source, request.config, find_target(target), seconds, log)
+    known = find_any(target)
+    if isinstance(known, GpuTarget):
+        return TracedEvaluator(source, request.config, known, seconds)
+    return CompilerEvaluator(source, request.config, known, seconds, log)
 
 
 def task_source(request: TrainingRequest) -> TaskSource:
@@ -173,9 +178,9 @@ def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for an unknown target, and for options that do not apply to one."""
     if target is None:
         return
-    from tpukit.probe.targets import find_target
+    from tpukit.probe.targets import GpuTarget, Target, find_any
 
-    find_target(target)
+    known = find_any(target)
     if options.get("memory_limit"):
         raise ConfigError(
             "--memory-limit applies to measured trials only, not to --target.",
@@ -184,7 +189,14 @@ def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
     if devices := options.get("devices"):
         raise ConfigError(
             f"--devices {devices}: a target's name gives its number of devices.",
-            f"Choose the target by them: {target.rpartition('-')[0]}-{devices}.",
+            f"Choose the target by them: {target.rpartition('-')[0]}-{devices}."
+            if isinstance(known, Target)
+            else f"Choose the target by them: {devices}x{target.rpartition('x')[2]}.",
         )
-    if options.get("precision") == "fp16":
+    if isinstance(known, GpuTarget) and options.get("shard"):
+        raise ConfigError(
+            "--shard: the memory of sharded weights is not predicted for GPUs.",
+            "Leave it out (each GPU then holds a whole copy), or choose a TPU as the target.",
+        )
+    if isinstance(known, Target) and options.get("precision") == "fp16":
         raise ConfigError("--precision fp16: TPUs have no fp16.", "Use --precision bf16.")

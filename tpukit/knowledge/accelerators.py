@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,6 +100,24 @@ def tpu_by_cloud_name(name: str) -> TpuGeneration | None:
 def tpu_by_device_kind(kind: str) -> TpuGeneration | None:
     """The generation of a device by the runtime's name for it: `TPU v5 lite`."""
     return next((g for g in tpu_generations() if kind in g.device_kinds), None)
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """A GPU that a batch is predicted for."""
+
+    driver_name: str
+    memory_gib: float
+    """Total memory as torch reports it."""
+    bytes_per_second: float
+    context_gib: Sequence[float]
+    """Least and most that CUDA's context takes."""
+    link_bytes_per_second: float | None = None
+
+
+def gpu_specs() -> dict[str, GpuSpec]:
+    """GPUs by the names of targets."""
+    return {name: GpuSpec(**row) for name, row in _table()["gpu_targets"].items()}
 
 
 def gpu_by_name(name: str) -> GpuKind | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.probe.targets import Target
+from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import Trial
 
 
@@ -27,7 +27,7 @@ class StepEstimate:
         return max(self.seconds_by, key=self.seconds_by.__getitem__)
 
 
-def estimate_step(target: Target | None, trial: Trial) -> StepEstimate | None:
+def estimate_step(target: Target | GpuTarget | None, trial: Trial) -> StepEstimate | None:
     """The roofline (Williams, Waterman and Patterson, 2009) of a compiled trial's step.
 
     A collective's bytes leave and arrive once each: both directions of the links are counted.
@@ -35,6 +35,8 @@ def estimate_step(target: Target | None, trial: Trial) -> StepEstimate | None:
     if target is None or trial.flops is None or trial.bytes_accessed is None:
         return None
     chip = target.generation
+    if not chip.flops_per_second or not chip.bytes_per_second:
+        return None
     seconds = {
         "arithmetic": trial.flops / chip.flops_per_second,
         "memory": trial.bytes_accessed / chip.bytes_per_second,

@@ -1,15 +1,27 @@
-"""The TPU slices to compile for, by their Cloud names. No torch here."""
+"""TPU slices to compile for, by their Cloud names, and GPUs to predict for. No torch here."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from tpukit.errors import ConfigError
-from tpukit.io.units import GIB
-from tpukit.knowledge.accelerators import CompilerTarget, tpu_by_cloud_name, tpu_generations
+from tpukit.io.units import GIB, parse_bytes
+from tpukit.knowledge.accelerators import (
+    CompilerTarget,
+    gpu_by_name,
+    gpu_specs,
+    peak_flops,
+    tpu_by_cloud_name,
+    tpu_generations,
+)
+
+GPU_NAME = re.compile(r"(?:([1-9]\d*)x)?([a-z][a-z0-9-]*|\d+(?:\.\d+)?gi?b)")
+UNNAMED_CAPABILITY, UNNAMED_CONTEXT = 8.0, (0.3, 0.6)
+"""Compute capability and context (GiB) of a GPU given by its memory alone."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,70 @@ class Target:
     def memory_bytes(self) -> int:
         """HBM of one device that programs may use."""
         return int(self.generation.memory_gib * GIB)
+
+
+@dataclass(frozen=True)
+class GpuRates:
+    """Peak rates of a GPU in one precision; None: unknown."""
+
+    flops_per_second: float | None
+    bytes_per_second: float | None
+    link_bytes_per_second: float | None = None
+    approximate: str | None = "predicted from the step's tensors; nothing was executed"
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """GPUs of one kind to predict a batch for."""
+
+    name: str
+    devices: int
+    memory_bytes: int
+    """Memory of one GPU as torch reports it."""
+    capability: float
+    context_bytes: tuple[int, int]
+    """Least and most that CUDA's context takes of it."""
+    driver_name: str | None = None
+    """None: given by its memory alone."""
+    generation: GpuRates = GpuRates(None, None)
+
+    def at(self, precision: str) -> Self:
+        """The target with the peak rates of a precision."""
+        if self.driver_name is None:
+            return self
+        flops = peak_flops(self.driver_name, precision) or peak_flops(self.driver_name, "fp32")
+        return replace(self, generation=replace(self.generation, flops_per_second=flops))
+
+
+def find_gpu(name: str) -> GpuTarget | None:
+    """The GPUs of `t4`, `2xt4` or `24GB`; None where the name is none of a GPU."""
+    match = GPU_NAME.fullmatch(name.strip().lower())
+    if match is None:
+        return None
+    devices, kind = int(match[1] or 1), match[2]
+    spec = gpu_specs().get(kind)
+    if spec is None:
+        if not kind[0].isdigit():
+            return None
+        context = tuple(int(gib * GIB) for gib in UNNAMED_CONTEXT)
+        memory = parse_bytes(kind)
+        return GpuTarget(name, devices, memory, UNNAMED_CAPABILITY, (context[0], context[1]))
+    least, most = (int(gib * GIB) for gib in spec.context_gib)
+    known = gpu_by_name(spec.driver_name)
+    return GpuTarget(
+        f"{devices}x{kind}" if devices > 1 else kind,
+        devices,
+        int(spec.memory_gib * GIB),
+        known.capability if known else UNNAMED_CAPABILITY,
+        (least, most),
+        spec.driver_name,
+        GpuRates(None, spec.bytes_per_second, spec.link_bytes_per_second),
+    )
+
+
+def find_any(name: str) -> Target | GpuTarget:
+    """The target of a name, a TPU's or a GPU's. Raises as `find_target` does."""
+    return find_gpu(name) or find_target(name)
 
 
 def target_names() -> list[str]:
@@ -50,7 +126,9 @@ def find_target(name: str) -> Target:
     known = tpu_by_cloud_name(match[1]) if match else None
     if match is None or known is None or known.compiler is None:
         names = target_names()
-        similar = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.3)
+        similar = difflib.get_close_matches(
+            name.lower(), [*names, *gpu_specs()], n=3, cutoff=0.4 if name[-1:].isdigit() else 0.7
+        )
         raise ConfigError(
             f"unknown target {name!r}.",
             f"Similar names: {', '.join(similar)}." if similar else f"Use {_either(names)}.",

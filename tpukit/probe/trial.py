@@ -145,6 +145,13 @@ class Trial:
     """The compiler's prediction for a trial measured on a TPU: `used_bytes` is then the larger one
     of the predicted and the measured memory usage."""
 
+    used_range: Sequence[int] | None = None
+    """Least and most that `used_bytes` may be, of a batch predicted for a GPU."""
+    allocated_bytes: int | None = None
+    """Peak of torch's `max_memory_allocated`, of a batch predicted for a GPU."""
+    modules: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of activations at the peak by module, of a batch predicted for a GPU."""
+
     @property
     def step_seconds(self) -> float | None:
         """Measured seconds of one optimizer step."""
@@ -194,6 +201,8 @@ class Trial:
         """Whether this part of the limit stays free; unknown memory usage counts as so."""
         if self.used_bytes is None or not self.limit_bytes:
             return True
+        if self.used_range and self.used_range[1] > self.limit_bytes:
+            return False
         return self.used_bytes <= self.limit_bytes * (1 - margin)
 
     @property

@@ -24,7 +24,8 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=HARDWARE,
-        help="TPU to compile for (v5e-8, v6e-1, v4-8, ...) instead of measuring.",
+        help="TPU to compile for (v5e-8, v6e-1, ...), or GPUs to predict for (t4, 2xt4, a100-40,"
+        " 24GB), instead of measuring.",
     ),
 ]
 InputOption = Annotated[

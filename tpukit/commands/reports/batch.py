@@ -12,10 +12,11 @@ from tpukit.commands.output import shown_in_cell
 from tpukit.io.units import GIB, format_bytes, format_duration
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.roofline import estimate_step
+from tpukit.probe.targets import GpuTarget
 from tpukit.probe.trial import Trial
 
 CHART_WIDTH = 44
-SHOWN_ALLOCATIONS = 4
+SHOWN_ALLOCATIONS, SHOWN_MODULES = 4, 6
 EPOCHS = (1000, 5000)
 """Numbers of samples of the epochs whose time is estimated."""
 
@@ -43,6 +44,9 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
         "trials": [_trial_fields(trial) for trial in found.trials],
         "memory": chosen.memory if chosen else None,
         "largest_allocations": list(chosen.largest) if chosen else [],
+        "memory_range": chosen.used_range if chosen else None,
+        "allocated_bytes": chosen.allocated_bytes if chosen else None,
+        "modules": dict(chosen.modules) if chosen else {},
         "collectives": dict(chosen.collectives) if chosen else {},
         "step": {
             "flops": chosen.flops if chosen else None,
@@ -97,6 +101,8 @@ def _where(found: Recommendation) -> str:
     if found.target is None:
         return f"{count} of this machine, measured"
     about = found.target.generation.approximate
+    if isinstance(found.target, GpuTarget):
+        return f"{found.target.name} ({count}), {about}"
     compiler = f"by the TPU compiler libtpu {found.versions.get('libtpu')}"
     return f"{found.target.name} ({count}), {compiler}{f'; approximate: {about}' if about else ''}"
 
@@ -108,7 +114,7 @@ def table(trials: tuple[Trial, ...]) -> Iterator[str]:
         steps = f" x {trial.accumulate}" if trial.accumulate > 1 else ""
         speed = f"{trial.samples_per_second:.3g} samples/s" if trial.samples_per_second else "-"
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
-        effort = "  full effort" if trial.effort == "full" else ""
+        effort = "  full effort" if trial.effort == "full" and not trial.used_range else ""
         why = f"  {trial.error}" if trial.error and not trial.used_bytes else ""
         why += f"  predicted {trial.predicted.describe()}" if trial.predicted else ""
         batch, memory = f"{trial.batch}{steps}", trial.memory_usage
@@ -136,9 +142,12 @@ def _summary(found: Recommendation) -> Iterator[str]:
     total = found.largest * found.devices
     largest = f"{found.largest} a device ({total} in all)"
     if found.exact:
-        yield f"Largest: {largest}: it fits, and {found.smallest_failed} does not; both were tried."
+        done = "predicted" if isinstance(found.target, GpuTarget) else "tried"
+        failed = found.smallest_failed
+        yield f"Largest: {largest}: it fits, and {failed} does not; both were {done}."
     elif found.smallest_failed is not None:
-        exactly = " --exact finds the last sample." if found.target else ""
+        is_tpu = found.target is not None and not isinstance(found.target, GpuTarget)
+        exactly = " --exact finds the last sample." if is_tpu else ""
         yield (
             f"Largest tried that fits: {largest}{_filled(found)}; {found.smallest_failed} does not "
             f"fit.{exactly}"
@@ -201,6 +210,13 @@ def _details(found: Recommendation, chosen: Trial) -> Iterator[str]:
     if chosen.memory:
         parts = [f"{name} {size / GIB:.2f}" for name, size in chosen.memory.items() if size]
         yield f"Memory a device at {chosen.batch}, GiB: {', '.join(parts)}"
+    if chosen.used_range:
+        least, most = (format_bytes(size) for size in chosen.used_range)
+        tensors = format_bytes(chosen.allocated_bytes or 0)
+        yield f"In all between {least} and {most}; tensors {tensors}"
+    if chosen.modules:
+        parts = [f"{name or 'the loss'} {size / GIB:.2f}" for name, size in chosen.modules.items()]
+        yield f"Activations at the peak by module, GiB: {', '.join(parts[:SHOWN_MODULES])}"
     if chosen.largest:
         yield "Largest allocations at its peak:"
         yield from _allocations(chosen.largest)

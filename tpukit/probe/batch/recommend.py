@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from tpukit.errors import JobError, OutOfMemoryError, TpukitError
@@ -21,7 +22,7 @@ from tpukit.probe.batch.search import (
     search,
 )
 from tpukit.probe.roofline import estimate_step
-from tpukit.probe.targets import Target
+from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import Trial, TrialRequest
 
 CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
@@ -32,6 +33,8 @@ WORTH_A_TRIAL = 0.75
 """Part of the largest batch below which one more trial within the margin is worth its time."""
 FAR_WITHIN = 0.5
 """Part of the largest batch to try where a line leads to none within the margin."""
+PARTS = (0.93, 0.87, 0.81, 0.76, 0.66)
+"""Parts of the largest batch that are tried for the margin where a trial takes no time."""
 FAST_SETTING_BIAS = 0.02
 """Part of the memory by which the compiler's fast setting mostly reports too little."""
 MOST_ACCUMULATIONS = 3
@@ -44,7 +47,7 @@ class Evaluator(Protocol):
     @property
     def devices(self) -> int: ...
     @property
-    def target(self) -> Target | None: ...
+    def target(self) -> Target | GpuTarget | None: ...
     @property
     def versions(self) -> Mapping[str, str]: ...
     @property
@@ -70,7 +73,7 @@ class Evaluator(Protocol):
 class Recommendation:
     """The result of a search."""
 
-    target: Target | None
+    target: Target | GpuTarget | None
     versions: Mapping[str, str]
     devices: int
     largest: int
@@ -127,7 +130,7 @@ class Recommender:
         self, evaluator: Evaluator, settings: SearchSettings, log: Callable[[str], None]
     ) -> None:
         self.evaluator = evaluator
-        most = MOST_COMPILED if evaluator.target else MOST
+        most = MOST_COMPILED if isinstance(evaluator.target, Target) else MOST
         self.settings = replace(settings, max=settings.max or max(most, settings.start))
         self.log = log
         self.trials: list[Trial] = []
@@ -178,9 +181,10 @@ class Recommender:
         settings, top = self.settings, self.settings.top
         if self.evaluator.target is None:
             return self._search_measured()
-        if settings.start >= top and self._confirm(top, "the only batch, at full effort").fits:
+        only = f"the only batch, {self._at_full_effort}"
+        if settings.start >= top and self._confirm(top, only).fits:
             return Bracket(low=top, ended="max")
-        if settings.exact:
+        if settings.exact or isinstance(self.evaluator.target, GpuTarget):
             return self._search_exactly()
         within = (1 - settings.margin) * (1 - FAST_SETTING_BIAS)
         draft = search(self._try, settings, TOLERANCE, within, affordable=self._affordable)
@@ -263,7 +267,12 @@ class Recommender:
     def _confirm_together(self, batches: Sequence[int], what: str) -> list[Trial]:
         # Evaluation keeps nothing for a backward pass: beside training's memory one look is enough.
         requests = [TrialRequest(b, effort="full", evaluate=b == min(batches)) for b in batches]
-        return self.run(requests, f"{what}, at the compiler's full effort")
+        return self.run(requests, f"{what}, {self._at_full_effort}")
+
+    @property
+    def _at_full_effort(self) -> str:
+        compiles = isinstance(self.evaluator.target, Target)
+        return "at the compiler's full effort" if compiles else "traced"
 
     def _try(self, batch: int, why: str) -> Trial:
         return self.run([TrialRequest(batch)], why)[0]
@@ -311,6 +320,8 @@ class Recommender:
         """The fastest batch that leaves the margin free; near ties go to the larger one."""
         margin = f"{self.settings.margin:.0%}"
         guesses = [self._guess_within_margin, self._guess_far_within]
+        if isinstance(self.evaluator.target, GpuTarget):
+            guesses[1:1] = [partial(self._part, share) for share in PARTS]
         while True:
             candidates = self._within_margin(largest)
             most = max(candidates, default=0)
@@ -351,6 +362,10 @@ class Recommender:
         if trial.used_bytes is None or not trial.limit_bytes:
             return trial.batch <= (1 - self.settings.margin) * largest
         return trial.leaves_margin(self.settings.margin)
+
+    def _part(self, share: float, largest: int) -> int | None:
+        batch = self._rounded(share * largest)
+        return batch if batch < largest else None
 
     def _guess_far_within(self, largest: int) -> int | None:
         """A batch far below the largest, for memory that hardly grows near the limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import re
 import signal
 import sys
@@ -14,12 +15,13 @@ from tpukit.errors import JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.launch.holders import BUSY, PAUSES
+from tpukit.hardware.options import choose_precision
 from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB, format_duration
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import SourceLine
-from tpukit.probe.targets import Target
+from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.trials.worker import MODULE, read_result
 from tpukit.train.config import TrainConfig
@@ -41,6 +43,7 @@ COMPILER_ENVIRONMENT = {
 }
 CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
 """Minimum cores and memory for two compilations at a time: each takes a core and 2 to 5 GiB."""
+TRACING_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "PJRT_DEVICE": "CPU", "USE_TORCH_XLA": "0"}
 EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 """Default time limits of a trial; the first one on a device compiles all of a run's programs."""
 NO_MEMORY_HERE = "Error: out of memory: "
@@ -58,7 +61,7 @@ CRASH_HINT = "This is not a lack of memory: run the training command to see the 
 class ChildEvaluator:
     """Runs each trial in a child process, and classifies the death of a child."""
 
-    target: Target | None = None
+    target: Target | GpuTarget | None = None
     on_cpu = by_speed = False
     versions: Mapping[str, str]
     environment: Mapping[str, str]
@@ -279,6 +282,23 @@ class CompilerEvaluator(ChildEvaluator):
         # The second process gives its memory back.
         self.close(keep=1)
         return trials
+
+
+class TracedEvaluator(ChildEvaluator):
+    """Traces the training step over fake tensors for a GPU that is not here."""
+
+    def __init__(
+        self, task: TaskSource, config: TrainConfig, target: GpuTarget, seconds: float | None
+    ) -> None:
+        setup = TrialSetup(task, config, target.name)
+        super().__init__(setup, target.devices, seconds or EAGER_SECONDS)
+        precision = choose_precision(config.precision, "gpu", native_bf16=target.capability >= 8.0)
+        self.target = target.at(precision)
+        self.versions = {"torch": importlib.metadata.version("torch")}
+        self.environment = TRACING_ENVIRONMENT
+
+    def _shows_size(self, death: Death) -> bool:
+        return death.return_code is None
 
 
 def can_compile_two() -> bool:

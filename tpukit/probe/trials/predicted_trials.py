@@ -90,7 +90,7 @@ class PredictedBeside:
             self.log(f"No predictions by the TPU compiler: {error.message}")
             return [None] * len(requests)
         target = self.compiled.target
-        assert target is not None
+        assert isinstance(target, Target)
         return [_prediction(target, trial) for trial in trials]
 
     def __enter__(self) -> Self:

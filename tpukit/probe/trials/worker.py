@@ -40,6 +40,7 @@ from tpukit.train.mistakes.raised import task_failure
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
+    from tpukit.probe.gpu_memory.traced_trial import TracedTrials
     from tpukit.train.task import Task
 
 MODULE = "tpukit.probe.trials.worker"
@@ -170,12 +171,18 @@ class TrialRunner:
             return self._measure(request)
 
     @cached_property
-    def _compiled(self) -> CompiledTrials:
-        from tpukit.probe.compiler.compiled_trial import CompiledTrials
-        from tpukit.probe.targets import find_target
+    def _compiled(self) -> CompiledTrials | TracedTrials:
+        from tpukit.probe.targets import Target, find_any
 
         assert self.setup.target is not None
-        return CompiledTrials(self._task(), self.setup.config, find_target(self.setup.target))
+        target = find_any(self.setup.target)
+        if isinstance(target, Target):
+            from tpukit.probe.compiler.compiled_trial import CompiledTrials
+
+            return CompiledTrials(self._task(), self.setup.config, target)
+        from tpukit.probe.gpu_memory.traced_trial import TracedTrials
+
+        return TracedTrials(self._task(), self.setup.config, target)
 
     def _measure(self, request: TrialRequest) -> Trial:
         from tpukit.probe.trials.measure import measure_trial

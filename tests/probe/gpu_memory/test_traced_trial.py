@@ -1,0 +1,160 @@
+"""Predictions for a GPU that is not here, against sums by hand and torch's own figures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.tiny_task import Tiny
+from tpukit.errors import ConfigError, JobError
+from tpukit.probe.batch.model_task import ModelTask
+from tpukit.probe.gpu_memory.traced_trial import TracedTrials
+from tpukit.probe.targets import find_any, find_gpu
+from tpukit.probe.trial import TrialRequest
+from tpukit.train.config import TrainConfig
+
+WIDTH, LAYERS = 1024, 6
+
+
+class Deep(nn.Module):
+    """Linear layers and ReLUs, whose memory can be added up by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *[m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())]
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 1, 64)).transpose(1, 3).unbind(2)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y if y.sum() > 0 else -y
+
+
+class Chooses(Reads):
+    def forward(self, x):
+        return self.layer(x)[x[:, 0] > 0]
+
+
+def trial(model, inputs, target="t4", rows=8, **settings):
+    task = ModelTask(model, [inputs], {})
+    config = TrainConfig(ema_decay=0.0, **settings)
+    return TracedTrials(task, config, find_gpu(target)).run(TrialRequest(rows))
+
+
+def test_the_parts_of_a_step_are_those_by_hand():
+    rows = 4096
+    found = trial(Deep(), f"x={WIDTH}", rows=rows, precision="fp32")
+    weights = 4 * LAYERS * WIDTH**2
+    # Two moments and a step's number for each weight matrix; each ReLU keeps its result, which is
+    # the next layer's input. At the peak the backward pass has begun.
+    assert found.memory["parameters"] == weights
+    assert found.memory["optimizer"] == pytest.approx(2 * weights, abs=1024)
+    one = 4 * rows * WIDTH
+    assert found.memory["batch"] == pytest.approx(3 * one, rel=0.01)
+    activations = found.memory["activations"] + found.memory["temporaries"]
+    assert LAYERS * one <= activations <= (LAYERS + 3) * one
+    assert found.flops == pytest.approx(2 * rows * WIDTH**2 * (3 * LAYERS - 1), rel=1e-3)
+    assert found.used_bytes == sum(found.memory.values())
+
+
+def test_half_precision_keeps_half_and_a_copy_of_each_weight():
+    found = trial(Deep(), f"x={WIDTH}", rows=4096)
+    # That of the last layer has done its work when memory is fullest.
+    assert found.memory["casts"] >= 2 * (LAYERS - 1) * WIDTH**2
+    one = 2 * 4096 * WIDTH
+    assert found.memory["activations"] + found.memory["temporaries"] <= (LAYERS + 6) * one
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "length", "quadratic"),
+    [("t4", "fp16", 2048, False), ("l4", "bf16", 2048, False), ("t4", "bf16", 2048, True)],
+)
+def test_attention_keeps_what_the_kernel_of_the_gpu_keeps(target, precision, length, quadratic):
+    rows = 16
+    found = trial(Attends(), f"x={length}x64", target, rows, precision=precision)
+    # A bf16 kernel starts at compute capability 8.0; without one the probabilities are kept.
+    scores = 2 * rows * length**2
+    held = found.memory["activations"] + found.memory["temporaries"]
+    assert (held > scores) == quadratic
+
+
+def test_sizes_between_traced_batches_are_those_of_a_trace():
+    task, config = Tiny(), TrainConfig()
+    trials = TracedTrials(task, config, find_gpu("t4"))
+    for rows in (64, 4096):
+        trials.run(TrialRequest(rows))
+    between = trials.run(TrialRequest(1000))
+    assert len(trials._steps) == 2
+    alone = TracedTrials(task, config, find_gpu("t4")).run(TrialRequest(1000))
+    assert between.allocated_bytes == alone.allocated_bytes
+    assert between.memory == alone.memory
+
+
+def test_several_gpus_hold_buckets_of_gradients_and_nccl():
+    one, two = (trial(Deep(), f"x={WIDTH}", target) for target in ("t4", "2xt4"))
+    assert two.memory["buckets"] == 4 * LAYERS * WIDTH**2 == two.collective_bytes
+    assert (one.memory["buckets"], one.memory["nccl"]) == (0, 0)
+    assert two.memory["nccl"] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "operator"), [(Reads, "reads a value"), (Chooses, "aten.nonzero.default")]
+)
+def test_what_depends_on_values_ends_with_the_operator_and_the_line(model, operator):
+    with pytest.raises(JobError) as caught:
+        trial(model(), "x=8")
+    assert operator in caught.value.message
+    assert "test_traced_trial.py:" in caught.value.message
+
+
+@torch.library.custom_op("tpukit_tests::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+class Custom(Reads):
+    def forward(self, x):
+        return unknown(self.layer(x))
+
+
+def test_an_operator_without_a_fake_form_is_named():
+    with pytest.raises(JobError) as caught:
+        trial(Custom(), "x=8")
+    assert "tpukit_tests::unknown" in caught.value.message
+    assert "test_traced_trial.py:" in caught.value.message
+    assert "register_fake" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "gib"),
+    [("t4", 1, 14.74), ("2xT4", 2, 14.74), ("A100-80", 1, 79.15), ("24GB", 1, 22.35)],
+)
+def test_names_of_gpus(name, devices, gib):
+    target = find_any(name)
+    assert (target.devices, round(target.memory_bytes / 2**30, 2)) == (devices, gib)
+
+
+def test_an_unknown_gpu_names_near_ones():
+    with pytest.raises(ConfigError) as caught:
+        find_any("rtx4091")
+    assert "rtx4090" in (caught.value.hint or "")

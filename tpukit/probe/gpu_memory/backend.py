@@ -1,0 +1,208 @@
+"""The eager backend of a GPU over fake tensors: the engine's own step, recorded, not executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from tpukit.hardware.backend import (
+    Average,
+    Batch,
+    DeviceUsage,
+    OptimizerSettings,
+    ParameterGroup,
+    ReadMemory,
+)
+from tpukit.hardware.collectives import SingleRank
+from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.distributed import SingleProcess
+from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, Update
+from tpukit.hardware.optimizers.adopted import PER_GROUP, trained_of
+from tpukit.hardware.optimizers.choice import named_optimizer
+from tpukit.hardware.options import Precision
+from tpukit.probe.gpu_memory.recorder import Recorder
+
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
+"""Bytes of DDP's buckets of gradients, by its defaults."""
+
+
+class FakeGpu:
+    """A GPU that is not here: fake tensors on the CPU stand for its own."""
+
+    versions: Mapping[str, str] = {}
+    compiles = compiles_everything = False
+    recomputes = True
+
+    def __init__(self, *, native_bf16: bool) -> None:
+        self.device = torch.device("cpu")
+        self.native_bf16 = native_bf16
+
+    def name(self) -> str:
+        return "fake tensors"
+
+    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
+        pass
+
+    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
+        return (dict(batch) for batch in loader)
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        pass
+
+    def surface_errors(self, results: Sequence[Tensor]) -> None:
+        pass
+
+    def compilations(self) -> int:
+        return 0
+
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(None)
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        return nullcontext(lambda: None)
+
+    def random_state(self) -> dict[str, str]:
+        return {}
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        pass
+
+
+class RecordedBackend(EagerBackend):
+    """The eager backend, which gives the recorder its phases."""
+
+    def __init__(
+        self, recorder: Recorder, precision: Precision, devices: int, *, native_bf16: bool
+    ) -> None:
+        self.recorder = recorder
+        one = SingleProcess(lambda model: model)
+        super().__init__(
+            "gpu",
+            FakeGpu(native_bf16=native_bf16),
+            precision,
+            SingleRank(),
+            one if devices == 1 else RecordedDDP(recorder),
+            _update(precision),
+            compiles=False,
+        )
+        self.devices = devices
+
+    def optimizer(
+        self,
+        groups: Sequence[ParameterGroup],
+        settings: OptimizerSettings,
+        own: torch.optim.Optimizer | None = None,
+    ) -> torch.optim.Optimizer:
+        """Its state is that of a first step, which no value is needed for."""
+        optimizer = own or named_optimizer(groups, settings)
+        trained = [p for group in optimizer.param_groups for p in trained_of(group)]
+        for group in optimizer.param_groups:
+            group.setdefault(PER_GROUP, 1.0)
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True  # what a GPU has by default
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        with self.recorder.of_kind("temporaries"):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for state in optimizer.state.values():
+            self.recorder.claim((v for v in state.values() if isinstance(v, Tensor)), "optimizer")
+        return optimizer
+
+    def backward(self, loss: Tensor) -> None:
+        self.recorder.phase = "backward"
+        super().backward(loss)
+        self.recorder.phase = "forward"
+
+    @torch.no_grad()
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lr: float,
+        weight: Tensor,
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> Tensor:
+        self.recorder.phase = "step"
+        norm = super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, average=average)
+        self.recorder.phase = "forward"
+        return norm
+
+
+class RecordedDDP(SingleProcess):
+    """DDP on one rank's memory: gradients are views of buckets, which stay."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(lambda model: model)
+        self.recorder = recorder
+        self.reduces = False
+        self.reduced_bytes = 0
+        """Bytes of all buckets."""
+
+    def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
+        if not train:
+            return model
+        trained = [p for p in model.parameters() if p.requires_grad]
+        views: dict[nn.Parameter, Tensor] = {}
+        with self.recorder.of_kind("buckets"):
+            for bucket in _buckets(trained):
+                flat = torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
+                self.reduced_bytes += flat.nbytes
+                parts = torch.split(flat, [p.numel() for p in bucket])
+                views |= {p: part.view_as(p) for p, part in zip(bucket, parts, strict=True)}
+
+        def into_bucket(parameter: nn.Parameter) -> None:
+            if self.reduces:
+                parameter.grad = views[parameter]
+
+        each: Any
+        for each in trained:
+            each.register_post_accumulate_grad_hook(into_bucket)
+        return model
+
+    @contextmanager
+    def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        self.reduces = last
+        yield
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The parameters of each bucket: in the order of their gradients, the last one's first."""
+    bucket: list[nn.Parameter] = []
+    limit = FIRST_BUCKET
+    for parameter in reversed(parameters):
+        if bucket and (bucket[0].dtype != parameter.dtype or _bytes(bucket) >= limit):
+            yield bucket
+            bucket, limit = [], BUCKET
+        bucket.append(parameter)
+    if bucket:
+        yield bucket
+
+
+def _bytes(parameters: Sequence[nn.Parameter]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+class SteppingScaler(GradScaler):
+    """A gradient scaler that reads no value: every step's gradients are finite."""
+
+    def _maybe_opt_step(
+        self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any
+    ) -> float | None:
+        result: float | None = optimizer.step(*args, **kwargs)
+        return result
+
+
+def _update(precision: Precision) -> Update:
+    if precision != "fp16":
+        return PlainUpdate()
+    device = torch.device("cpu")
+    update = ScaledUpdate(SteppingScaler(device.type), device)
+    update.begun = True
+    return update

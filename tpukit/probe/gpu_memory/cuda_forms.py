@@ -1,0 +1,183 @@
+"""Operators on fake CPU tensors in the forms that CUDA gives them.
+
+Registered for the dispatch keys of the CPU, in the process of the trials alone: autocast's lists
+(`aten/src/ATen/autocast_mode.h`), fused dropout, and attention by the kernel a GPU would choose
+(`aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`). What they allocate and keep for the
+backward pass is CUDA's; what they compute is nothing, as the tensors are fake.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal",
+    "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
+    "layer_norm", "native_layer_norm", "group_norm", "rms_norm", "cosine_similarity",
+    "cosine_embedding_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "hinge_embedding_loss",
+    "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
+    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
+    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
+    "upsample_nearest2d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec",
+)  # fmt: skip
+"""Operators whose inputs CUDA's autocast casts to fp32."""
+FP32_RESULT = ("prod", "prod.dim_int", "cumprod", "cumsum", "sum", "sum.dim_IntList")
+"""Operators that CUDA's autocast has compute in fp32."""
+PLAIN = ("cross_entropy_loss", "avg_pool3d", "polar")
+"""Operators on the CPU's list alone: CUDA casts what they are made of."""
+HALF = (torch.float16, torch.bfloat16)
+FLASH_WIDTH = 256
+"""Largest head of the flash kernels."""
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+class FusedAttention(torch.autograd.Function):
+    """What flash and memory-efficient kernels keep: their inputs, the output, log-sum-exps."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
+        count: Callable[[float], None], flash: bool, share: float,
+    ) -> Tensor:  # fmt: skip
+        output = query.new_empty(*query.shape[:-2], value.shape[-1], query.shape[-2])
+        # The kernels' output is (batch, queries, heads, width) in memory.
+        output = output.new_empty(
+            query.shape[0], query.shape[2], query.shape[1], value.shape[-1]
+        ).transpose(1, 2)
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, bias, output, sums)
+        ctx.count, ctx.flash = count, flash
+        ctx.flops = 4.0 * share * query.numel() * key.shape[-2]
+        count(ctx.flops)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        query, key, value, bias, output, sums = ctx.saved_tensors
+        ctx.count(2.5 * ctx.flops)
+        gradient = gradients[0].contiguous()
+        delta = torch.empty_like(sums)
+        widest = query.dtype == torch.float32
+        # Queries' gradients are summed in fp32 over blocks of keys.
+        summed = None if widest else torch.empty_like(query, dtype=torch.float32)
+        found = [torch.empty_like(t) for t in (query, key, value)]
+        of_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+        del gradient, delta, summed, output
+        return (*found, of_bias, None, None, None)
+
+
+class CudaForms:
+    """The forms of a GPU with this compute capability, while the context is open."""
+
+    def __init__(self, capability: float, count: Callable[[float], None]) -> None:
+        self.capability = capability
+        self.count = count
+        """Takes each fused attention's operations."""
+        self.attention_kernels: set[str] = set()
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """CUDA's forms inside."""
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            for name in FP32:
+                _autocast(library, name, _in_fp32)
+            for name in FP32_RESULT:
+                _autocast(library, name, _with_fp32_result)
+            for name in PLAIN:
+                library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+            for name in ("softmax.int", "log_softmax.int"):
+                _autocast(library, name, _softmax)
+            library.impl("dropout", _dropout, "AutogradCPU")
+            library.impl("scaled_dot_product_attention", self.attention, "AutogradCPU")
+        try:
+            yield
+        finally:
+            library._destroy()
+
+    def kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *, grouped: bool
+    ) -> str:
+        """flash, efficient or math: the first that takes these inputs, in torch's order."""
+        half, width = query.dtype in HALF, query.shape[-1]
+        same = width == value.shape[-1] and query.ndim == 4
+        if half and same and bias is None and self.capability >= 8.0 and width <= FLASH_WIDTH:
+            return "flash"
+        aligned = width % (8 if half and self.capability >= 7.5 else 4) == 0
+        takes = query.dtype != torch.bfloat16 or self.capability >= 8.0
+        if query.ndim == 4 and aligned and takes and not grouped:
+            return "efficient"
+        return "math"
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """`scaled_dot_product_attention` of this GPU."""
+        kernel = self.kernel(query, key, value, attn_mask, grouped=enable_gqa)
+        self.attention_kernels.add(kernel)
+        if kernel == "math":
+            return torch._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                enable_gqa=enable_gqa,
+            )[0]  # fmt: skip
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+                ~attn_mask, float("-inf")
+            )
+        share = 0.5 if is_causal else 1.0
+        found: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, attn_mask, self.count, kernel == "flash", share
+        )
+        return found
+
+
+def _autocast(library: Any, name: str, form: Callable[..., Any]) -> None:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+            return form(operator, args, kwargs)
+
+    library.impl(name, cast, "AutocastCPU")
+
+
+def _in_fp32(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return operator(*map(_fp32, args), **kwargs)
+
+
+def _with_fp32_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0].dtype in HALF and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": torch.float32}
+    return operator(*args, **kwargs)
+
+
+def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    values, axis, *rest = args
+    dtype = rest[0] if rest else kwargs.get("dtype")
+    if values.dtype == torch.float16 and dtype in (None, torch.float32):
+        # One kernel reads fp16 and writes fp32.
+        inner = torch._softmax if "log" not in operator._schema.name else torch._log_softmax
+        return inner(values, axis, True)
+    return operator(values, axis, dtype or (torch.float32 if values.dtype in HALF else None))
+
+
+def _fp32(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in HALF:
+        return value.float()
+    return value
+
+
+def _dropout(values: Tensor, p: float, train: bool) -> Tensor:
+    if not train or p == 0 or not values.numel():
+        return values
+    return torch.native_dropout(values, p, train)[0]

@@ -1,0 +1,214 @@
+"""Follows every storage of a traced step from its birth to its death.
+
+A dispatch mode above FakeTensorMode sees each operator once, and a weak reference reports when a
+storage dies. Nothing is executed: a fake tensor has a shape and a storage without memory.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from tpukit.probe.compiler.source_map import SourceLine
+
+Phase = Literal["build", "forward", "backward", "step", "evaluate"]
+LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+SCALAR = torch.ops.aten._local_scalar_dense.default
+TO_COPY = torch.ops.aten._to_copy.default
+MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+
+
+@dataclass
+class Storage:
+    """One storage of a trace."""
+
+    size_bytes: int
+    kind: str
+    """parameters, optimizer, ema, batch, gradients, casts, activations or temporaries."""
+    operator: str
+    dtype: str
+    shape: tuple[int, ...]
+    module: str
+    """Path of the module whose forward pass made it, layers' numbers as `*`; empty outside."""
+    place: str | None
+    """`path:line` of the user's code."""
+
+
+@dataclass
+class Trace:
+    """Births (the index of a storage) and deaths (its complement, `~index`), in their order."""
+
+    storages: list[Storage] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+    """Names of moments -> number of events before them."""
+    flops: float = 0.0
+    bytes_accessed: float = 0.0
+    operators: set[str] = field(default_factory=set)
+    workspaces: dict[int, int] = field(default_factory=dict)
+    """Number of events before a convolution -> bytes of its operands."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records the trace of what runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self.phase: Phase = "build"
+        self.kind: str | None = None
+        """The kind of storages made now; None: by the phase."""
+        self.module = ""
+        self._index: dict[int, int] = {}
+        self._alive: dict[int, tuple[Any, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is SCALAR and self.phase in ("build", "step"):
+            # An optimizer reads its step's number; a scaler whether the gradients are finite.
+            return 1.0 if args[0].is_floating_point() else 1
+        result = func(*args, **(kwargs or {}))
+        outputs = list(_tensors((result,)))
+        if outputs:
+            self._see(func, args, result, outputs)
+        return result
+
+    def _see(self, func: Any, args: Any, result: Any, outputs: list[Tensor]) -> None:
+        name = func._schema.name.partition("::")[2]
+        inputs = list(_tensors(args))
+        if name in CONVOLUTIONS:
+            self.trace.workspaces[len(self.trace.events)] = sum(map(_bytes, (*inputs, *outputs)))
+        kind = self._kind(func, inputs)
+        is_new = [self.add(tensor, name, kind) for tensor in outputs]
+        if self.phase in ("build", "evaluate") or not (any(is_new) or name.endswith("_")):
+            return
+        self.trace.operators.add(name)
+        self.trace.bytes_accessed += sum(map(_bytes, (*inputs, *outputs)))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.trace.flops += formula(*args, out_val=result)
+
+    def _kind(self, func: Any, inputs: list[Tensor]) -> str:
+        if self.kind is not None:
+            return self.kind
+        if func is TO_COPY and self.kind_of(inputs[0]) == "parameters":
+            return "casts"
+        return "activations" if self.phase == "forward" else "temporaries"
+
+    def add(self, tensor: Tensor, operator: str, kind: str) -> bool:
+        """Whether the tensor's storage was not known yet; it is from now on."""
+        storage = tensor.untyped_storage()
+        size, key = storage.nbytes(), storage._cdata
+        if not size or key in self._index:
+            return False
+        index = self._index[key] = len(self.trace.storages)
+        place = self._place() if size >= 2**16 else None
+        self.trace.storages.append(
+            Storage(
+                size, kind, operator, str(tensor.dtype)[6:], tuple(tensor.shape), self.module, place
+            )
+        )
+        self.trace.events.append(index)
+
+        def died(reference: Any) -> None:
+            del self._alive[id(reference)]
+            self._index.pop(key, None)
+            self.trace.events.append(~index)
+
+        reference = weakref.ref(storage, died)
+        self._alive[id(reference)] = (reference, index)
+        return True
+
+    def claim(self, tensors: Iterable[Tensor | None], kind: str) -> None:
+        """Makes the storages of these tensors of this kind, known or not."""
+        for tensor in tensors:
+            if tensor is not None and not self.add(tensor, "", kind):
+                index = self._index.get(tensor.untyped_storage()._cdata)
+                if index is not None:
+                    self.trace.storages[index].kind = kind
+
+    def kind_of(self, tensor: Tensor) -> str | None:
+        """The kind of a tensor's storage; None where it is not known."""
+        index = self._index.get(tensor.untyped_storage()._cdata)
+        return None if index is None else self.trace.storages[index].kind
+
+    def mark(self, name: str) -> None:
+        """Names this moment."""
+        self.trace.marks[name] = len(self.trace.events)
+
+    def end(self) -> None:
+        """Orders the deaths between two births: autocast's cache dies in the order of addresses."""
+        events, start = self.trace.events, 0
+        for place, event in enumerate([*events, 0]):
+            if event >= 0:
+                events[start:place] = sorted(events[start:place], reverse=True)
+                start = place + 1
+
+    @contextmanager
+    def of_kind(self, kind: str) -> Iterator[None]:
+        """Storages made inside are of this kind."""
+        before, self.kind = self.kind, kind
+        try:
+            yield
+        finally:
+            self.kind = before
+
+    def _place(self) -> str | None:
+        """The innermost line of the user's code that is running."""
+        if self.phase in ("build", "step"):
+            return None
+        frame = sys._getframe(2)
+        while frame is not None:
+            line = SourceLine(frame.f_code.co_filename, frame.f_lineno)
+            if line.is_model_code:
+                return f"{line.path}:{line.line}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return None
+
+    @contextmanager
+    def modules_of(self, model: nn.Module) -> Iterator[None]:
+        """Storages made inside know the module of the model whose forward pass makes them."""
+        names = {module: LAYER.sub("*", name) for name, module in model.named_modules()}
+        above: list[str] = []
+
+        def enters(module: nn.Module, _: Any) -> None:
+            above.append(self.module)
+            self.module = names.get(module, self.module)
+
+        def leaves(module: nn.Module, *_: Any) -> None:
+            self.module = above.pop()
+
+        hooks = nn.modules.module
+        handles = [
+            hooks.register_module_forward_pre_hook(enters),
+            hooks.register_module_forward_hook(leaves, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

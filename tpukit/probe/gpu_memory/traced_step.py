@@ -1,0 +1,169 @@
+"""Traces one optimizer step and an evaluation of a task over fake tensors."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from tpukit.errors import JobError
+from tpukit.hardware.backend import Batch
+from tpukit.hardware.modules import move_tensors
+from tpukit.hardware.options import choose_precision
+from tpukit.hardware.prefetch import BATCHES_AHEAD
+from tpukit.probe.compiler.source_map import model_frame
+from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP
+from tpukit.probe.gpu_memory.cuda_forms import CudaForms
+from tpukit.probe.gpu_memory.recorder import Recorder, Trace
+from tpukit.probe.targets import GpuTarget
+from tpukit.train.config import TrainConfig
+from tpukit.train.learner import build_learner
+from tpukit.train.loader import example_batches
+from tpukit.train.mistakes.returned import MODEL, check_examples, expect
+from tpukit.train.task import PlanSettings, Task
+
+OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?")
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step's trace with what else is known of it."""
+
+    trace: Trace
+    parameters: int
+    """Number of weights of the model."""
+    precision: str
+    attention_kernels: frozenset[str]
+    reduced_bytes: int
+    """Bytes of gradients that DDP reduces a step."""
+
+
+def trace_step(
+    task: Task, config: TrainConfig, target: GpuTarget, rows: int, accumulate: int
+) -> TracedStep:
+    """One step of micro-batches of `rows` samples a device, and an evaluation of one.
+
+    Raises:
+        JobError: an operator has no fake form, or the model reads a value.
+    """
+    recorder = Recorder()
+    native = target.capability >= 8.0
+    precision = choose_precision(config.precision, "gpu", native_bf16=native)
+
+    def count(flops: float) -> None:
+        recorder.trace.flops += flops if recorder.phase != "evaluate" else 0.0
+
+    forms = CudaForms(target.capability, count)
+    backend = RecordedBackend(recorder, precision, target.devices, native_bf16=native)
+    settings = PlanSettings(rows * accumulate * target.devices, rows, 1, seed=0, compiles=False)
+    host = check_examples(example_batches(task, settings), task.example_batches)[0]
+    torch.manual_seed(0)
+    with quiet_collector(), FakeTensorMode(allow_non_fake_inputs=True) as mode, forms.registered():
+        model = fake_model(task, backend, mode)
+        count_of = sum(p.numel() for p in model.parameters())
+        with recorder, recorder.modules_of(model), said_plainly():
+            _record(task, config, backend, model, _fake(host, mode), accumulate)
+    recorder.end()
+    parallel = backend.parallelism
+    reduced = parallel.reduced_bytes if isinstance(parallel, RecordedDDP) else 0
+    return TracedStep(
+        recorder.trace, count_of, precision, frozenset(forms.attention_kernels), reduced
+    )
+
+
+def _record(
+    task: Task, config: TrainConfig, backend: RecordedBackend, model: nn.Module, host: Batch,
+    accumulate: int,
+) -> None:  # fmt: skip
+    recorder = backend.recorder
+    recorder.claim((*model.parameters(), *model.buffers()), "parameters")
+    with recorder.of_kind("ema"):
+        learner = build_learner(task, backend, model, config)
+    # As in a run, the next ones are sent while a step works.
+    waiting = BATCHES_AHEAD + accumulate
+    with recorder.of_kind("batch"):
+        batches = [{name: t.clone() for name, t in host.items()} for _ in range(waiting)]
+    recorder.mark("step")
+    recorder.phase = "forward"
+    learner.train_step(batches[:accumulate], lr=config.lr)
+    recorder.mark("evaluate")
+    recorder.phase = "evaluate"
+    ema = learner.ema
+    with ema.in_place_of_weights() if ema else nullcontext():
+        learner.model.eval()
+        learner.sums.add(batches[0])
+    recorder.mark("end")
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Garbage is collected before, not inside: when it is must not differ between traces."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def fake_model(task: Task, backend: RecordedBackend, mode: FakeTensorMode) -> nn.Module:
+    """The task's model with fake weights, built so unless its constructor reads values."""
+    try:
+        built = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    except Exception:
+        with torch.utils._python_dispatch._disable_current_modes():
+            built = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    move_tensors(built, lambda tensor: _faked(tensor, mode), lambda buffer: _faked(buffer, mode))
+    built.train()
+    return built
+
+
+def _fake(batch: Batch, mode: FakeTensorMode) -> Batch:
+    return {name: _faked(tensor, mode) for name, tensor in batch.items()}
+
+
+def _faked(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """Turns what has no fake form, or depends on values, into an error with the user's line."""
+    try:
+        yield
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        texts = (*kinds, str(error))
+        hidden = [known for known in FAKE_ERRORS if any(known in text for text in texts)]
+        if not hidden:
+            raise
+        frame = model_frame(error)
+        where = f" at {frame.filename}:{frame.lineno}" if frame else ""
+        operator = OPERATOR.search(str(error))
+        raise JobError(
+            f"{operator[0] if operator else type(error).__name__}{where} {FAKE_ERRORS[hidden[0]]}.",
+            "A prediction without the GPU has shapes alone: keep values on the device"
+            " (`torch.where` for `if`), or register the operator's fake form"
+            " (`torch.library.register_fake`).",
+            id="no-fake",
+        ) from error
+
+
+FAKE_ERRORS = {
+    "DataDependentOutputException": "reads a value",
+    "DynamicOutputShapeException": "has a shape that depends on values",
+    "UnsupportedOperatorException": "has no fake form",
+    "UnsupportedFakeTensorException": "has no fake form",
+    "no fake impl registered": "has no fake form",
+    "data pointer": "has no fake form",
+    "numpy() is not supported": "needs values in NumPy",
+}
+"""Errors of fake tensors by class or text -> what the operator does."""
