@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,14 +12,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from tpukit.hardware.backend import (
     Average,
-    Batch,
-    DeviceUsage,
     OptimizerSettings,
     ParameterGroup,
-    ReadMemory,
 )
 from tpukit.hardware.collectives import SingleRank
 from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import SingleProcess
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, Update
 from tpukit.hardware.optimizers.adopted import PER_GROUP, trained_of
@@ -31,46 +29,14 @@ FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 """Bytes of DDP's buckets of gradients, by its defaults."""
 
 
-class FakeGpu:
+class FakeGpu(CpuDevice):
     """A GPU that is not here: fake tensors on the CPU stand for its own."""
 
-    versions: Mapping[str, str] = {}
-    compiles = compiles_everything = False
     recomputes = True
 
     def __init__(self, *, native_bf16: bool) -> None:
-        self.device = torch.device("cpu")
+        super().__init__()
         self.native_bf16 = native_bf16
-
-    def name(self) -> str:
-        return "fake tensors"
-
-    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
-        pass
-
-    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
-        return (dict(batch) for batch in loader)
-
-    def limit_memory(self, limit_bytes: int) -> None:
-        pass
-
-    def surface_errors(self, results: Sequence[Tensor]) -> None:
-        pass
-
-    def compilations(self) -> int:
-        return 0
-
-    def usage(self) -> DeviceUsage:
-        return DeviceUsage(None)
-
-    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
-        return nullcontext(lambda: None)
-
-    def random_state(self) -> dict[str, str]:
-        return {}
-
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        pass
 
 
 class RecordedBackend(EagerBackend):
@@ -124,7 +90,7 @@ class RecordedBackend(EagerBackend):
         self,
         optimizer: torch.optim.Optimizer,
         *,
-        lr: float,
+        lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,
