@@ -23,7 +23,7 @@ from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, Update
 from tpukit.hardware.optimizers.adopted import PER_GROUP, trained_of
 from tpukit.hardware.optimizers.choice import named_optimizer
 from tpukit.hardware.options import Precision
-from tpukit.probe.gpu_memory.recorder import Recorder
+from tpukit.probe.gpu_memory.recorder import StorageRecorder
 
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 """Bytes of DDP's buckets of gradients, by its defaults."""
@@ -43,7 +43,7 @@ class RecordedBackend(EagerBackend):
     """The eager backend, which gives the recorder its phases."""
 
     def __init__(
-        self, recorder: Recorder, precision: Precision, devices: int, *, native_bf16: bool
+        self, recorder: StorageRecorder, precision: Precision, devices: int, *, native_bf16: bool
     ) -> None:
         self.recorder = recorder
         one = SingleProcess(lambda model: model)
@@ -104,7 +104,7 @@ class RecordedBackend(EagerBackend):
 class RecordedDDP(SingleProcess):
     """DDP on one rank's memory: gradients are views of buckets, which stay."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StorageRecorder) -> None:
         super().__init__(lambda model: model)
         self.recorder = recorder
         self.reduces = False
@@ -168,7 +168,6 @@ class SteppingScaler(GradScaler):
 def _update(precision: Precision) -> Update:
     if precision != "fp16":
         return PlainUpdate()
-    device = torch.device("cpu")
-    update = ScaledUpdate(SteppingScaler(device.type), device)
+    update = ScaledUpdate(SteppingScaler("cpu"), torch.device("cpu"))
     update.begun = True
     return update

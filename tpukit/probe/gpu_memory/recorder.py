@@ -60,7 +60,7 @@ class Trace:
     """Number of events before a convolution -> bytes of its operands."""
 
 
-class Recorder(TorchDispatchMode):
+class StorageRecorder(TorchDispatchMode):
     """Records the trace of what runs inside."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.compiler.source_map import model_frame
 from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
-from tpukit.probe.gpu_memory.recorder import Recorder, Trace
+from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
@@ -32,7 +32,7 @@ OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?")
 
 
 @dataclass(frozen=True)
-class TracedStep:
+class FakeStep:
     """A step's trace with what else is known of it."""
 
     trace: Trace
@@ -44,15 +44,15 @@ class TracedStep:
     """Bytes of gradients that DDP reduces a step."""
 
 
-def trace_step(
+def trace_fake_step(
     task: Task, config: TrainConfig, target: GpuTarget, rows: int, accumulate: int
-) -> TracedStep:
+) -> FakeStep:
     """One step of micro-batches of `rows` samples a device, and an evaluation of one.
 
     Raises:
         JobError: an operator has no fake form, or the model reads a value.
     """
-    recorder = Recorder()
+    recorder = StorageRecorder()
     native = target.capability >= 8.0
     precision = choose_precision(config.precision, "gpu", native_bf16=native)
 
@@ -72,7 +72,7 @@ def trace_step(
     recorder.end()
     parallel = backend.parallelism
     reduced = parallel.reduced_bytes if isinstance(parallel, RecordedDDP) else 0
-    return TracedStep(
+    return FakeStep(
         recorder.trace, count_of, precision, frozenset(forms.attention_kernels), reduced
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from tpukit.io.units import GIB
 from tpukit.probe.gpu_memory.allocator import replay
 from tpukit.probe.gpu_memory.recorder import MATMULS, Storage, Trace
-from tpukit.probe.gpu_memory.traced_step import TracedStep, trace_step
+from tpukit.probe.gpu_memory.traced_step import FakeStep, trace_fake_step
 from tpukit.probe.targets import GpuTarget
 from tpukit.probe.trial import Trial, TrialRequest
 from tpukit.train.config import TrainConfig
@@ -53,7 +53,7 @@ class TracedTrials:
 
     def __init__(self, task: Task, config: TrainConfig, target: GpuTarget) -> None:
         self.task, self.config, self.target = task, config, target
-        self._steps: dict[tuple[int, int], TracedStep] = {}
+        self._steps: dict[tuple[int, int], FakeStep] = {}
         self._checked = False
 
     def run(self, request: TrialRequest) -> Trial:
@@ -70,10 +70,12 @@ class TracedTrials:
         step = step or next(s for (_, n), s in self._steps.items() if n == accumulate)
         return self._trial(request, found, step)
 
-    def _traced(self, batch: int, accumulate: int) -> TracedStep:
+    def _traced(self, batch: int, accumulate: int) -> FakeStep:
         key = batch, accumulate
         if key not in self._steps:
-            self._steps[key] = trace_step(self.task, self.config, self.target, batch, accumulate)
+            self._steps[key] = trace_fake_step(
+                self.task, self.config, self.target, batch, accumulate
+            )
         return self._steps[key]
 
     def _extrapolated(self, batch: int, accumulate: int) -> Predicted | None:
@@ -89,7 +91,7 @@ class TracedTrials:
             return None
         return with_workspaces(_on_line(first, last, (batch - low) / (high - low)), self.target)
 
-    def _trial(self, request: TrialRequest, found: Predicted, step: TracedStep) -> Trial:
+    def _trial(self, request: TrialRequest, found: Predicted, step: FakeStep) -> Trial:
         target = self.target
         context = sum(target.context_bytes) // 2
         nccl = NCCL_BYTES if target.devices > 1 else (0, 0)
