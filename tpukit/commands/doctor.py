@@ -38,8 +38,9 @@ class HardwareChoice(StrEnum):
 
 
 class SuccessorChoice(StrEnum):
-    """What follows torch_xla."""
+    """What code moves to."""
 
+    tpu = "tpu"
     torch_tpu = "torch_tpu"
 
 
@@ -61,7 +62,11 @@ class ScanOptions:
     ] = False
     to: Annotated[
         SuccessorChoice | None,
-        typer.Option("--to", help="Find what torch_xla code needs to move there instead."),
+        typer.Option(
+            "--to",
+            help="Find what the code needs to move there: CUDA code to a TPU (torch_xla), or"
+            " torch_xla code to torch_tpu.",
+        ),
     ] = None
 
 
@@ -157,7 +162,7 @@ def _scan(
         show=options.fix or options.diff,
         strict=strict,
         verbose=verbose,
-        moves=options.to is not None,
+        moves=options.to.value if options.to else "",
     )
 
 

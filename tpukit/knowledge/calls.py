@@ -14,7 +14,6 @@ CallStatus = Literal["removed", "deprecated", "habit"]
 CallKind = Literal["name", "call", "module", "attribute", "environment", "shell", "form"]
 _EFFECTS = {"removed": "raises", "deprecated": "warns"}
 _TABLE = Path(__file__).parent / "tables" / "calls.toml"
-_MOVES = _TABLE.with_name("moves_torch_tpu.toml")
 LEFT = "torch_xla"
 """The package that code moves away from."""
 
@@ -98,9 +97,13 @@ def old_calls() -> tuple[OldCall, ...]:
 @cache
 def moves_to_torch_tpu() -> tuple[OldCall, ...]:
     """What torch_tpu has instead of torch_xla's names."""
-    rows = tomllib.loads(_MOVES.read_text(encoding="utf-8"))["call"]
-    defaults = {"status": "removed", "effect": "not in torch_tpu", "since": "torch_tpu 0.2"}
-    return tuple(_row(defaults | row) for row in rows)
+    return _moves("torch_tpu", effect="not in torch_tpu", since="torch_tpu 0.2")
+
+
+def _moves(target: str, **defaults: str) -> tuple[OldCall, ...]:
+    text = _TABLE.with_name(f"moves_{target}.toml").read_text(encoding="utf-8")
+    rows = tomllib.loads(text)["call"]
+    return tuple(_row({"status": "removed", **defaults, **row}) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,13 @@ def call_table() -> CallTable:
 
 
 @cache
-def move_table() -> CallTable:
-    """The rows for code that moves from torch_xla to torch_tpu, indexed."""
+def move_table(target: str) -> CallTable:
+    """The rows for code that moves from torch_xla to torch_tpu, or from CUDA to torch_xla
+    (`tpu`), indexed."""
+    if target == "tpu":
+        moves = _moves("tpu", effect="not on a TPU", since="torch_xla 2.9")
+        taken = {name for row in moves for name in row.names}
+        return _indexed((*(row for row in old_calls() if taken.isdisjoint(row.names)), *moves))
     about_others = (row for row in old_calls() if not _is_left(row))
     return _indexed((*about_others, *moves_to_torch_tpu()))
 

@@ -26,7 +26,7 @@ def scan_code(
     show: bool,
     strict: bool,
     verbose: bool,
-    moves: bool = False,
+    moves: str = "",
 ) -> int:
     """Scans, shows or applies the requested changes; returns the exit code."""
     fixes = _rewrite(paths, output, write=fix, moves=moves) if show else []
@@ -50,7 +50,7 @@ def scan_code(
     return 1 if failing else 0
 
 
-def _rewrite(paths: Sequence[str], output: Output, *, write: bool, moves: bool) -> list[FileFix]:
+def _rewrite(paths: Sequence[str], output: Output, *, write: bool, moves: str) -> list[FileFix]:
     """Prints the diffs, with `write` applies them; what was planned for each file."""
     from tpukit.probe.lint.fix import apply_fix, plan_fixes
 

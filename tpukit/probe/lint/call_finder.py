@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
+from tpukit.probe.lint.cuda_forms import find_cuda_forms
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
 from tpukit.probe.lint.names import Names, Scope, children, source_text
@@ -239,7 +241,10 @@ class _Finder:
         """Old forms of calls that have no qualified name."""
         assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
-            for node, id, name in find_old_forms(self.module.tree, self.names):
+            forms = find_old_forms(self.module.tree, self.names)
+            if "cuda-text" in self.table.by_form:
+                forms = chain(forms, find_cuda_forms(self.module.tree, self.names))
+            for node, id, name in forms:
                 row = self.table.by_form.get(id)
                 old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
                 if row is not None:

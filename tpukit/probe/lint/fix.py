@@ -47,17 +47,17 @@ class FileFix:
     """Effects that the rewrite removes (an option's)."""
 
 
-def plan_fixes(paths: Iterable[str], *, moves: bool = False) -> list[FileFix]:
+def plan_fixes(paths: Iterable[str], *, moves: str = "") -> list[FileFix]:
     """The fixes of all files in these paths that have any; nothing is written yet.
 
-    moves: from torch_xla to torch_tpu.
+    moves: as `scan_paths` takes it.
     """
     files = [file for path in paths for file in source_files(Path(path))]
     planned = (plan_fix(file, moves=moves) for file in dict.fromkeys(files))
     return [fix for fix in planned if fix is not None]
 
 
-def plan_fix(path: Path, *, moves: bool = False) -> FileFix | None:
+def plan_fix(path: Path, *, moves: str = "") -> FileFix | None:
     """One file's fix; None where nothing in it can be rewritten."""
     try:
         data = read_bytes(path)
@@ -90,7 +90,7 @@ def unified(path: str, old: str, new: str) -> str:
     )
 
 
-def _fixed_module(module: Module, moves: bool) -> tuple[str, list[ModuleFinding]]:
+def _fixed_module(module: Module, moves: str) -> tuple[str, list[ModuleFinding]]:
     from tpukit.probe.lint.rewriting.rewrite import rewrite
 
     if module.tree is None:
@@ -98,7 +98,11 @@ def _fixed_module(module: Module, moves: bool) -> tuple[str, list[ModuleFinding]
     places = [p for p in places_of(module, moves=moves) if not ignored(p, module.lines)]
     exports = Path(module.path).name == "__init__.py"
     text, fixed = rewrite(
-        module.text, module.tree, places, exports=exports, leaving=LEFT if moves else ""
+        module.text,
+        module.tree,
+        places,
+        exports=exports,
+        leaving=LEFT if moves == "torch_tpu" else "",
     )
     return unmask(text), fixed
 
@@ -107,7 +111,7 @@ def _fixed_module(module: Module, moves: bool) -> tuple[str, list[ModuleFinding]
 _CELL_MARK = "#~tpukit cell~"
 
 
-def _fixed_notebook(path: str, text: str, moves: bool) -> tuple[str, list[ModuleFinding]]:
+def _fixed_notebook(path: str, text: str, moves: str) -> tuple[str, list[ModuleFinding]]:
     notebook = read_notebook(path, text)
     fixed: list[ModuleFinding] = []
     sources: dict[int, str] = {}

@@ -12,18 +12,21 @@ _WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) |
 _BETWEEN_WORDS = bytes(
     byte if byte > 127 or bytes([byte]) in _WORD else ord(" ") for byte in range(256)
 )
-_MOVES = re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)")
+_MOVES = {
+    "torch_tpu": re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)"),
+    "tpu": re.compile(rb"\b(?:import|from) (?:torch|triton|flash_attn|bitsandbytes|apex)\b"),
+}
 Words = frozenset[bytes]
 
 
-def may_concern(data: bytes, *, moves: bool = False) -> bool:
+def may_concern(data: bytes, *, moves: str = "") -> bool:
     """Whether a file may contain a finding: most files need not be parsed.
 
     moves: one of `move_table`.
     """
     # Source inside a string (a notebook's, say) has its newlines in this form.
     data = data.replace(b"\\n", b"\n")
-    if may_hold_habits(data) or (moves and _MOVES.search(data)):
+    if may_hold_habits(data) or (moves and _MOVES[moves].search(data)):
         return True
     words = _words(data)
     return any(

@@ -53,10 +53,11 @@ class ScanResult:
     seconds: float = 0.0
 
 
-def scan_paths(paths: Sequence[str], *, moves: bool = False) -> ScanResult:
+def scan_paths(paths: Sequence[str], *, moves: str = "") -> ScanResult:
     """Scans files, and the Python files and notebooks in folders.
 
-    moves: for what the code needs to move from torch_xla to torch_tpu instead.
+    moves: for what the code needs to move instead: from torch_xla to `torch_tpu`, or from CUDA to
+        `tpu`.
 
     Raises DataError where a path does not exist, or the only file that is named cannot be read.
     """
@@ -93,7 +94,7 @@ def source_files(path: Path) -> Iterator[Path]:
 
 
 def _scan_all(
-    files: list[str], asked_for: set[str], moves: bool
+    files: list[str], asked_for: set[str], moves: str
 ) -> Iterable[tuple[list[Finding], list[str]]]:
     workers = min(allowed_cores(), 8)
     whole = [file in asked_for and len(asked_for) < _NAMED_FILES for file in files]
@@ -103,9 +104,7 @@ def _scan_all(
         return list(pool.map(scan_file, files, whole, repeat(moves), chunksize=32))
 
 
-def scan_file(
-    path: str, whole: bool = False, moves: bool = False
-) -> tuple[list[Finding], list[str]]:
+def scan_file(path: str, whole: bool = False, moves: str = "") -> tuple[list[Finding], list[str]]:
     """The findings of one file, and notes on what could not be read in it.
 
     whole: parse it even where the prefilter rules out a finding.
@@ -132,7 +131,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _scan(path: str, data: bytes, moves: bool) -> tuple[list[Finding], list[str]]:
+def _scan(path: str, data: bytes, moves: str) -> tuple[list[Finding], list[str]]:
     text, _ = decode_source(data)
     if path.endswith(".ipynb"):
         modules = notebook_modules(path, read_notebook(path, text))
@@ -143,7 +142,7 @@ def _scan(path: str, data: bytes, moves: bool) -> tuple[list[Finding], list[str]
     return found, [note for module in modules for note in module.notes]
 
 
-def module_findings(module: Module, *, moves: bool = False) -> list[Finding]:
+def module_findings(module: Module, *, moves: str = "") -> list[Finding]:
     """One module's findings in terms of files and cells."""
     return [
         Finding(
@@ -163,14 +162,18 @@ def module_findings(module: Module, *, moves: bool = False) -> list[Finding]:
     ]
 
 
-def places_of(module: Module, *, moves: bool = False) -> list[ModuleFinding]:
+def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
     """Everything found in a module, in order; nothing in one that does not parse."""
     if module.tree is None:
         return []
     try:
         names = Names(module.tree)
-        places = find_calls(module, names, move_table() if moves else call_table())
-        if not moves and may_hold_habits(module.text.encode("utf-8", errors="replace")):
+        places = find_calls(module, names, move_table(moves) if moves else call_table())
+        if moves == "tpu":
+            known = {(place.line, place.column) for place in places}
+            habits = find_habits(module, names, to_xla=True)
+            places += [habit for habit in habits if (habit.line, habit.column) not in known]
+        elif not moves and may_hold_habits(module.text.encode("utf-8", errors="replace")):
             places += find_habits(module, names)
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: skipped")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import libcst as cst
 
 from tpukit.knowledge.calls import Fix
 
-MOVES = ("builtin", "code", "launch", "method")
+MOVES = ("builtin", "code", "launch", "method", "to-device")
 """Values of `Fix.special` that are made here."""
 
 
@@ -116,6 +117,9 @@ def moved_call(fix: Fix, call: cst.Call) -> cst.BaseExpression | None:
         return expression(fix.to)
     if fix.special == "builtin":
         return call.with_changes(func=cst.Name(fix.to))
+    if fix.special == "to-device" and isinstance(call.func, cst.Attribute):
+        function = call.func.with_changes(attr=cst.Name("to"))
+        return call.with_changes(func=function, args=[cst.Arg(expression(fix.to))])
     given = {parameter(fix, a, index): a.value for index, a in enumerate(call.args)}
     if fix.special == "method":
         holder = given.get(fix.parameters[0])
@@ -127,7 +131,7 @@ def moved_text(literal: str, to: str) -> str:
     """A device's name in the quotes that it had; torchrun's variables say where ranks meet."""
     if "://" in literal:
         return literal.replace("xla://", "env://")
-    return literal.replace("xla", to)
+    return re.sub(r"xla|cuda(?::\d+)?", to, literal)
 
 
 def _launched(fix: Fix, given: dict[str, cst.BaseExpression]) -> cst.BaseExpression | None:

@@ -120,7 +120,7 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.BaseExpression:
         for place in self._places(original_node):
             fix = place.fix
-            if fix is None or fix.parameters or fix.arguments == "drop":
+            if fix is None or fix.parameters or fix.arguments == "drop" or fix.special == "sync":
                 continue
             new = self._new_expression(place, fix, updated_node)
             if new is not None:
@@ -150,7 +150,7 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
         for place in self._places(original_node.func):
             fix = place.fix
-            if fix is not None and fix.special != "removed":
+            if fix is not None and fix.special not in ("removed", "sync"):
                 new = self._new_call(fix, updated_node, place)
                 if new is not None:
                     self._done(place)
@@ -173,6 +173,8 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.SimpleString:
         for place in self._places(original_node):
             if place.fix is not None and place.fix.special == "text":
+                if place.fix.imports:
+                    self.imports.spell(place.fix.imports, place.fix.imports, place.line)
                 self._done(place)
                 return updated_node.with_changes(value=moved_text(updated_node.value, place.fix.to))
         return updated_node
@@ -301,6 +303,7 @@ class _Rewriter(cst.CSTTransformer):
         last = self.get_metadata(PositionProvider, original_node).end.line
         above = [*self._comments, *updated_node.leading_lines]
         kept = [updated_node] if updated_node.body else []
+        kept += self._syncs(original_node)
         if self._dropped is not None:
             lines = range(first, last + 1)
             kept += _statements(
@@ -310,6 +313,17 @@ class _Rewriter(cst.CSTTransformer):
         if not kept:
             return cst.RemoveFromParent()
         return cst.FlattenSentinel([kept[0].with_changes(leading_lines=above), *kept[1:]])
+
+    def _syncs(self, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
+        """The statement that ends a step, for below the one that makes it."""
+        call = getattr(line.body[0], "value", None)
+        for place in self._places(call.func) if isinstance(call, cst.Call) else ():
+            if place.fix is not None and place.fix.special == "sync":
+                name = self.imports.spell(place.fix.to, place.fix.imports, place.line)
+                if name is not None:
+                    self._done(place)
+                    return _statements([f"{name}()"])
+        return []
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
         """New imports stand below the docstring and `__future__`."""

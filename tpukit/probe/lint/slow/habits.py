@@ -82,8 +82,11 @@ _REDUCES = re.compile(
 )
 
 
-def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
-    """Habits of a parsed module."""
+def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[ModuleFinding]:
+    """Habits of a parsed module.
+
+    to_xla: the module is to run on torch_xla, which it does not import yet.
+    """
     assert module.tree is not None
     found: list[ModuleFinding] = []
 
@@ -96,7 +99,7 @@ def find_habits(module: Module, names: Names) -> list[ModuleFinding]:
 
     imports = [n for n in nodes_below(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     packages = {package for node in imports for package in imported_packages(node)}
-    uses_xla = "torch_xla" in packages
+    uses_xla = to_xla or "torch_xla" in packages
     visitor = _Visitor(module.tree, names, emit, uses_xla, packages)
     visitor.has_rendezvous = "rendezvous" in module.text
     visitor.walk(module.tree, names.module)

@@ -1,0 +1,136 @@
+"""`doctor --to tpu`: what a CUDA script needs for torch_xla, and that the rewritten one trains."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpukit.knowledge.calls import move_table
+from tpukit.probe.lint.fix import apply_fix, plan_fix
+from tpukit.probe.lint.scan import scan_file
+
+SCRIPT = """
+import torch
+import torch.nn as nn
+from torch.cuda.amp import autocast, GradScaler
+from torch.utils.data import DataLoader, TensorDataset
+
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+torch.cuda.manual_seed_all(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+if torch.cuda.is_available():
+    model.cuda()
+    torch.cuda.empty_cache()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scaler = GradScaler(enabled=True)
+data = TensorDataset(torch.randn(64, 8), torch.randint(2, (64,)))
+loader = DataLoader(data, batch_size=16, shuffle=True, pin_memory=True)
+for epoch in range(2):
+    for x, y in loader:
+        x, y = x.cuda(non_blocking=True), y.to(device)
+        optimizer.zero_grad()
+        with autocast():
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+torch.cuda.synchronize()
+torch.save(model.state_dict(), "model.pt")
+model.load_state_dict(torch.load("model.pt", map_location="cuda:0"))
+print(next(model.parameters()).device.type, loss.item() < 1)
+"""
+
+
+def moved(tmp_path: Path, source: str) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    fix = plan_fix(path, moves="tpu")
+    if fix is not None:
+        apply_fix(fix)
+    ast.parse(path.read_text())
+    return path.read_text()
+
+
+def found(tmp_path: Path, source: str) -> set[str]:
+    path = tmp_path / "scanned.py"
+    path.write_text(source)
+    return {finding.id for finding in scan_file(str(path), moves="tpu")[0]}
+
+
+@pytest.mark.xla
+def test_a_rewritten_script_trains_on_a_virtual_device(tmp_path):
+    text = moved(tmp_path, SCRIPT)
+    assert "cuda" not in text
+    run = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+    )  # fmt: skip
+    assert run.stdout.split() == ["xla", "True"], run.stderr
+
+
+def test_a_second_fix_changes_nothing(tmp_path):
+    once = moved(tmp_path, SCRIPT)
+    assert moved(tmp_path, once) == once
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('x = x.to("cuda:1")', 'x = x.to("xla")'),
+        ('if device.type == "cuda": pass', 'if device.type == "xla": pass'),
+        ('with torch.autocast("cuda", dtype=torch.float16): pass',
+         'with torch.autocast("xla", dtype=torch.bfloat16): pass'),
+        ("model.half()", "model.bfloat16()"),
+        ("n = torch.cuda.device_count()", "n = 1"),
+        ("loss.backward(); optimizer_g.step()", "loss.backward(); optimizer_g.step()"),
+        ("self.opt_d.step()", "self.opt_d.step()\ntorch_xla.sync()"),
+        ("scheduler.step()", "scheduler.step()"),
+        ('settings = {"cuda": 1}["cuda"]', 'settings = {"cuda": 1}["cuda"]'),
+        ('torch.load(f, map_location="cuda")', 'torch.load(f, map_location="cpu")'),
+        ('d = getattr(args, "cuda")', 'd = getattr(args, "cuda")'),
+    ],
+)  # fmt: skip
+def test_one_right_form_is_written(tmp_path, line, expected):
+    text = moved(tmp_path, f"import torch\n\n{line}\n")
+    assert text.replace("import torch_xla\n", "") == f"import torch\n\n{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "id"),
+    [
+        ("from flash_attn import flash_attn_func", "cuda-kernels"),
+        ("import triton.language as tl", "cuda-kernels"),
+        ("s = torch.cuda.Stream()", "cuda-streams"),
+        ("m = torch.nn.parallel.DistributedDataParallel(m, device_ids=[0])", "cuda-ddp"),
+        ('torch.distributed.init_process_group("nccl")', "cuda-process-group"),
+        ('d = f"cuda:{rank}"', "cuda-device-text"),
+        ("def forward(self, x):\n    return x[x > 0]", "cuda-values-shape"),
+        ("def forward(self, x):\n    return x.nonzero()", "cuda-values-shape"),
+        ("for b in loader:\n    loss = f(b)\n    loss.backward()\n    print(loss.item())",
+         "read-in-step"),
+    ],
+)  # fmt: skip
+def test_the_rest_is_reported(tmp_path, source, id):
+    assert id in found(tmp_path, f"import torch\n{source}\n")
+
+
+def test_code_without_cuda_is_left_alone(tmp_path):
+    source = "import torch\n\n\ndef f(x):\n    return torch.relu(x)\n"
+    assert moved(tmp_path, source) == source
+    assert found(tmp_path, source) == set()
+
+
+def test_names_of_the_table_are_pytorch_s():
+    import torch
+
+    for name in move_table("tpu").by_name:
+        if name.startswith("torch.cuda.") and "profiler" not in name:
+            part = torch
+            for attribute in name.split(".")[1:]:
+                assert hasattr(part, attribute) or attribute in ("memory_cached",), name
+                part = getattr(part, attribute, None)

@@ -1,0 +1,75 @@
+"""Finds what CUDA code does without a qualified name: `"cuda"`, `x.cuda()`, `optimizer.step()`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpukit.probe.lint.names import Names, source_text
+
+_DEVICE = re.compile(r"cuda(?::\d+)?")
+_OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
+_SCHEDULER = re.compile(r"sched|options?$", re.I)
+_LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
+_SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
+_FORWARD = ("forward", "training_step", "compute_loss", "loss")
+
+
+def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
+    """(place, row's id, text) of each."""
+    uses_xla = any(b.name == "torch_xla" for found in names.module.bindings.values() for b in found)
+    for node, id in _within(tree, in_forward=False):
+        if id != "cuda-sync" or not uses_xla:
+            yield node, id, source_text(node)[:40]
+
+
+def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Constant):
+            if isinstance(child.value, str) and _DEVICE.fullmatch(child.value):
+                yield from _text(child, node)
+            continue
+        inside = in_forward
+        if isinstance(child, ast.FunctionDef):
+            inside = in_forward or child.name in _FORWARD
+        elif isinstance(child, ast.JoinedStr):
+            first = child.values[0] if child.values else None
+            if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
+                yield child, "cuda-device-text"
+        elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+            yield from _method(child, child.func, in_forward=in_forward)
+        elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child.slice):
+            yield child, "cuda-values-shape"
+        yield from _within(child, in_forward=inside)
+
+
+def _text(text: ast.Constant, holder: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """A device's name, where it is neither a key nor looked up."""
+    if isinstance(holder, ast.keyword) and holder.arg == "map_location":
+        yield text, "cuda-map-location"
+        return
+    looked_up = isinstance(holder, ast.Call) and _LOOKS_UP.search(source_text(holder.func))
+    is_key = isinstance(holder, ast.Dict) and text in holder.keys
+    if looked_up or is_key or isinstance(holder, ast.Subscript | ast.Expr):
+        return
+    yield text, "cuda-text"
+
+
+def _method(
+    call: ast.Call, function: ast.Attribute, *, in_forward: bool
+) -> Iterator[tuple[ast.expr, str]]:
+    holder = source_text(function.value)
+    if function.attr == "cuda" and holder != "torch":
+        yield function, "cuda-method"
+    elif function.attr == "half" and not call.args:
+        yield function, "cuda-half"
+    elif function.attr == "step" and _OPTIMIZER.search(holder) and not _SCHEDULER.search(holder):
+        yield function, "cuda-sync"
+    elif in_forward and function.attr in _SHAPED_BY_VALUES:
+        yield function, "cuda-values-shape"
+
+
+def _is_mask(index: ast.expr) -> bool:
+    """`x[y > 0]`; a comparison with `==` of numbers alone is none."""
+    return isinstance(index, ast.Compare) and not isinstance(index.left, ast.Constant)
