@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from tpukit.tasks.summarize.data.csv_file import read_rows
+from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows
 
 MOST_TRAINING_ROWS = 50_000
 WORD = re.compile(r"\w+")
@@ -24,18 +24,20 @@ def lead_line(dialogue: str) -> str:
     return next((line.strip() for line in dialogue.splitlines() if line.strip()), "")
 
 
-def nearest_summaries(train_csv: Path, dialogues: Sequence[str]) -> list[str]:
+def nearest_summaries(
+    train_csv: Path, dialogues: Sequence[str], columns: Columns = DIALOGUES
+) -> list[str]:
     """For each dialogue the summary of the training dialogue with the highest TF-IDF cosine.
 
     The first 50,000 rows of the training file are searched.
     """
-    rows = list(islice(read_rows(train_csv, summaries=True), MOST_TRAINING_ROWS))
+    rows = list(islice(read_rows(train_csv, summaries=True, columns=columns), MOST_TRAINING_ROWS))
     counts = [Counter(_words(row.dialogue)) for row in rows]
     documents: Counter[str] = Counter(word for count in counts for word in count)
-    columns = {word: column for column, word in enumerate(documents)}
+    places = {word: column for column, word in enumerate(documents)}
     weights = {word: math.log(len(rows) / n) for word, n in documents.items()}
-    known = _matrix(counts, columns, weights)
-    asked = _matrix([Counter(_words(text)) for text in dialogues], columns, weights)
+    known = _matrix(counts, places, weights)
+    asked = _matrix([Counter(_words(text)) for text in dialogues], places, weights)
     # A block of rows at a time: the products would not fit for large sets.
     nearest: list[int] = []
     for start in range(0, asked.shape[0], 256):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,18 @@ from tpukit.tasks.summarize.baseline import (
     nearest_summaries,
 )
 from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
-from tpukit.tasks.summarize.data.csv_file import Row, read_rows
-from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
+from tpukit.tasks.summarize.data.csv_file import (
+    DIALOGUES,
+    SUFFIXES,
+    Columns,
+    Row,
+    data_file,
+    read_rows,
+)
+from tpukit.tasks.summarize.data.prompt import Example
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
-from tpukit.tasks.summarize.metrics import KINDS, rouge_scores
+from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
 from tpukit.tasks.summarize.summary_scores import (
     SHOWN,
     SummaryScores,
@@ -61,7 +69,8 @@ class ListedSamples:
 
     def __getitem__(self, index: int, /) -> Sample:
         example = self.examples[index]
-        return {"tokens": np.array(example.tokens, np.int64), "targets": example.targets}
+        flags = {} if example.learned is None else {"learned": np.array(example.learned)}
+        return {"tokens": np.array(example.tokens), "targets": example.targets, **flags}
 
 
 def evaluate_run(
@@ -112,9 +121,8 @@ def evaluate_summaries(
     log: Log,
 ) -> SummaryScores:
     """Loss, greedy summaries and their scores, and the baselines' beside them."""
-    rows = read_references(source)[:limit]
-    formats = PromptFormat(task.tokenizer, task.model_config.block_size)
-    examples = [formats.example(row.dialogue, row.summary) for row in rows]
+    rows, formats = read_references(source, task.style.columns)[:limit], task.prompt_format
+    examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
         raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
@@ -122,42 +130,43 @@ def evaluate_summaries(
         task, model, backend, ListedSamples([example for _, example in kept], task.config.buckets)
     )
     rows = [row for row, _ in kept]
-    limit, block_size = task.config.max_new_tokens, task.model_config.block_size
-    prompts = dialogue_prompts((row.dialogue for row in rows), task.tokenizer, block_size, limit)
+    limit = task.config.max_new_tokens
+    prompts = dialogue_prompts(rows, formats, limit)
     batch_size = task.config.generation_slots
     made = generate_summaries(model, backend, prompts, Decoding(limit), task.tokenizer, batch_size)
-    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, log)}
+    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, task.style.columns, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
     return SummaryScores(str(source), len(rows), len(examples) - len(kept), metrics, scored)
 
 
-def read_references(path: Path) -> list[Row]:
+def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
     """Rows with their summaries from one file, or from a folder's test.csv and its references."""
-    if path.suffix == ".csv":
-        return list(read_rows(path, summaries=True))
-    tests, references = path / "test.csv", path / "test_references.csv"
+    if path.suffix in SUFFIXES:
+        return list(read_rows(path, summaries=True, columns=columns))
+    tests, references = data_file(path, "test"), data_file(path, "test_references")
     if not tests.is_file():
         raise DataError(
             f"There is no {tests}.",
             "Give a folder with test.csv and test_references.csv, or one CSV file with summaries.",
         )
     if not references.is_file():
-        return list(read_rows(tests, summaries=True))
-    summaries = read_summaries(references)
-    rows = list(read_rows(tests, summaries=False))
+        return list(read_rows(tests, summaries=True, columns=columns))
+    summaries = read_summaries(references, columns)
+    rows = list(read_rows(tests, summaries=False, columns=columns))
     missing = [row.id for row in rows if row.id not in summaries]
     if missing:
         raise DataError(
             f"{references} has no summary for id {missing[0]!r} ({len(missing)} in all).",
             "The ids must be those of test.csv.",
         )
-    return [Row(row.number, row.id, row.dialogue, summaries[row.id]) for row in rows]
+    return [replace(row, summary=summaries[row.id]) for row in rows]
 
 
-def read_summaries(path: Path) -> dict[str, str]:
-    """`summary` by `id` of a file with these two columns."""
-    return {row.id: row.summary for row in read_rows(path, summaries=True, dialogues=False)}
+def read_summaries(path: Path, columns: Columns) -> dict[str, str]:
+    """Completions by id of a file with these two columns."""
+    rows = read_rows(path, summaries=True, dialogues=False, columns=columns)
+    return {row.id: row.summary for row in rows}
 
 
 @torch.no_grad()
@@ -184,7 +193,7 @@ def mean_loss(
 
 # -- scores -------------------------------------------------------------------------------------
 def score_rows(
-    rows: Sequence[Row], made: Sequence[str], train_csv: Path, log: Log
+    rows: Sequence[Row], made: Sequence[str], train_csv: Path, columns: Columns, log: Log
 ) -> dict[str, float]:
     """ROUGE of the summaries with intervals, and of the baselines beside them."""
     references = [row.summary for row in rows]
@@ -192,10 +201,12 @@ def score_rows(
     scores = rouge_scores(references, made)
     baselines = {"lead": rouge_scores(references, [lead_line(d) for d in dialogues])}
     if train_csv.is_file():
-        baselines["nearest"] = rouge_scores(references, nearest_summaries(train_csv, dialogues))
+        baselines["nearest"] = rouge_scores(
+            references, nearest_summaries(train_csv, dialogues, columns)
+        )
     else:
         log(f"No nearest-summary baseline: {train_csv} is not here.")
-    metrics: dict[str, float] = {}
+    metrics = {"exact_match": exact_match(references, made)}
     for kind in KINDS:
         metrics[kind] = float(scores[kind].mean())
         if interval := mean_interval(scores[kind], 0.0, 1.0):
@@ -203,7 +214,7 @@ def score_rows(
         means = {name: float(values[kind].mean()) for name, values in baselines.items()}
         metrics[f"{kind}_baseline"] = max(means.values())
         metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}
-    known = capitalised_words(train_csv) if train_csv.is_file() else set()
+    known = capitalised_words(train_csv, columns) if train_csv.is_file() else set()
     copied = {
         "names_copied": names_copied(dialogues, references, made),
         "unseen_names_copied": names_copied(dialogues, references, made, known) if known else None,
@@ -211,9 +222,9 @@ def score_rows(
     return metrics | {name: share for name, share in copied.items() if share is not None}
 
 
-def capitalised_words(train_csv: Path) -> set[str]:
+def capitalised_words(train_csv: Path, columns: Columns) -> set[str]:
     """The capitalised words of the training rows that baselines are searched in."""
-    rows = islice(read_rows(train_csv, summaries=True), MOST_TRAINING_ROWS)
+    rows = islice(read_rows(train_csv, summaries=True, columns=columns), MOST_TRAINING_ROWS)
     return {word for row in rows for word in CAPITALISED.findall(f"{row.dialogue} {row.summary}")}
 
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
 from torch import Tensor
 
-from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY
+from tpukit.io.files import write_file, writing_errors
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.prompt import SUMMARIES, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
 from tpukit.tasks.summarize.model.decoder import DecoderConfig
@@ -17,9 +20,9 @@ from tpukit.tasks.summarize.model.families import FAMILIES
 from tpukit.tasks.summarize.model.weights import their_tensors
 from tpukit.train.storage.exported_weights import README_FILE, write_export
 
-_README = f"""# A model of dialogue summaries
+_README = """# A fine-tuned language model
 
-GPT-2 with its tokenizer, as a directory that transformers loads:
+{family} with its tokenizer, as a directory that transformers loads:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,39 +30,77 @@ model = AutoModelForCausalLM.from_pretrained(".").eval()
 tokenizer = AutoTokenizer.from_pretrained(".")
 ```
 
-It continues a prompt with the summary, up to the end token:
+It continues a prompt with the {completion}, up to the end token:
 
 ```python
-prompt = {BEFORE_DIALOGUE!r} + dialogue + {BEFORE_SUMMARY!r}
+prompt = {prompt}
 tokens = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=100)
 ```
 """
 
 
 def export_hugging_face(
-    folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], tokenizer: Tokenizer
+    folder: Path,
+    config: DecoderConfig,
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer | HubTokenizer,
+    style: PromptStyle = SUMMARIES,
+    adapter: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None,
 ) -> list[Path]:
     """Writes a directory that transformers loads: the model and, with it, the tokenizer.
 
     Each file is written atomically. Raises `DataError` where the folder cannot be written.
     """
     contents = {
-        "config.json": json.dumps(_export_config(config, tokenizer), indent=2).encode(),
-        "tokenizer.json": tokenizer_json(tokenizer).encode(),
-        "tokenizer_config.json": json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": config.block_size,
-                "eos_token": "<|endoftext|>",
-                "pad_token": "<|endoftext|>",
-            }
-        ).encode(),
-        README_FILE: _README.encode(),
+        "config.json": json.dumps(_export_config(config, tokenizer), indent=2),
+        **_tokenizer_files(tokenizer, config),
+        README_FILE: _README.format(
+            family=FAMILIES[config.family].architecture,
+            completion=style.columns.completion,
+            prompt=_python_of(style),
+        ),
     }
-    return write_export(folder, their_tensors(tensors, config), contents)
+    files = {name: text.encode() for name, text in contents.items()}
+    written = write_export(folder, their_tensors(tensors, config), files)
+    if adapter is not None:
+        fields = {**adapter[1], "base_model_name_or_path": ""}
+        with writing_errors(folder):
+            (folder / "adapter").mkdir(exist_ok=True)
+            write_file(folder / "adapter" / "adapter_config.json", json.dumps(fields).encode())
+            content = save(dict(adapter[0]))
+            write_file(folder / "adapter" / "adapter_model.safetensors", content)
+        written += sorted((folder / "adapter").iterdir())
+    return written
 
 
-def _export_config(config: DecoderConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _python_of(style: PromptStyle) -> str:
+    """The prompt as Python writes it."""
+    before, after = style.around
+    text = f"{before!r} + {style.columns.prompt} + {after!r}"
+    if not style.chat:
+        return text
+    messages = f'[{{"role": "user", "content": {text}}}]'
+    if style.columns.has_messages:
+        messages = style.columns.prompt
+    return f"tokenizer.apply_chat_template({messages}, tokenize=False, add_generation_prompt=True)"
+
+
+def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig) -> dict[str, str]:
+    if isinstance(tokenizer, HubTokenizer):
+        return {name: text for name, text in tokenizer.files.items() if name != "config.json"}
+    fields = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.block_size,
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+    }
+    return {
+        "tokenizer.json": tokenizer_json(tokenizer),
+        "tokenizer_config.json": json.dumps(fields),
+    }
+
+
+def _export_config(config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer) -> dict[str, Any]:
     if config.source is not None:
         return {
             **config.source,

@@ -17,3 +17,9 @@ def rouge_scores(references: Sequence[str], summaries: Sequence[str]) -> dict[st
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     scored = [scorer.score(r, s) for r, s in zip(references, summaries, strict=True)]
     return {kind: np.array([score[kind].fmeasure for score in scored]) for kind in KINDS}
+
+
+def exact_match(references: Sequence[str], made: Sequence[str]) -> float:
+    """Share of the texts that are their references but for spaces."""
+    pairs = zip(references, made, strict=True)
+    return sum(r.split() == m.split() for r, m in pairs) / max(len(references), 1)

@@ -22,7 +22,7 @@ from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
+from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
@@ -31,7 +31,6 @@ from tpukit.tasks.summarize.generation.summaries import (
     summaries_of_chunks,
 )
 from tpukit.tasks.summarize.submission import (
-    COLUMNS,
     check_against_sample,
     require_writable,
     write_rows,
@@ -69,7 +68,7 @@ def checked_job(task: SummarizeTask, request: PredictionRequest) -> PredictionJo
 
 def default_test_file(data_path: Path) -> Path:
     """The test.csv in a data folder, or beside a training file."""
-    return (data_path.parent if data_path.suffix == ".csv" else data_path) / "test.csv"
+    return data_file(data_path.parent if data_path.suffix in SUFFIXES else data_path, "test")
 
 
 def predict_run(
@@ -102,14 +101,14 @@ def predict_rows(
     log: Log,
 ) -> int:
     """Writes the summaries; returns the number of rows. Every rank must call it."""
-    for name in extra_columns(job.test_csv) if backend.is_main else ():
+    columns = task.style.columns
+    for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
-    rows = list(read_rows(job.test_csv, summaries=False))
+    rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids = [row.id for row in rows]
     if job.sample_submission is not None:
-        check_against_sample(ids, job.sample_submission)
-    dialogues, block_size = [row.dialogue for row in rows], task.model_config.block_size
-    prompts = dialogue_prompts(dialogues, task.tokenizer, block_size, job.decoding.max_new_tokens)
+        check_against_sample(ids, job.sample_submission, columns)
+    prompts = dialogue_prompts(rows, task.prompt_format, job.decoding.max_new_tokens)
     plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
     key = _key(checkpoint, job, backend, plan)
     with _open_journal(job.out, backend) as file:
@@ -132,7 +131,8 @@ def predict_rows(
             empty = sum(not text for text in made.values())
             if empty:
                 log(f"Warning: {empty} of {len(ids)} summaries are empty.")
-            write_rows(job.out, COLUMNS, [(id_, made[n]) for n, id_ in enumerate(ids)])
+            names = (columns.id or "id", columns.completion)
+            write_rows(job.out, names, [(id_, made[n]) for n, id_ in enumerate(ids)])
         backend.all_gather_objects(None)  # written, before any rank drops its journal
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import AdamSettings
 from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems
+from tpukit.tasks.summarize.data.csv_file import Columns
+from tpukit.tasks.summarize.data.prompt import PromptStyle
 from tpukit.tasks.summarize.model.lora import LoraConfig, parse_targets
 from tpukit.tasks.summarize.model.weights import SIZES
 from tpukit.train.task import Preset, TrainingDefaults
@@ -53,6 +56,20 @@ class SummarizeConfig:
     directory of `init` where there is one, else `gpt2`."""
     vocabulary_size: int = 4096
     """Tokens of a trained tokenizer."""
+    prompt_column: str = "dialogue"
+    """The column of a CSV file or of JSON lines that is asked about, cut where it is too long."""
+    completion_column: str = "summary"
+    """The column that is learned and predicted."""
+    id_column: str = "id"
+    """The column that names a row; empty: rows are numbered."""
+    template: str | None = None
+    """The prompt, with `{column}`s of the file. None: the markers of dialogue summaries; with
+    `chat`, the prompt's column alone."""
+    chat: bool = False
+    """The model's chat template goes around the prompt. With `--prompt-column messages` rows hold
+    lists of messages, and all messages of the assistant are learned."""
+    loss_on_prompt: bool = False
+    """The prompt is learned as well."""
     loss: str = "lean"
     """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
     buckets: int = 8
@@ -68,8 +85,11 @@ class SummarizeConfig:
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: float = 16.0
     """LoRA updates are scaled by alpha / rank."""
+    lora_dropout: float = 0.0
+    """Dropout on the input of LoRA adapters."""
     lora_targets: str = "qkv"
-    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, separated by commas."""
+    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or Hugging Face's names,
+    separated by commas."""
     score_samples: int = 32
     """Validation samples whose summaries are written and scored at each validation; 0: none."""
     max_new_tokens: int = 100
@@ -82,8 +102,19 @@ class SummarizeConfig:
         problems = range_problems(vars(self), RANGES, str)
         if self.loss not in ("lean", "reference"):
             problems.append(f"loss {self.loss!r} is neither lean nor reference.")
+        self.style.check()
         if problems:
             raise ConfigError(" ".join(problems), "`summarize-train --help` lists values.")
+
+    @property
+    def style(self) -> PromptStyle:
+        """How a row becomes a prompt."""
+        prompt, completion = self.prompt_column, self.completion_column
+        named = re.findall(r"\{(\w+)\}", self.template or "")
+        further = tuple(dict.fromkeys(name for name in named if name != prompt))
+        messages = self.chat and prompt == "messages"
+        columns = Columns(prompt, completion, self.id_column or None, further, messages)
+        return PromptStyle(columns, self.template, self.chat)
 
     @property
     def from_scratch(self) -> bool:
@@ -93,9 +124,13 @@ class SummarizeConfig:
     def lora(self) -> LoraConfig | None:
         if not self.lora_rank:
             return None
-        return LoraConfig(self.lora_rank, self.lora_alpha, parse_targets(self.lora_targets))
+        targets = parse_targets(self.lora_targets)
+        return LoraConfig(self.lora_rank, self.lora_alpha, targets, self.lora_dropout)
 
 
+PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",
+             "loss_on_prompt", "lora_dropout")  # fmt: skip
+"""Settings of which a run records other values than the defaults alone."""
 RANGES: Mapping[str, Range] = {
     "valid_fraction": DECAY,
     "split_seed": SEED,
@@ -103,6 +138,7 @@ RANGES: Mapping[str, Range] = {
     "vocabulary_size": Range(300, 2**20),
     "buckets": Range(1, 1024),
     "dropout": DECAY,
+    "lora_dropout": DECAY,
     "lora_rank": Range(0, 2**16),
     "lora_alpha": Range(0, 1e6, whole=False, includes_low=False),
     "score_samples": Range(0, LARGEST_COUNT),

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tpukit.errors import DataError, UsageError
-from tpukit.tasks.summarize.data.csv_file import read_rows, write_table
-
-COLUMNS = ("id", "summary")
+from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows, write_table
 
 
 def require_writable(out: Path) -> None:
@@ -44,9 +42,10 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
         ) from error
 
 
-def check_against_sample(ids: Sequence[str], sample: Path) -> None:
+def check_against_sample(ids: Sequence[str], sample: Path, columns: Columns = DIALOGUES) -> None:
     """Raises `DataError` where a sample submission has other ids."""
-    expected = [row.id for row in read_rows(sample, summaries=True, dialogues=False, blank=True)]
+    rows = read_rows(sample, summaries=True, dialogues=False, blank=True, columns=columns)
+    expected = [row.id for row in rows]
     missing = sorted(set(expected) - set(ids))
     extra = sorted(set(ids) - set(expected))
     if missing or extra:

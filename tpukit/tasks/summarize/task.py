@@ -23,14 +23,17 @@ from tpukit.tasks.summarize.data.buckets import (
     BucketPlan,
     evaluation_plan,
 )
+from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file
 from tpukit.tasks.summarize.data.dataset import (
     SizedSamples,
     TokenSamples,
     collate_tokens,
     example_batch,
+    sample_sizes,
     split_indices,
     spread_labels,
 )
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.packing import (
     PackedPlan,
     PackedShape,
@@ -38,6 +41,7 @@ from tpukit.tasks.summarize.data.packing import (
     evaluation_packs,
     example_pack,
 )
+from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.token_cache import (
     TokenCache,
     file_digest,
@@ -54,15 +58,23 @@ from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import clean_summary, generate_summaries
 from tpukit.tasks.summarize.metrics import rouge_scores
 from tpukit.tasks.summarize.model.decoder import IGNORED, DecoderConfig, LanguageModel, PlainOps
-from tpukit.tasks.summarize.model.lora import add_lora, merge_lora
+from tpukit.tasks.summarize.model.families import named_sizes
+from tpukit.tasks.summarize.model.lora import add_lora, merge_lora, peft_adapter
 from tpukit.tasks.summarize.model.weights import (
     Pretrained,
     cropped,
+    download,
     parse_model_size,
     read_pretrained,
     require_vocabulary,
 )
-from tpukit.tasks.summarize.settings import FINE_TUNING, FROM_SCRATCH, PRESETS, SummarizeConfig
+from tpukit.tasks.summarize.settings import (
+    FINE_TUNING,
+    FROM_SCRATCH,
+    PRESETS,
+    PROMPTING,
+    SummarizeConfig,
+)
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import (
     BatchPlan,
@@ -91,6 +103,7 @@ class SummarizeTask(Task):
     generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}
     metric_names: ClassVar[Mapping[str, str]] = {
         "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑", "rougeL": "ROUGE-L ↑",
+        "exact_match": "exact match ↑",
         "names_copied": "names copied ↑", "unseen_names_copied": "unseen names copied ↑",
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {
@@ -108,15 +121,32 @@ class SummarizeTask(Task):
     @property
     def train_file(self) -> Path:
         path = Path(self.config.data_path)
-        return path if path.suffix == ".csv" else path / "train.csv"
+        return path if path.suffix in SUFFIXES else data_file(path, "train")
+
+    @property
+    def style(self) -> PromptStyle:
+        """How a row becomes a prompt."""
+        return self.config.style
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | HubTokenizer:
         """A run's tokenizer, else the one read, or trained on the training file."""
-        name = self.config.tokenizer or default_tokenizer(self.config.init)
+        name = self.config.tokenizer or default_tokenizer(self._weights_folder())
         if name == "train":
-            return trained_tokenizer(self.train_file, self.config.vocabulary_size)
-        return load_tokenizer(name)
+            columns = self.style.columns
+            return trained_tokenizer(self.train_file, self.config.vocabulary_size, columns)
+        found = load_tokenizer(name)
+        return found.for_chat() if self.config.chat and isinstance(found, HubTokenizer) else found
+
+    def _weights_folder(self) -> str | None:
+        """Where the weights lie; those of a public model other than GPT-2 are downloaded."""
+        named = self.config.init or self.config.model
+        return str(download(named)) if named in named_sizes() else self.config.init
+
+    @cached_property
+    def prompt_format(self) -> PromptFormat:
+        """Builds prompts for the model."""
+        return PromptFormat(self.tokenizer, self.model_config.block_size, self.style)
 
     def datasets(self) -> Datasets:
         """Training and validation samples as tokens; the cache is built on first use."""
@@ -126,11 +156,12 @@ class SummarizeTask(Task):
                 "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
             )
         train, valid = self._parts()
-        sizes = [cache.sizes(indices) for cache, indices in (train, valid)]
+        whole = self.config.loss_on_prompt
+        sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
         bucketing = Bucketing.of(sizes[0], sizes[1], self.config.buckets)
         return Datasets(
-            TokenSamples(*train, bucketing),
-            TokenSamples(*valid, bucketing) if len(sizes[1]) else None,
+            TokenSamples(*train, bucketing, whole=whole),
+            TokenSamples(*valid, bucketing, whole=whole) if len(sizes[1]) else None,
             artifacts={
                 TOKENIZER_FILE: self.tokenizer.to_bytes(),
                 MODEL_FILE: json.dumps(asdict(self.model_config)).encode(),
@@ -150,7 +181,9 @@ class SummarizeTask(Task):
     def open_cache(self, path: Path) -> TokenCache:
         block_size = self.model_config.block_size
         with Progress(f"Tokenising {path.name}") as progress:
-            cache = open_token_cache(path, self.tokenizer, block_size, progress=progress)
+            cache = open_token_cache(
+                path, self.tokenizer, block_size, progress=progress, style=self.style
+            )
             if cache.skipped:
                 progress.message(
                     f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out: their"
@@ -260,7 +293,7 @@ class SummarizeTask(Task):
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         return self._with(
-            tokenizer=Tokenizer.from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE),
+            tokenizer=tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE),
             model_config=self._as_trained(DecoderConfig.of(json.loads(artifacts[MODEL_FILE]))),
             pretrained=None,
         )
@@ -300,12 +333,30 @@ class SummarizeTask(Task):
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
 
     def identity(self) -> dict[str, Any]:
-        kept = ("model", "block_size", "vocabulary_size", "dropout", "valid_fraction", "split_seed",
-                "buckets", "lora_rank", "lora_alpha", "lora_targets")  # fmt: skip
+        kept = (
+            "model",
+            "block_size",
+            "vocabulary_size",
+            "dropout",
+            "valid_fraction",
+            "split_seed",
+            "buckets",
+            "lora_rank",
+            "lora_alpha",
+            "lora_targets",
+            "lora_dropout",
+            *PROMPTING,
+        )
         # Files move between sessions: their names are kept, not their paths.
         files = ("init", "tokenizer", "valid_file")
+        default = SummarizeConfig()
         return {
-            **{name: getattr(self.config, name) for name in kept},
+            **{
+                name: getattr(self.config, name)
+                for name in kept
+                # Runs from before these settings had none of them.
+                if name not in PROMPTING or getattr(self.config, name) != getattr(default, name)
+            },
             **{name: Path(getattr(self.config, name) or "").name for name in files},
         }
 
@@ -348,7 +399,10 @@ class SummarizeTask(Task):
         """A Hugging Face directory, adapters merged."""
         from tpukit.tasks.summarize.export import export_hugging_face
 
-        return export_hugging_face(folder, self.model_config, self.merged(weights), self.tokenizer)
+        lora, config = self.config.lora, self.model_config
+        adapter = peft_adapter(weights, lora, config) if lora else None
+        merged = self.merged(weights)
+        return export_hugging_face(folder, config, merged, self.tokenizer, self.style, adapter)
 
     # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:

@@ -14,6 +14,7 @@ import pytest
 
 from tpukit.errors import DataError
 from tpukit.io.progress import Progress
+from tpukit.tasks.summarize.data.csv_file import Row
 from tpukit.tasks.summarize.data.dataset import split_indices
 from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, PromptFormat
 from tpukit.tasks.summarize.data.token_cache import open_token_cache
@@ -37,12 +38,12 @@ def test_a_sample_is_markers_dialogue_summary_and_end(
 
 def test_the_dialogue_is_cut_never_the_rest(tokenizer: Tokenizer) -> None:
     formats = PromptFormat(tokenizer, 64)
-    example = formats.example("long words " * 1000, "A short one.")
+    example = formats.example(Row(1, "1", "long words " * 1000, "A short one."))
     assert example is not None and len(example.tokens) == 64
     text = tokenizer.encoding.decode(example.tokens)
     assert text.startswith(BEFORE_DIALOGUE + "long words")
     assert text.endswith(BEFORE_SUMMARY + "A short one.<|endoftext|>")
-    assert formats.example("x", "summary " * 100) is None
+    assert formats.example(Row(1, "1", "x", "summary " * 100)) is None
 
 
 def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_csv) -> None:  # type: ignore[no-untyped-def]
@@ -64,7 +65,7 @@ def test_many_processes_write_what_one_writes(tmp_path: Path, tokenizer: Tokeniz
 
     for index, row in enumerate(read_rows(files.train, summaries=True)):
         if index % 450 == 0:
-            example = formats.example(row.dialogue, row.summary)
+            example = formats.example(row)
             assert example is not None
             assert cache.example(index)[0].tolist() == example.tokens
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 from functools import cache
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.fake import FakeBackend
@@ -19,6 +22,14 @@ from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_ge
 from tpukit.tasks.summarize.model import decoder
 from tpukit.tasks.summarize.model.decoder import LanguageModel
 from tpukit.tasks.summarize.model.families import FAMILIES
+from tpukit.tasks.summarize.model.lora import (
+    LoraConfig,
+    add_lora,
+    merge_lora,
+    parse_targets,
+    peft_adapter,
+    read_adapter,
+)
 from tpukit.tasks.summarize.model.weights import SIZES, parse_model_size, read_pretrained
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -192,3 +203,41 @@ def test_named_sizes_are_shapes():  # type: ignore[no-untyped-def]
         config = parse_model_size(name)
         assert config.vocabulary_size >= 32000, name
     assert parse_model_size("Gemma-3-1B").windowed[:6] == (0, 1, 2, 3, 4, 6)
+
+
+@pytest.mark.parametrize("pair", ["qwen3", "phi3", "gemma3_text"], indirect=True)
+def test_adapters_are_those_of_peft(pair, tmp_path, tokenizer):  # type: ignore[no-untyped-def]
+    """Made here and loaded by peft, and the other way round; merged on export."""
+    peft = pytest.importorskip("peft")
+    theirs, ours = pair
+    theirs, tokens = copy.deepcopy(theirs), torch.randint(8, VOCABULARY, (2, LENGTH))
+    lora = LoraConfig(3, 6.0, parse_targets("qkv,attention_out,mlp_in,mlp_out"))
+    add_lora(ours, lora)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if name.endswith((".up", ".down")):
+                parameter.normal_(std=0.2)
+    state = ours.state_dict()
+    merged, adapter = merge_lora(state, lora.scale), peft_adapter(state, lora, ours.config)
+    export_hugging_face(tmp_path / "out", ours.config, merged, tokenizer, adapter=adapter)
+    loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "out" / "adapter")
+    with torch.no_grad():
+        assert near(ours(tokens), loaded(tokens).logits)
+        assert near(merged_model(tmp_path / "out")(tokens), loaded(tokens).logits)
+
+    loaded.save_pretrained(tmp_path / "theirs")
+    fields = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
+    weights = load_file(tmp_path / "theirs" / "adapter_model.safetensors")
+    tensors, again = read_adapter(weights, fields, ours.config)
+    assert (again.rank, again.alpha, set(again.targets)) == (
+        3, 6.0, {name for name in lora.targets if hasattr(ours.blocks[0], name)}
+    )  # fmt: skip
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, state[name])
+
+
+def merged_model(folder: Path) -> LanguageModel:
+    pretrained = read_pretrained(str(folder))
+    model = LanguageModel(pretrained.config, TorchOps()).eval()
+    model.load_state_dict(pretrained.tensors)
+    return model

@@ -1,20 +1,44 @@
-"""CSV files as people have them, in a stream; every fault is named by file, row, column."""
+"""CSV files and JSON lines in a stream; every fault is named by file, row, column."""
 
 from __future__ import annotations
 
 import csv
 import difflib
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tpukit.errors import DataError
 from tpukit.io.files import replacing, require_regular
 
-KNOWN_COLUMNS = ("id", "dialogue", "summary")
 LARGEST_FIELD_BYTES = 64 * 2**20
+SUFFIXES = (".csv", ".jsonl")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a file are called."""
+
+    prompt: str = "dialogue"
+    completion: str = "summary"
+    id: str | None = "id"
+    """None: rows are known by their numbers."""
+    further: tuple[str, ...] = ()
+    """Columns that a template names."""
+    has_messages: bool = False
+    """The prompt's column holds messages (JSON), of which the last of the assistant is learned."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, the id first."""
+        return (*filter(None, [self.id]), self.prompt, self.completion, *self.further)
+
+
+DIALOGUES = Columns()
+"""Columns of dialogue summaries."""
 
 
 @dataclass(frozen=True)
@@ -24,39 +48,58 @@ class Row:
     number: int
     id: str
     dialogue: str
+    """The prompt's column."""
     summary: str
-    """Empty where the file has no summaries."""
+    """The completion's column; empty where the file has none."""
+    further: Mapping[str, str] = field(default_factory=dict)
+    """Other columns of a template."""
 
 
 def read_rows(
-    path: Path, *, summaries: bool, dialogues: bool = True, blank: bool = False
+    path: Path,
+    *,
+    summaries: bool,
+    dialogues: bool = True,
+    blank: bool = False,
+    columns: Columns = DIALOGUES,
 ) -> Iterator[Row]:
-    """The rows of a CSV file with the columns `id` and, as asked for, `dialogue` and `summary`.
+    """The rows of a file with the id's column and, as asked for, those of prompts and completions.
 
     Takes a byte order mark, quoted newlines, CR LF and fields of tens of megabytes. Raises
     `DataError` at the first thing it cannot take: a missing column, invalid UTF-8, a
     quote left open, an empty or repeated id, an empty field (unless `blank`), or no rows at all.
     """
-    texts = tuple(
-        name for name, asked in (("dialogue", dialogues), ("summary", summaries)) if asked
-    )
+    summaries = summaries and not (dialogues and columns.has_messages)
+    asked = ((columns.prompt, dialogues), (columns.completion, summaries))
+    texts = tuple(name for name, wanted in asked if wanted)
     seen: dict[int, int] = {}
     records = _records(path)
-    place = _column_places(path, next(records, (0, []))[1], ("id", *texts))
+    needed = (*filter(None, [columns.id]), *texts, *(columns.further if dialogues else ()))
+    place = _column_places(path, next(records, (0, []))[1], needed, columns)
     number = 0
     for number, (line, fields) in enumerate(records, 1):
         where = f"{path}, row {number} (line {line})"
         if len(fields) != place.count:
             _raise_field_count(where, fields, place.count)
-        row = _row(where, number, fields, place)
-        _check_id(where, row, seen)
+        values = {name: fields[at] for name, at in place.of.items()}
+        for column, text in values.items():
+            _check_text(where, column, text)
+        row = _row(number, values, columns)
+        _check_id(where, row, seen, columns.id)
         if not blank:
-            _check_texts(where, row, texts)
-        yield row
+            _check_texts(where, row, {name: values[name] for name in texts})
+        yield _of_messages(where, row, columns.prompt) if columns.has_messages else row
     if number == 0:
         raise DataError(
             f"{path} has no rows below its header.", "Give a file with at least one dialogue."
         )
+
+
+def data_file(folder: Path, name: str) -> Path:
+    """The file of a part in a data folder: CSV, else JSON lines where there are any."""
+    lines = folder / f"{name}.jsonl"
+    plain = folder / f"{name}.csv"
+    return lines if lines.is_file() and not plain.is_file() else plain
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -67,11 +110,11 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]
         writer.writerows(rows)
 
 
-def extra_columns(path: Path) -> list[str]:
+def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
     """Columns that nothing reads, each with the known name it resembles, for a warning."""
     header = next(_records(path), (0, []))[1]
     return [
-        name + _did_you_mean(name, KNOWN_COLUMNS) for name in header if name not in KNOWN_COLUMNS
+        name + _did_you_mean(name, columns.names) for name in header if name not in columns.names
     ]
 
 
@@ -82,7 +125,10 @@ class _Places:
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line it starts on; blank lines are passed over."""
+    """Each record with the line it starts on, the header first; blank lines are passed over."""
+    if path.suffix == ".jsonl":
+        yield from _json_lines(path)
+        return
     csv.field_size_limit(LARGEST_FIELD_BYTES)
     try:
         with require_regular(path).open(
@@ -105,6 +151,44 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
+def _json_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """JSON lines as records: the header is the names of the first object."""
+    header: list[str] = []
+    try:
+        with require_regular(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    values = _json_object(f"{path}, line {number}", line)
+                    if not header:
+                        header = list(values)
+                        yield 1, header
+                    if values.keys() != set(header):
+                        raise DataError(
+                            f"{path}, line {number} has {', '.join(values) or 'nothing'}; the first"
+                            f" has {', '.join(header)}.",
+                            "Every object needs the same names.",
+                        )
+                    yield (
+                        number,
+                        [
+                            v if isinstance(v, str) else json.dumps(v)
+                            for v in map(values.get, header)
+                        ],
+                    )
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.", "Give a file of rows.") from error
+
+
+def _json_object(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error}).", "Write one object a line.") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{where}: a {type(values).__name__}.", "Write one object a line.")
+    return values
+
+
 def _raise_syntax(where: str, error: csv.Error) -> NoReturn:
     text = str(error)
     if "unexpected end of data" in text or "field larger" in text:
@@ -118,7 +202,9 @@ def _raise_syntax(where: str, error: csv.Error) -> NoReturn:
     ) from error
 
 
-def _column_places(path: Path, header: list[str], needed: Sequence[str]) -> _Places:
+def _column_places(
+    path: Path, header: list[str], needed: Sequence[str], columns: Columns
+) -> _Places:
     if not header:
         raise DataError(f"{path} is empty.", f"Expected a header with {', '.join(needed)}.")
     for name in header:
@@ -127,7 +213,7 @@ def _column_places(path: Path, header: list[str], needed: Sequence[str]) -> _Pla
     missing = [name for name in needed if name not in header]
     if missing:
         _raise_missing(path, header, missing, needed)
-    places = {name: header.index(name) for name in KNOWN_COLUMNS if name in header}
+    places = {name: header.index(name) for name in columns.names if name in header}
     return _Places(len(header), places)
 
 
@@ -163,11 +249,30 @@ def _raise_field_count(where: str, fields: list[str], expected: int) -> NoReturn
     )
 
 
-def _row(where: str, number: int, fields: list[str], place: _Places) -> Row:
-    texts = {name: fields[place.of[name]] if name in place.of else "" for name in KNOWN_COLUMNS}
-    for column, text in texts.items():
-        _check_text(where, column, text)
-    return Row(number, texts["id"].strip(), texts["dialogue"], texts["summary"])
+def _row(number: int, values: Mapping[str, str], columns: Columns) -> Row:
+    return Row(
+        number,
+        str(number) if columns.id is None else values.get(columns.id, "").strip(),
+        values.get(columns.prompt, ""),
+        values.get(columns.completion, ""),
+        {name: values.get(name, "") for name in columns.further},
+    )
+
+
+def _of_messages(where: str, row: Row, column: str) -> Row:
+    """The messages before the assistant's last one, which is the completion."""
+    try:
+        messages = json.loads(row.dialogue)
+        last = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
+        texts = [last, *(m[name] for m in messages for name in ("role", "content"))]
+        if not messages or not all(isinstance(text, str) for text in texts):
+            raise ValueError
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{where}, column {column!r}: not a list of messages.",
+            'Expected [{"role": "user", "content": "..."}, {"role": "assistant", ...}].',
+        ) from error
+    return replace(row, dialogue=json.dumps(messages), summary=last)
 
 
 def _check_text(where: str, column: str, text: str) -> None:
@@ -182,23 +287,27 @@ def _check_text(where: str, column: str, text: str) -> None:
         ) from error
 
 
-def _check_texts(where: str, row: Row, columns: Sequence[str]) -> None:
-    for column in columns:
-        if not getattr(row, column).strip():
+def _check_texts(where: str, row: Row, texts: Mapping[str, str]) -> None:
+    for column, text in texts.items():
+        if not text.strip():
             raise DataError(
                 f"{where}, column {column!r} is empty (id {row.id!r}).",
                 "Remove the row or fill it in.",
             )
 
 
-def _check_id(where: str, row: Row, seen: dict[int, int]) -> None:
+def _check_id(where: str, row: Row, seen: dict[int, int], column: str | None) -> None:
+    if column is None:
+        return
     if not row.id:
-        raise DataError(f"{where}, column 'id' is empty.", "Every row needs an id of its own.")
+        raise DataError(
+            f"{where}, column {column!r} is empty.", "Every row needs an id of its own."
+        )
     # Eight bytes an id: a million ids stay under 200 MB.
     digest = int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest(), "little")
     if digest in seen:
         raise DataError(
-            f"{where}, column 'id': {row.id!r} was row {seen[digest]}'s already.",
+            f"{where}, column {column!r}: {row.id!r} was row {seen[digest]}'s already.",
             "Ids must be unique.",
         )
     seen[digest] = row.number

@@ -29,10 +29,14 @@ class SizedSamples(Protocol):
 class TokenSamples:
     """Some samples of a token cache (a SampleSource): `tokens` (length,) and `targets`."""
 
-    def __init__(self, cache: TokenCache, indices: Array, bucketing: Bucketing) -> None:
+    def __init__(
+        self, cache: TokenCache, indices: Array, bucketing: Bucketing, *, whole: bool = False
+    ) -> None:
+        """whole: all tokens but the first are targets, the prompt's too."""
         self.cache = cache
         self.indices = indices
-        self.sizes = cache.sizes(indices)
+        self.whole = whole
+        self.sizes = sample_sizes(cache, indices, whole=whole)
         self.bucketing = bucketing
 
     def __len__(self) -> int:
@@ -40,12 +44,25 @@ class TokenSamples:
 
     def __getitem__(self, index: int, /) -> Sample:
         tokens, targets = self.cache.example(int(self.indices[index]))
-        return {"tokens": tokens, "targets": targets}
+        if self.whole:
+            return {"tokens": tokens, "targets": len(tokens) - 1}
+        learned = self.cache.learned(int(self.indices[index]))
+        flags = {} if learned is None else {"learned": learned}
+        return {"tokens": tokens, "targets": targets, **flags}
 
     def prompt_and_targets(self, index: int) -> tuple[Array, Array]:
-        """The prompt's tokens and the summary's with its end token."""
+        """The prompt's tokens and those of the summary, or a last message, with its end token."""
         tokens, targets = self.cache.example(int(self.indices[index]))
+        learned = self.cache.learned(int(self.indices[index]))
+        if learned is not None:
+            targets = len(tokens) - 1 - int(np.flatnonzero(~learned)[-1])
         return tokens[:-targets].astype(np.int64), tokens[-targets:].astype(np.int64)
+
+
+def sample_sizes(cache: TokenCache, indices: Array, *, whole: bool) -> SampleSizes:
+    """The sizes of some samples; whole: all tokens but the first are targets."""
+    sizes = cache.sizes(indices)
+    return SampleSizes(sizes.lengths, sizes.lengths - 1) if whole else sizes
 
 
 def split_indices(count: int, valid_fraction: float, seed: int) -> tuple[Array, Array]:
@@ -68,10 +85,11 @@ class Targets:
     def add(self, sample: Sample, device: int, start: int) -> None:
         """A sample that begins at position `start` of a device's flattened rows."""
         length, count = len(sample["tokens"]), int(sample["targets"])
-        first = start + length - count - 1
+        learned = sample.get("learned")
+        at = np.arange(length - count, length) if learned is None else np.flatnonzero(learned)
         places = slice(self._used[device], self._used[device] + count)
-        self.wanted[device, places] = np.arange(first, first + count)
-        self.labels[device, places] = sample["tokens"][length - count :]
+        self.wanted[device, places] = start + at - 1
+        self.labels[device, places] = sample["tokens"][at]
         self._used[device] += count
 
 

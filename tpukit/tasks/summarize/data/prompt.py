@@ -1,48 +1,143 @@
-"""A dialogue as the model sees it: markers around it, the summary and the end token after it."""
+"""A sample as the model sees it: the prompt of a row, its completion, the end token."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import NamedTuple
 
+from tpukit.errors import ConfigError
+from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
 LONGEST_SUMMARY_SHARE = 0.3
-"""A summary that needs more of the context than this leaves too little to the dialogue."""
+"""A completion that needs more of the context than this leaves too little to the prompt."""
 
 
 class Example(NamedTuple):
-    """The tokens of one sample; the last `targets` of them are what is learned."""
+    """The tokens of one sample."""
 
     tokens: list[int]
     targets: int
+    """How many of the last tokens are learned, or with `learned` how many of them all."""
+    learned: list[bool] | None = None
+    """Which tokens are learned, where they are not the last ones."""
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """How a row becomes a prompt."""
+
+    columns: Columns = DIALOGUES
+    template: str | None = None
+    """Text with `{column}`s; None: the markers of dialogue summaries, or in a chat nothing."""
+    chat: bool = False
+    """The chat template of the tokenizer goes around it."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for a template without the prompt's column."""
+        name = f"{{{self.columns.prompt}}}"
+        if self.template is not None and self.template.count(name) != 1:
+            raise ConfigError(
+                f"template {self.template!r} must hold {name} once.",
+                "It is the column that is cut in long prompts; `prompt_column` names it.",
+            )
+
+    @cached_property
+    def around(self) -> tuple[str, str]:
+        """Texts before and after the prompt's column."""
+        if self.template is None:
+            return ("", "") if self.chat else (BEFORE_DIALOGUE, BEFORE_SUMMARY)
+        before, _, after = self.template.partition(f"{{{self.columns.prompt}}}")
+        return before, after
+
+
+SUMMARIES = PromptStyle()
+"""Style of dialogue summaries."""
 
 
 class PromptFormat:
-    """Builds prompts that fit; what is too long is cut from the end of the dialogue."""
+    """Builds prompts that fit; what is too long is cut from the end of the prompt's column."""
 
-    def __init__(self, tokenizer: Tokenizer, block_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | HubTokenizer,
+        block_size: int,
+        style: PromptStyle = SUMMARIES,
+    ) -> None:
+        if style.chat and not isinstance(tokenizer, HubTokenizer):
+            raise ConfigError(
+                "chat: this tokenizer has no chat template.", "Give --init DIR of a chat model."
+            )
         self.tokenizer = tokenizer
         self.block_size = block_size
-        self._before = tokenizer.encode(BEFORE_DIALOGUE)
-        self._between = tokenizer.encode(BEFORE_SUMMARY)
+        self.style = style
+        self._marked = cache(getattr(tokenizer, "encode_marked", tokenizer.encode))
+        self._pieces = cache(getattr(tokenizer, "chat_pieces", lambda *_, **__: ["", ""]))
+        self._prefix = getattr(tokenizer, "prefix", [])
 
-    def prompt(self, dialogue: str, room_after: int) -> list[int]:
-        """The prompt of a dialogue, leaving `room_after` tokens of the context free."""
-        room = self.block_size - room_after - len(self._before) - len(self._between)
-        dialogue_tokens = self.tokenizer.encode_start(dialogue, max(room, 0))
-        return [*self._before, *dialogue_tokens, *self._between]
+    def prompt(self, row: Row, room_after: int) -> list[int]:
+        """The prompt of a row, leaving `room_after` tokens of the context free."""
+        if self.style.columns.has_messages:
+            roles, texts = _messages(row.dialogue)
+            tokens = self._conversation(self._pieces(roles, asks=True), roles, texts)[0]
+            return tokens[-max(self.block_size - room_after, 1) :]
+        before, after = self.style.around
+        for name, text in row.further.items():
+            before, after = (part.replace(f"{{{name}}}", text) for part in (before, after))
+        if self.style.chat:
+            first, last = self._pieces(("user",), asks=True)
+            before, after = first + before, after + last
+        start, end = [*self._prefix, *self._marked(before)], self._marked(after)
+        room = self.block_size - room_after - len(start) - len(end)
+        return [*start, *self.tokenizer.encode_start(row.dialogue, max(room, 0)), *end]
 
-    def example(self, dialogue: str, summary: str) -> Example | None:
-        """Prompt, summary and end token; None where the summary is too long to learn from."""
+    def example(self, row: Row) -> Example | None:
+        """Prompt, completion and end token; None where they are too long to learn from."""
+        if self.style.columns.has_messages:
+            return self._example_of_messages(row)
         longest = self.longest_summary
-        targets = [*self.tokenizer.encode_start(summary, longest + 1), self.tokenizer.end]
+        targets = [*self.tokenizer.encode_start(row.summary, longest + 1), self.tokenizer.end]
         if len(targets) - 1 > longest:
             return None
-        return Example([*self.prompt(dialogue, len(targets)), *targets], len(targets))
+        return Example([*self.prompt(row, len(targets)), *targets], len(targets))
+
+    def _example_of_messages(self, row: Row) -> Example | None:
+        """A conversation, of which the assistant's messages are learned."""
+        roles, texts = _messages(row.dialogue)
+        roles, texts = (*roles, "assistant"), (*texts, row.summary)
+        tokens, learned = self._conversation(self._pieces(roles), roles, texts)
+        while not learned[-1]:
+            tokens, learned = tokens[:-1], learned[:-1]
+        if len(tokens) > self.block_size:
+            return None
+        return Example(tokens, sum(learned), learned)
+
+    def _conversation(
+        self, pieces: list[str], roles: tuple[str, ...], texts: tuple[str, ...]
+    ) -> tuple[list[int], list[bool]]:
+        """The tokens of a conversation, and which of them the assistant says."""
+        tokens = list(self._marked(pieces[0]))
+        learned = [False] * len(tokens)
+        for role, text, piece in zip(roles, texts, pieces[1:], strict=True):
+            said, after = self.tokenizer.encode(text), self._marked(piece)
+            own = role == "assistant"
+            tokens += [*said, *after]
+            ends = own and after[:1] == [self.tokenizer.end]
+            learned += [own] * len(said) + [ends] * min(1, len(after)) + [False] * (len(after) - 1)
+        return tokens, learned
 
     @property
     def longest_summary(self) -> int:
-        """Most tokens of a summary, its end token not counted."""
+        """Most tokens of a completion, its end token not counted."""
         return int(self.block_size * LONGEST_SUMMARY_SHARE)
+
+
+def _messages(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Roles and texts of a conversation."""
+    messages = json.loads(text)
+    return tuple(m["role"] for m in messages), tuple(m["content"] for m in messages)

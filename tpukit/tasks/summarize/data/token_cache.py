@@ -28,10 +28,13 @@ from tpukit.io.progress import Progress
 from tpukit.io.workers import map_ordered
 from tpukit.tasks.summarize.data.buckets import SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
-from tpukit.tasks.summarize.data.prompt import Example, PromptFormat
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
+from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FORMAT = 2
+LEARNED = np.uint32(2**31)
+"""Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
 HEADER_BYTES = 4096
 ROWS_A_CHUNK = 500
 CHUNKS_WORTH_WORKERS = 4
@@ -53,6 +56,8 @@ class TokenCache:
     """int64 (samples,): a sample's row in the CSV file, from 1."""
     skipped: int
     """Rows left out because their summary is too long."""
+    flagged: bool = False
+    """Whether learned tokens have the flag `LEARNED`; else they are a sample's last."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -70,15 +75,22 @@ class TokenCache:
     def example(self, index: int) -> tuple[Array, int]:
         """The tokens of a sample and its number of targets."""
         start, stop = self.starts[index], self.starts[index + 1]
-        return self.tokens[start:stop], int(self.targets[index])
+        tokens = self.tokens[start:stop]
+        return tokens & ~LEARNED if self.flagged else tokens, int(self.targets[index])
+
+    def learned(self, index: int) -> Array | None:
+        """bool (length,): which tokens of a sample are learned, where they are not its last."""
+        part = self.tokens[self.starts[index] : self.starts[index + 1]]
+        return part >= LEARNED if self.flagged else None
 
 
 def open_token_cache(
     csv_path: Path,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | HubTokenizer,
     block_size: int,
     folder: Path | None = None,
     progress: Progress | None = None,
+    style: PromptStyle = SUMMARIES,
 ) -> TokenCache:
     """The tokens of `csv_path`, built on first use; other processes wait for the one that builds.
 
@@ -86,12 +98,12 @@ def open_token_cache(
     the file holds, and where the cache cannot be written.
     """
     folder = (folder or cache_folder()) / "tokens"
-    path = folder / f"{_key(csv_path, tokenizer, block_size)}.tokens"
+    path = folder / f"{_key(csv_path, tokenizer, block_size, style)}.tokens"
     try:
         with exclusive(path.with_suffix(".lock"), wait=True):
             cache = _open(path)
             if cache is None:
-                _build(path, csv_path, PromptFormat(tokenizer, block_size), progress)
+                _build(path, csv_path, PromptFormat(tokenizer, block_size, style), progress)
                 cache = _open(path)
     except OSError as error:
         raise DataError(
@@ -119,8 +131,12 @@ def file_digest(path: Path) -> str:
         ) from error
 
 
-def _key(csv_path: Path, tokenizer: Tokenizer, block_size: int) -> str:
+def _key(
+    csv_path: Path, tokenizer: Tokenizer | HubTokenizer, block_size: int, style: PromptStyle
+) -> str:
     parts = f"{FORMAT}/{file_digest(csv_path)}/{tokenizer.fingerprint}/{block_size}"
+    if style != SUMMARIES:
+        parts += f"/{style}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
@@ -145,6 +161,7 @@ def _open(path: Path) -> TokenCache | None:
         _view(data, places[2], samples, np.dtype(np.int32)),
         _view(data, places[3], samples, np.dtype(np.int64)),
         header["skipped"],
+        header.get("flagged", False),
     )
 
 
@@ -176,8 +193,10 @@ def _view(data: Array, start: int, count: int, dtype: np.dtype[Any]) -> Array:
 def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress | None) -> None:
     for leftover in path.parent.glob(f".{path.name}.*.partial"):
         leftover.unlink()
-    dtype = np.uint16 if prompts.tokenizer.vocabulary_size <= 2**16 else np.uint32
-    rows = read_rows(csv_path, summaries=True)
+    columns = prompts.style.columns
+    small = prompts.tokenizer.vocabulary_size <= 2**16 and not columns.has_messages
+    dtype = np.uint16 if small else np.uint32
+    rows = read_rows(csv_path, summaries=True, columns=columns)
     with replacing(path) as unfinished, unfinished.open("w+b") as file:
         file.write(b"\0" * HEADER_BYTES)
         header = _write_samples(file, rows, prompts, dtype, progress)
@@ -202,7 +221,10 @@ def _write_samples(
         targets.append(np.array([example.targets for _, example in kept], np.int32))
         row_numbers.append(np.array([number for number, _ in kept], np.int64))
         for _, example in kept:
-            file.write(np.array(example.tokens, dtype).tobytes())
+            kept_tokens: Array = np.array(example.tokens, dtype)
+            if example.learned is not None:
+                kept_tokens |= np.where(example.learned, LEARNED, np.uint32(0))
+            file.write(kept_tokens.tobytes())
         tokens += int(lengths.sum())
         done += len(chunk)
         if progress is not None:
@@ -217,6 +239,7 @@ def _write_samples(
         "tokens": tokens,
         "dtype": np.dtype(dtype).name,
         "skipped": done - samples,
+        **({"flagged": True} if prompts.style.columns.has_messages else {}),
     }
 
 
@@ -227,23 +250,27 @@ def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[
     chunks, cores = itertools.chain(start, chunks), allowed_cores()
     if len(start) < CHUNKS_WORTH_WORKERS or cores == 1:
         return (_encode(prompts, chunk) for chunk in chunks)
-    tokenizer = prompts.tokenizer.to_bytes()
-    return map_ordered(partial(_encode_in_worker, tokenizer, prompts.block_size), chunks, cores)
+    worker = partial(
+        _encode_in_worker, prompts.tokenizer.to_bytes(), prompts.block_size, prompts.style
+    )
+    return map_ordered(worker, chunks, cores)
 
 
 def _encode(prompts: PromptFormat, rows: list[Row]) -> list[EncodedRow]:
     """Each row's number and example."""
-    return [(row.number, prompts.example(row.dialogue, row.summary)) for row in rows]
+    return [(row.number, prompts.example(row)) for row in rows]
 
 
-def _encode_in_worker(tokenizer: bytes, block_size: int, rows: list[Row]) -> list[EncodedRow]:
-    return _encode(_format_in_worker(tokenizer, block_size), rows)
+def _encode_in_worker(
+    tokenizer: bytes, block_size: int, style: PromptStyle, rows: list[Row]
+) -> list[EncodedRow]:
+    return _encode(_format_in_worker(tokenizer, block_size, style), rows)
 
 
 @lru_cache(1)
-def _format_in_worker(tokenizer: bytes, block_size: int) -> PromptFormat:
+def _format_in_worker(tokenizer: bytes, block_size: int, style: PromptStyle) -> PromptFormat:
     """Made once in a worker: a tokenizer takes longer to build than a chunk to encode."""
-    return PromptFormat(Tokenizer.from_bytes(tokenizer, "the tokenizer"), block_size)
+    return PromptFormat(tokenizer_from_bytes(tokenizer, "the tokenizer"), block_size, style)
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -14,10 +14,11 @@ from tpukit.errors import DataError
 from tpukit.io.cache import cache_folder
 from tpukit.io.files import require_regular, write_file
 from tpukit.io.lock import exclusive
-from tpukit.tasks.summarize.data.csv_file import read_rows
+from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.data.tokenizer import GPT2_PATTERN, Tokenizer
-from tpukit.tasks.summarize.data.tokenizer_json import from_tokenizer_json
+from tpukit.tasks.summarize.data.tokenizer_json import cuts_otherwise, from_tokenizer_json
 
 DOWNLOAD_SECONDS = 60
 BRING_A_FILE = (
@@ -34,20 +35,24 @@ def default_tokenizer(init: str | None) -> str:
     return str(beside) if init and beside.is_file() else "gpt2"
 
 
-def trained_tokenizer(csv_path: Path, vocabulary_size: int) -> Tokenizer:
+def trained_tokenizer(
+    csv_path: Path, vocabulary_size: int, columns: Columns = DIALOGUES
+) -> Tokenizer:
     """A tokenizer trained on the file, kept in the cache by content and size."""
     path = (
         cache_folder() / "tokenizers" / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.tiktoken"
     )
+    if columns != DIALOGUES:
+        path = path.with_stem("-".join((path.stem, *columns.names)))
     with exclusive(path.with_suffix(".lock"), wait=True):
         if not path.exists():
-            rows = islice(read_rows(csv_path, summaries=True), ROWS_FOR_TOKENIZER)
+            rows = islice(read_rows(csv_path, summaries=True, columns=columns), ROWS_FOR_TOKENIZER)
             texts = (text for row in rows for text in (row.dialogue, row.summary))
             write_file(path, train_tokenizer(texts, vocabulary_size).to_bytes())
         return Tokenizer.from_bytes(path.read_bytes(), str(path))
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str) -> Tokenizer | HubTokenizer:
     """`gpt2`, or a local `.tiktoken` or `tokenizer.json` file. Raises `DataError`."""
     if name == "gpt2":
         return _gpt2()
@@ -61,6 +66,8 @@ def load_tokenizer(name: str) -> Tokenizer:
             f"No tokenizer at {path}: {error.strerror}.",
             "--tokenizer takes gpt2, train, or a .tiktoken or tokenizer.json file.",
         ) from error
+    if path.suffix == ".json" and cuts_otherwise(content):
+        return HubTokenizer.read(path.parent)
     if path.suffix == ".json":
         return from_tokenizer_json(content, str(path))
     return Tokenizer.from_bytes(content, str(path))

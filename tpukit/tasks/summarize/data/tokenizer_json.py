@@ -27,6 +27,20 @@ def from_tokenizer_json(content: bytes, source: str) -> Tokenizer:
         ) from error
 
 
+def cuts_otherwise(content: bytes) -> bool:
+    """Whether a tokenizer.json has other rules than GPT-2's, or more special tokens."""
+    try:
+        parsed = json.loads(content)
+        rules, added = parsed["pre_tokenizer"], parsed.get("added_tokens") or []
+        first = (rules or {}).get("pretokenizers", [rules])[0] or {}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+    pattern = (first.get("pattern") or {}).get("Regex")
+    known = pattern == GPT2_PATTERN or (first.get("type") == "ByteLevel" and pattern is None)
+    plain = not parsed.get("normalizer") and {token["content"] for token in added} <= {END_OF_TEXT}
+    return not (known and plain)
+
+
 def _read(parsed: Mapping[str, Any], source: str) -> Tokenizer:
     vocabulary = parsed["model"]["vocab"]
     merges = [m.split(" ") if isinstance(m, str) else m for m in parsed["model"]["merges"]]

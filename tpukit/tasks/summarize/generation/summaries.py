@@ -10,6 +10,8 @@ from torch import nn
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.collectives import uneven_passes
+from tpukit.tasks.summarize.data.csv_file import Row
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
@@ -37,24 +39,24 @@ def make_generator(
     backend: Backend,
     plan: GenerationPlan,
     decoding: Decoding,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | HubTokenizer,
 ) -> Generator:
     """The generator these decoding options ask for; `model` as `prepare` gave it, in eval mode."""
     plain = backend.unwrap(model)
     assert isinstance(plain, LanguageModel)
     kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
-    return kind(plain, backend, plan, decoding, tokenizer.vocabulary_size, tokenizer.end)
+    size = min(plain.config.vocabulary_size, tokenizer.vocabulary_size)
+    return kind(plain, backend, plan, decoding, size, tokenizer.end)
 
 
 def dialogue_prompts(
-    dialogues: Iterable[str], tokenizer: Tokenizer, block_size: int, max_new_tokens: int
+    rows: Iterable[Row], formats: PromptFormat, max_new_tokens: int
 ) -> list[Prompt]:
-    """A prompt for each dialogue that leaves room in the context for `max_new_tokens`."""
-    formats = PromptFormat(tokenizer, block_size)
-    room = min(max_new_tokens, block_size // 2)
+    """A prompt for each row that leaves room in the context for `max_new_tokens`."""
+    room = min(max_new_tokens, formats.block_size // 2)
     return [
-        Prompt(number, np.array(formats.prompt(dialogue, room), np.int64))
-        for number, dialogue in enumerate(dialogues)
+        Prompt(number, np.array(formats.prompt(row, room), np.int64))
+        for number, row in enumerate(rows)
     ]
 
 
@@ -63,7 +65,7 @@ def generate_summaries(
     backend: Backend,
     prompts: Sequence[Prompt],
     decoding: Decoding,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | HubTokenizer,
     batch_size: int,
 ) -> list[str]:
     """The summary of each prompt. The ranks share the work; every rank gets all."""
@@ -82,7 +84,7 @@ def summaries_of_chunks(
     plan: GenerationPlan,
     numbers: Iterable[int],
     decoding: Decoding,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | HubTokenizer,
 ) -> Iterator[tuple[int, dict[int, str]]]:
     """The summaries by row of each of these chunks of the plan.
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpukit.errors import ConfigError
-from tpukit.tasks.summarize.model.decoder import LanguageModel
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
+from tpukit.tasks.summarize.model.families import FAMILIES, their_name
 
-TARGETS = {
-    "qkv": "qkv",
-    "attention_out": "attention_out",
-    "mlp_in": "mlp_in",
-    "mlp_out": "mlp_out",
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("qkv", "query", "key", "value"),
+    **{name: (name,) for name in ("query", "key", "value", "attention_out", "mlp_gate", "mlp_out")},
+    "mlp_in": ("mlp_in", "mlp_gate"),
     # Hugging Face's names for the same.
-    "c_attn": "qkv",
-    "c_fc": "mlp_in",
-}
+    "c_attn": ("qkv",), "c_fc": ("mlp_in",), "qkv_proj": ("qkv",), "q_proj": ("query",),
+    "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("attention_out",),
+    "gate_proj": ("mlp_gate",), "up_proj": ("mlp_in",), "down_proj": ("mlp_out",),
+    "gate_up_proj": ("mlp_in",),
+}  # fmt: skip
+"""What a name stands for: matrices of a block, those that its family has."""
+PEFT_NAMES = {"down": "lora_A", "up": "lora_B"}
+"""Our adapters' matrices as `peft` calls them."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class LoraConfig:
     rank: int
     alpha: float
     targets: tuple[str, ...] = ("qkv",)
+    dropout: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -45,14 +53,15 @@ def parse_targets(text: str) -> tuple[str, ...]:
             f"lora_targets: {', '.join(unknown) or 'nothing'} is not a matrix of a block.",
             f"Choose among {', '.join(TARGETS)}.",
         )
-    return tuple(dict.fromkeys(TARGETS[name] for name in names))
+    return tuple(dict.fromkeys(module for name in names for module in TARGETS[name]))
 
 
 class LoraLinear(nn.Module):
     """A frozen linear layer plus scale * up(down(x)); it starts as the layer alone."""
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.weight = base.weight
         self.bias = base.bias
         self.down = nn.Parameter(torch.randn(rank, base.in_features) / rank)
@@ -60,7 +69,8 @@ class LoraLinear(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        update = F.linear(F.linear(x, self.down), self.up)
+        seen = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        update = F.linear(F.linear(seen, self.down), self.up)
         return F.linear(x, self.weight, self.bias) + self.scale * update
 
 
@@ -69,8 +79,15 @@ def add_lora(model: LanguageModel, config: LoraConfig) -> None:
     model.requires_grad_(False)
     for block in model.blocks:
         for target in config.targets:
-            base = getattr(block, target)
-            setattr(block, target, LoraLinear(base, config.rank, config.scale))
+            base = getattr(block, target, None)
+            if base is not None:
+                adapted = LoraLinear(base, config.rank, config.scale, config.dropout)
+                setattr(block, target, adapted)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"lora_targets: a {model.config.family} has no {', '.join(config.targets)}.",
+            "Choose qkv, attention_out, mlp_in or mlp_out.",
+        )
 
 
 def merge_lora(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -83,3 +100,47 @@ def merge_lora(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]
             weight = merged[f"{base}.weight"]
             merged[f"{base}.weight"] = (weight.double() + scale * update).to(weight.dtype)
     return merged
+
+
+def peft_adapter(
+    tensors: Mapping[str, Tensor], lora: LoraConfig, config: DecoderConfig
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The adapters among a checkpoint's tensors as `peft` has them: weights and configuration."""
+    family, weights, modules = FAMILIES[config.family], {}, set()
+    for name, tensor in tensors.items():
+        base, _, kind = name.rpartition(".")
+        if kind in PEFT_NAMES:
+            theirs = their_name(family, base)
+            modules.add(theirs.rpartition(".")[2])
+            weights[f"base_model.model.{theirs}.{PEFT_NAMES[kind]}.weight"] = tensor.contiguous()
+    fields = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": lora.rank, "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout, "target_modules": sorted(modules), "bias": "none",
+        "fan_in_fan_out": config.family == "gpt2", "inference_mode": True,
+    }  # fmt: skip
+    return weights, fields
+
+
+def read_adapter(
+    weights: Mapping[str, Tensor], fields: Mapping[str, Any], config: DecoderConfig
+) -> tuple[dict[str, Tensor], LoraConfig]:
+    """What `peft` wrote, under our names. Raises `DataError` for what tpukit's LoRA has not."""
+    for name in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save"):
+        if fields.get(name):
+            raise DataError(f"adapter_config.json: {name} is not known.", "Merge it with peft.")
+    family, kinds = FAMILIES[config.family], {theirs: ours for ours, theirs in PEFT_NAMES.items()}
+    known = {theirs: ours for ours, theirs in family.block.items()}
+    tensors, modules = {}, []
+    for name, tensor in weights.items():
+        plain = name.removeprefix("base_model.model.")
+        path, kind = plain.removesuffix(".weight").rsplit(".", 1)
+        layer = re.match(re.escape(family.layer).replace(r"\{\}", r"(\d+)"), path)
+        module = known.get(path[layer.end() :]) if layer else None
+        if layer is None or module is None or kind not in kinds:
+            raise DataError(f"The adapter has an unknown tensor {name!r}.", "Give one of LoRA.")
+        tensors[f"blocks.{layer[1]}.{module}.{kinds[kind]}"] = tensor.float()
+        modules.append(module)
+    found = tuple(dict.fromkeys(modules))
+    return tensors, LoraConfig(
+        fields["r"], fields["lora_alpha"], found, fields.get("lora_dropout", 0.0)
+    )

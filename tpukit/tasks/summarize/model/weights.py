@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from tpukit.errors import CheckpointError, ConfigError, DataError
 from tpukit.hardware.backend import TorchOps
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 from tpukit.tasks.summarize.model.families import FAMILIES, named_sizes, their_name
@@ -82,7 +84,7 @@ def read_pretrained(source: str) -> Pretrained:
         return _from_nanogpt(path)
     if path.suffix or source.startswith((".", "/", "~")):
         raise DataError(f"--init {source}: there is nothing there.", WHAT_INIT_TAKES)
-    return _from_directory(_download(source))
+    return _from_directory(download(source))
 
 
 def cropped(pretrained: Pretrained, block_size: int) -> Pretrained:
@@ -101,10 +103,13 @@ def cropped(pretrained: Pretrained, block_size: int) -> Pretrained:
     )
 
 
-def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
+def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer | HubTokenizer) -> None:
     """Raises `ConfigError` where the tokenizer's tokens are not those of the weights."""
     have, want = pretrained.config.vocabulary_size, tokenizer.vocabulary_size
-    if not want <= have < want + LARGEST_PADDING:
+    most = want + LARGEST_PADDING
+    if isinstance(tokenizer, HubTokenizer):
+        want, most = tokenizer.text_size, sys.maxsize
+    if not want <= have < most:
         raise ConfigError(
             f"The tokenizer has {want} tokens, the weights of {pretrained.source} have {have}.",
             "Give the tokenizer the weights were trained with (--tokenizer gpt2, or its file).",
@@ -112,7 +117,8 @@ def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
 
 
 # -- reading ------------------------------------------------------------------------------------
-def _download(name: str) -> Path:
+def download(name: str) -> Path:
+    """The folder of a public model's files, from the hub or its cache. Raises `DataError`."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,0 +1,145 @@
+"""Prompts of any columns: templates, the model's chat template, several turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.data.csv_file import Columns, read_rows
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
+from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
+from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
+from tpukit.tasks.summarize.task import SummarizeTask
+
+transformers = pytest.importorskip("transformers")
+
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who came?"},
+    {"role": "assistant", "content": "Ann."},
+    {"role": "user", "content": "And <|im_end|> Bob?"},
+    {"role": "assistant", "content": "No, Ann alone."},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:  # type: ignore[no-untyped-def]
+    """A directory as of Qwen: other rules than GPT-2's, special tokens, a chat template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(
+        ["Ann and Bob came alone. Be brief, who?"] * 9,
+        trainers.BpeTrainer(
+            vocab_size=300, show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )  # fmt: skip
+    made.add_special_tokens(["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"])
+    path = tmp_path_factory.mktemp("hub")
+    made.save(str(path / "tokenizer.json"))
+    settings = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": CHAT,
+                "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+def written(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_tokens_are_those_of_transformers(folder: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(str(folder / "tokenizer.json"))
+    assert isinstance(ours, HubTokenizer)
+    text = "Ann: e\u0301t\u00e9, 2026 \U0001f600 who?"
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+    assert ours.decode([*ours.encode("Ann came."), ours.end, 5]) == "Ann came."
+    assert ours.end == theirs.eos_token_id
+    assert theirs.eos_token_id not in ours.encode("Ann <|end|>"), "texts have no special tokens"
+    again = tokenizer_from_bytes(ours.to_bytes(), "the test")
+    assert again == ours and again.fingerprint == ours.fingerprint
+
+
+def test_a_chat_prompt_is_that_of_transformers(folder: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    chat = load_tokenizer(str(folder)).for_chat()
+    assert chat.end == theirs.convert_tokens_to_ids("<|im_end|>")
+    style = PromptStyle(Columns("text", "answer", None, ("tone",)), "Be {tone}: {text}", True)
+    row = next(iter(read_rows(
+        written(folder / "a.jsonl", [{"text": "Who came?", "tone": "brief", "answer": "Ann."}]),
+        summaries=True, columns=style.columns,
+    )))  # fmt: skip
+    messages = [{"role": "user", "content": "Be brief: Who came?"}]
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    example = PromptFormat(chat, 200, style).example(row)
+    assert example is not None
+    assert theirs.decode(example.tokens[: -example.targets]) == expected
+    assert theirs.decode(example.tokens[-example.targets :]) == "Ann.<|im_end|>"
+    # A long prompt loses the end of its column, never the template.
+    short = PromptFormat(chat, 40, style).prompt(row.__class__(1, "1", "Bob " * 90, ""), 4)
+    assert len(short) == 36 and theirs.decode(short).endswith("<|im_start|>assistant\n")
+
+
+def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = [{"messages": MESSAGES}, {"messages": MESSAGES[1:3]}, {"messages": MESSAGES[:3]}]
+    written(tmp_path / "train.jsonl", rows)
+    task = SummarizeTask(
+        data_path=str(tmp_path), tokenizer=str(folder), model="1x1x16", block_size=128, chat=True,
+        prompt_column="messages", id_column="", valid_fraction=0.0, packing=True,
+    )  # fmt: skip
+    train = task.datasets().train
+    sample = train[0]
+    # What a text says never becomes a special token: it is compared without.
+    text = theirs.apply_chat_template(MESSAGES, tokenize=False).replace(" <|im_end|> Bob", "")
+    found = theirs.decode(sample["tokens"]).replace(" <|im_end|> Bob", "")
+    assert text.startswith(found) and found.endswith("<|im_end|>")
+    said = theirs.decode(np.asarray(sample["tokens"])[sample["learned"]])
+    assert said == "Ann.<|im_end|>No, Ann alone.<|im_end|>"
+    assert sample["targets"] == sample["learned"].sum()
+    prompt, targets = train.prompt_and_targets(0)
+    assert theirs.decode(targets) == "No, Ann alone.<|im_end|>"
+    assert theirs.decode(prompt).endswith("<|im_start|>assistant\n")
+    whole = SummarizeTask(**{**vars(task.config), "loss_on_prompt": True}).datasets().train
+    assert whole[0]["targets"] == len(whole[0]["tokens"]) - 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[1]", "line 2: a list"),
+        ("{", "line 2: not JSON"),
+        ('{"other": 1}', "line 2 has other"),
+        ('{"messages": "hi"}', "not a list of messages"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, said: str) -> None:
+    path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES}])
+    path.write_text(path.read_text() + line + "\n")
+    columns = Columns("messages", id=None, has_messages=True)
+    with pytest.raises(DataError, match=said):
+        list(read_rows(path, summaries=True, columns=columns))
+
+
+def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=r"must hold \{dialogue\}"):
+        SummarizeTask(template="Sum up: {text}")
+    with pytest.raises(ConfigError, match="no chat template"):
+        PromptFormat(tokenizer, 64, PromptStyle(chat=True))
