@@ -378,4 +378,71 @@ LOGS = {
     + "RuntimeError: torch.tpu.synchronize is internal to TorchTPU and can only be called by the torch package",
     "torch-tpu-world-size": TB + "RuntimeError: invalid world_size configuration: 2",
     "torch-tpu-failed-argument": TB + "RuntimeError: a required argument is in a failed state",
+    # -- families --------------------------------------------------------------------------------
+    "pip-no-distribution": "ERROR: Could not find a version that satisfies the requirement torchtext==0.6.9 (from versions: 0.1.1, 0.18.0)\nERROR: No matching distribution found for torchtext==0.6.9",
+    "package-build-failed": "  ERROR: Failed building wheel for frobnicate\nFailed to build frobnicate",
+    "shared-memory-file-gone": TB
+    + "RuntimeError: unable to open shared memory object </torch_1234_5678_9> in read-write mode: No such file or directory (2)",
+    "process-aborted": "step 12 loss 3.1\nrun.sh: line 7:  2291 Aborted                 (core dumped) python train.py",
+    "nccl-network": TB
+    + "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1275, remote process exited or there was a network error, NCCL version 2.14.3\nLast error:\nsocketPollConnect: connect returned No route to host",
+    "cuda-failed": TB
+    + "torch.AcceleratorError: CUDA error: the launch timed out and was terminated",
+    "cuda-capability-unsupported": "RuntimeError: CUDA capability sm_90 is not compatible with this build",
+    "tpu-software-too-old": "Exception in model function for device=xla:2: Unimplemented: While rewriting computation to not contain X64 element types, XLA encountered an HLO for which this rewriting is not implemented",
+    "tpu-hosts-not-started": "W0308 TPU backend initialization is taking more than 60.0 seconds. Did you run your code on all TPU hosts? See the manual",
+    "tensor-type-on-xla": TB + "RuntimeError: Unimplemented backend XLA",
+    "accelerator-not-found": "ERROR 01-26 17:51:44 engine.py:387] RuntimeError: Failed to infer device type",
+    "weights-tagged-with-xla": TB
+    + "RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage (tagged with xla:0)",
+    "operator-without-backend": TB
+    + "NotImplementedError: Could not run 'aten::empty.memory_format' with arguments from the 'SparseXLA' backend. This could be because the operator doesn't exist for this backend",
+    "fp16-on-tpu-type": TB
+    + "RuntimeError: torch_xla/csrc/tensor_util.cpp:27 : Unsupported XLA type 10",
+    "torch-jit-on-xla": TB + "RuntimeError: Unknown device",
+    "cuda-home-missing": TB
+    + "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+    "header-missing": "csrc/op.cpp:3:10: fatal error: Python.h: No such file or directory\n    3 | #include <Python.h>\ncompilation terminated.",
+    "library-not-linked": "/usr/bin/ld: cannot find -lcuda: No such file or directory\ncollect2: error: ld returned 1 exit status",
+    "compiler-gpu-architecture": "nvcc fatal   : Unsupported gpu architecture 'compute_120'",
+    "host-compiler-too-new": "/usr/local/cuda/include/crt/host_config.h:143:2: error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!",
+    "deepspeed-cuda-mismatch": TB
+    + "deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.5 does not match the version torch was compiled with 11.8, unable to compile cuda/cpp extensions without a matching cuda version.",
+    "module-left-python": TB + "ModuleNotFoundError: No module named 'distutils'",
+    "pkg-resources-gone": TB + "ModuleNotFoundError: No module named 'pkg_resources'",
+    "submodule-not-found": TB + "ModuleNotFoundError: No module named 'torch._six'",
+    "division-by-zero": TB + "ZeroDivisionError: division by zero",
+    "name-not-defined": TB + "NameError: name 'load_model' is not defined",
+    "syntax-error": TB + "SyntaxError: invalid syntax",
+    "argument-missing": TB + "TypeError: forward() missing 1 required positional argument: 'mask'",
+    "text-not-json": TB + "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    "config-value-invalid": TB
+    + "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+    "recursion-too-deep": TB + "RecursionError: maximum recursion depth exceeded",
+    "read-only-file-system": TB + "OSError: [Errno 30] Read-only file system: '/kaggle/input/x'",
+    "connection-refused-or-lost": TB + "ConnectionRefusedError: [Errno 111] Connection refused",
+    "http-status": TB
+    + "requests.exceptions.HTTPError: 429 Client Error: Too Many Requests for url: https://files.example/x",
+    "timed-out": TB + "TimeoutError: the lock was not given within 600 s",
+    "image-unreadable": TB + "OSError: image file is truncated (12 bytes not processed)",
+    "tensor-not-rectangular": TB + "ValueError: expected sequence of length 128 at dim 1 (got 97)",
+    "package-required": TB
+    + "ImportError: Using `low_cpu_mem_usage=True` requires Accelerate: `pip install 'accelerate>=0.26.0'`",
+    "torch-load-needs-2-6": TB
+    + "ValueError: Due to a serious vulnerability issue in `torch.load`, we now require users to upgrade torch to at least v2.6 in order to use the function. See CVE-2025-32434",
+    "weights-unloadable": TB
+    + "OSError: Unable to load weights from pytorch checkpoint file for 'model.bin' at 'model.bin'.",
+    "model-class-unknown": TB
+    + "ValueError: Unrecognized configuration class <class 'X'> for this kind of AutoModel: AutoModelForCausalLM.",
+    "serving-memory": "ERROR 08-05 22:35:26 [core.py:1231] ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+    "engine-process-failed": TB
+    + "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    "compiled-graph-unsupported": TB
+    + "torch._dynamo.exc.Unsupported: call_function BuiltinVariable(print)",
+    "jax-traced-value": TB
+    + "jax.errors.TracerBoolConversionError: Attempted boolean conversion of traced array with shape bool[].",
+    "backend-not-implemented": TB + "NotImplementedError",
+    "values-not-unpacked": TB + "ValueError: not enough values to unpack (expected 3, got 2)",
+    "silent-and-waiting": "step 3 loss 2.1\ntpukit run: no output for 1800 s; 9 processes, 0.0 cores busy",
+    "silent-and-busy": "tracing the step\ntpukit run: no output for 1800 s; 9 processes, 1.0 cores busy",
 }

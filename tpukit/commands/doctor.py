@@ -139,8 +139,7 @@ def doctor(
     if log.explain is not None:
         from tpukit.commands.reports.explanation import explain_file
 
-        explain_file(log.explain, log.knowledge or [], LOG_SECONDS, output)
-        return
+        raise typer.Exit(explain_file(log.explain, log.knowledge or [], LOG_SECONDS, output))
     if code.paths:
         exit_code = _scan(code.paths, code, output, strict=strict, verbose=verbose)
     elif machine.selftest:

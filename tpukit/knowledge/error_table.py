@@ -20,6 +20,7 @@ PLACEHOLDER = re.compile(r"<(n|w|\*)(?::(\w+))?>")
 `<*>` anything short; `<n:used>` captures it as `used`."""
 _TABLES = Path(__file__).parent / "tables" / "errors"
 _SHORTEST_FIXED = 4
+_ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
 _FIELDS = {
     "id": str,
     "cause": str,
@@ -75,6 +76,11 @@ class KnownError:
     """Like `regex`, for a text that names the cause only where the log names no other."""
     inferred: bool = False
     """The cause was inferred from code; no authoritative source states it."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a text of this entry has one cause: its sentence names no alternatives."""
+        return not self.inferred and _ALTERNATIVES.search(self.cause) is None
 
 
 @cache

@@ -8,7 +8,7 @@ import re
 import pytest
 from explained_logs import explained
 
-from tpukit.commands.reports.explanation import _report_lines
+from tpukit.commands.reports.explanation import explanation_lines
 from tpukit.knowledge.calls import successor as of_calls
 from tpukit.knowledge.error_table import known_errors
 from tpukit.knowledge.versions import pair_of, same_release, seen_together, version_table
@@ -21,7 +21,7 @@ FOR_TPUKIT_ALONE = ("--num-workers", "--precision", "--accumulate", "--devices",
 
 
 def report(text: str) -> list[str]:
-    return _report_lines(ExplainedLog(explained(text), [], text.count("\n") + 1, []))
+    return explanation_lines(ExplainedLog(explained(text), [], text.count("\n") + 1, []))
 
 
 def test_advice_names_no_option_of_another_program():

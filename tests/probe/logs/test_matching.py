@@ -106,7 +106,8 @@ def test_no_log_brings_a_cause_that_is_not_in_it(id):
 
 ALSO = {
     "tpu-oom-reserve": set(),
-    "tpu-oom-loading-program": {"tpu-oom-reserve"},
+    "tpu-oom-loading-program": {"tpu-oom-reserve", "process-aborted"},
+    "library-not-linked": {"unknown-error"},
     "tpu-device-busy": {"tpu-backend-init"},
     "tpu-in-use-by-pid": {"tpu-backend-init"},
     "launching-on-gpus-on-tpu": {"unknown-exception"},

@@ -27,15 +27,16 @@ _MOST_NAMED = 6
 _WIDTH = 200
 
 
-def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> None:
-    """Prints the explanations of a log, or that it has no known error."""
+def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> int:
+    """Prints the explanations of a log, or that it has no known error; the exit code."""
     log = explain_named(name, seconds, knowledge)
     for line in explanation_lines(log):
         output.text(line)
     output.result({
-        "ok": True, "hardware": None, "versions": {}, "checks": [], "findings": [],
+        "ok": not log.has_error, "hardware": None, "versions": {}, "checks": [], "findings": [],
         **fields_of(log),
     })  # fmt: skip
+    return int(log.has_error)
 
 
 def explain_named(name: str, seconds: float, knowledge: Sequence[Path] = ()) -> ExplainedLog:

@@ -24,11 +24,18 @@ numbers are."""
 _MOST_SHAPES = 400_000
 _LONGEST_LINE = 20_000
 _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
+_ESCAPED = "\\n"
+"""A newline as experiment trackers write it into one line."""
 _JSON_TEXTS = ("data", "log", "message", "msg", "text", "textPayload", "MESSAGE")
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)\b(?::|$)"
     r"|(?i:\b(?:fatal|error|failed|failure|abort(?:ed)?|segmentation fault|core dumped)\b)"
     r"(?!(?: \w+)?[:= ]+0\b)"
+)
+
+_FAILURE = re.compile(
+    r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Failure)\b(?::|$)"
+    r"|(?i:(?:[\w./-]+: )?(?:fatal(?: error)?|error): )"
 )
 
 
@@ -41,6 +48,12 @@ class ExplainedLog:
     """The first few lines that look like errors and match no known error."""
     lines: int
     notes: list[str]
+
+    @property
+    def has_error(self) -> bool:
+        """Whether something failed, known or not."""
+        failed = any(e.role in ("cause", "consequence") for e in self.explanations)
+        return failed or any(_is_failure(line) for line in self.unknown)
 
 
 class LogExplainer:
@@ -80,6 +93,11 @@ def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLo
     known = {explanation.line for explanation in explanations}
     unknown = [line for line in suspects.lines if line.number not in known]
     return ExplainedLog(explanations, unknown, count, source.notes)
+
+
+def _is_failure(line: Line) -> bool:
+    """Whether a line that no entry knows reports an error, not only speaks of one."""
+    return line.level in ("E", "F") or _FAILURE.match(line.text) is not None
 
 
 @dataclass
@@ -150,7 +168,9 @@ def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
 
 def unpack(numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Lines stored in JSON (a notebook's outputs, Kaggle's and docker's logs) as printed."""
-    if not any(line.lstrip()[:1] in ('"', "{", "[", ",") for _, line in numbered):
+    if not any(
+        line.lstrip()[:1] in ('"', "{", "[", ",") or _ESCAPED in line for _, line in numbered
+    ):
         return [(number, _fit(line)) for number, line in numbered]
     return [
         (number, _fit(part)) for number, line in numbered for part in _unpack_line(line).split("\n")
@@ -175,6 +195,8 @@ def _unpack_line(line: str) -> str:
         value = _load(stripped.rstrip("]"))
         texts = [value.get(key) for key in _JSON_TEXTS] if isinstance(value, dict) else []
         return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)
+    if _ESCAPED in line and "Traceback (most recent call" in line:
+        return line.replace(_ESCAPED, "\n").replace('\\"', '"').replace("\\'", "'")
     return line
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from tpukit.knowledge.error_table import KnownError, known_errors
-from tpukit.probe.logs.explanations import Explanation, shorten
+from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.log_text import Line, clean_lines
 from tpukit.probe.logs.patterns import FlowPattern, flow_pattern, squeeze
 from tpukit.probe.logs.quoting import is_quoted
@@ -28,7 +28,10 @@ _RETRY = re.compile(
     r"|\b(?:try(?:ing)?|tries) again\b|\bthrown while requesting\b"
     r"|\b(?:decreasing|reducing|lowering|halving)\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
 )
-_LOUD = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure)\b\s*(?::|$)")
+_LOUD = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure)\b\s*(?::|$)"
+    r"|(?:[a-z_]\w*\.)+[A-Z]\w*: "
+)
 
 
 @dataclass
@@ -121,6 +124,7 @@ class Matcher:
         mild = _is_mild(entry, line)
         if _can_be_quoted(entry) and is_quoted(line, start):
             return
+        confidence: Confidence = "certain" if entry.is_certain and not weak else "probable"
         known = self.found.get(entry.id)
         counted = self._counted.setdefault(entry.id, set())
         is_new = line.number not in counted and last not in counted
@@ -131,7 +135,7 @@ class Matcher:
             count = is_new + (known.count if known else 0)
             self.found[entry.id] = Explanation(
                 entry, line.number, shorten(line.text, _LONGEST_SHOWN), captures, count, entry.role,
-                "probable" if entry.inferred or weak else "certain", line.stream, last, mild, weak,
+                confidence, line.stream, last, mild, weak,
             )  # fmt: skip
             return
         known.last = max(known.last, last)
@@ -154,10 +158,10 @@ def _can_be_quoted(entry: KnownError) -> bool:
 
 def _is_mild(entry: KnownError, line: Line) -> bool:
     """Whether a line only warns of an error or says that it is tried again."""
-    if entry.role in ("warning", "harmless") or _LOUD.match(line.text):
+    settled = entry.role in ("warning", "harmless") or entry.topic == "non-finite"
+    if settled or _LOUD.match(line.text):
         return False
-    is_notice = line.level in ("W", "I") and entry.topic != "non-finite"
-    return is_notice or bool(_RETRY.search(line.text))
+    return line.level in ("W", "I") or bool(_RETRY.search(line.text))
 
 
 def _streams(lines: Sequence[Line], known: int) -> list[tuple[list[Line], int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tpukit.knowledge.error_table import KnownError
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
@@ -19,6 +20,22 @@ UNKNOWN = KnownError(
     cause="This exception ended the run; no entry of the table knows its text.",
     fix="Start at that line: print the values that it uses, and run it alone on one small batch.",
 )
+_AT_IMPORT = replace(
+    UNKNOWN,
+    cause="It was raised while `{library}` was imported: its release and those of the packages "
+    "that it imports do not fit each other, or a library that it loads is missing.",
+    fix="`pip check` lists packages that conflict; install the releases that `{library}` names "
+    "(`pip install -U {library}` brings them), restart the notebook kernel, then search the text "
+    "in its issues.",
+)
+_IN_LIBRARY = replace(
+    UNKNOWN,
+    cause="`{library}` raised it about what it was given, or about this machine; no entry of the "
+    "table knows its text.",
+    fix="Read it as a statement about the arguments, the model or the settings of that call; "
+    "compare with the documentation of the installed release (`pip show {library}`), and search "
+    "the text in its issues.",
+)
 FAILED_CHECK = KnownError(
     id="native-check-failed",
     cause="A check inside a native library (C++) failed and ended the process; Python could not "
@@ -32,7 +49,10 @@ _CASCADES = {
     "RayTaskError", "RendezvousGracefulExitError",
 }  # fmt: skip
 """Classes that launchers raise about a child's exception."""
-_AFTERMATH = {"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"}
+_AFTERMATH = {
+    "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError", "Empty",
+    "CancelledError",
+}  # fmt: skip
 """Classes that follow from another process's end: a cause only where there is no other."""
 _TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
 """Classes that code expects and handles: what was raised while handling them counts."""
@@ -108,6 +128,9 @@ def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
     is_native = raised.name in _NATIVE
     entry = {"error": REPORTED}.get(raised.name, FAILED_CHECK if is_native else UNKNOWN)
     captures: dict[str, str] = {}
+    if entry is UNKNOWN and raised.frames and (library := raised.frames[-1].library):
+        is_import = any(f.where == "<module>" and f.library for f in raised.frames)
+        entry, captures = _AT_IMPORT if is_import else _IN_LIBRARY, {"library": library}
     for rule in rules:
         match = _matched(rule, raised)
         if match is not None:

@@ -53,11 +53,24 @@ def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list
     if causes or not _is_followed(survived, consequences):
         for explanation in survived:
             explanation.role, explanation.note = "warning", "(The run went on after it.)"
+    if not causes:
+        _promote_symptom(found)
     if any(not cause.last_resort for cause in causes):
         for cause in causes:
             if cause.last_resort:
                 cause.role = "consequence"
     return sorted(found, key=_place)
+
+
+def _promote_symptom(found: Sequence[Explanation]) -> None:
+    """Makes the first symptom the cause where the log has no other: a crash, a lost connection.
+
+    A launcher's report of a failed process is not one.
+    """
+    symptoms = [e for e in found if e.role == "consequence" and e.entry.topic != "report"]
+    if symptoms and not any(e.role == "cause" for e in found):
+        first = min(symptoms, key=lambda e: e.line)
+        first.role, first.confidence = "cause", "probable"
 
 
 def _is_survived(

@@ -42,15 +42,25 @@ _ALONE = re.compile(
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
 _NATIVE = re.compile(r"terminate called after throwing an instance of '(?P<name>[^']{1,80})'")
 _WHAT = re.compile(r"what\(\):\s+(?P<message>.*)")
-_ON_DEVICE = re.compile(r"Exception in device=\S+:\s+(?P<message>.+)")
+_ON_DEVICE = re.compile(
+    r"Exception in (?:model function for )?device=\S+:\s+(?P<message>.+)"
+    r"|thread '[^']{0,60}' panicked at (?P<panic>.+)"
+)
 _CHECK = re.compile(r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)")
 _STATUS = re.compile(
     r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
     r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})"
 )
 _ERROR = re.compile(
-    r"(?:[\w./-]+: )?(?:fatal )?(?:error|ERROR|Error): (?P<message>[A-Za-z]+ .{5,})"
+    r"(?:[\w./+-]+(?:[:(]\d+\)?){0,2}: )?(?:fatal )?(?:error|ERROR|Error): "
+    r"(?P<message>[A-Za-z'.-]+ .{5,})"
+    r"|(?P<tool>(?:nvcc fatal\s+: |CMake Error\b|ptxas fatal\s+: |(?:/\S+/)?ld: cannot find ).{3,})"
 )
+_INLINE = re.compile(
+    r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
+    r"(?P<message>.{3,})"
+)
+"""An exception behind the words of a program that caught it; only in lines of the level error."""
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
 _MOST_FRAMES = 400
@@ -65,6 +75,8 @@ LIBRARY = re.compile(
     r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
 )
 
+_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
+
 
 @dataclass
 class Frame:
@@ -73,6 +85,14 @@ class Frame:
     path: str
     line: int
     code: str = ""
+    where: str = ""
+    """The function; `<module>` where a module is imported or a script runs."""
+
+    @property
+    def library(self) -> str:
+        """The package below `site-packages`; empty for other code."""
+        found = _PACKAGE.search(self.path)
+        return found[1].removesuffix(".py") if found else ""
 
     @property
     def in_library(self) -> bool:
@@ -194,7 +214,8 @@ class TracebackReader:
         path = next(v for k, v in groups.items() if k.startswith("path") and v)
         number = next((v for k, v in groups.items() if k.startswith("line") and v), "0")
         if len(reader.frames) < _MOST_FRAMES:
-            reader.frames.append(Frame(path, int(number[:9])))
+            where = next((v for k, v in groups.items() if k.startswith("where") and v), "")
+            reader.frames.append(Frame(path, int(number[:9]), where=where.strip()))
         reader.awaits_code = '"' in match.group()
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
@@ -237,11 +258,13 @@ def _native(line: Line, text: str) -> tuple[str, str] | None:
     """What ends a process without a traceback: a failed check, a C++ exception."""
     for pattern, name in ((_WHAT, "terminate"), (_ON_DEVICE, "exception in a process")):
         if (match := pattern.match(text)) is not None:
-            return name, match["message"]
+            return name, next(value for value in match.groups() if value)
     if not line.level and not line.indented:
         for pattern in (_STATUS, _ERROR):
             if (match := pattern.match(text)) is not None:
-                return "error", match["message"]
+                return "error", next(value for value in match.groups() if value)
+    if line.level in ("E", "F") and (match := _INLINE.match(text)) is not None:
+        return match["name"], match["message"]
     check = _CHECK.match(text)
     if check is not None and not is_quoted(line, check.start("message")):
         return "failed check", check["message"]
