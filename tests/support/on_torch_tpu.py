@@ -133,6 +133,38 @@ def counted(backend):
     launches.update(programs=now[0] - before[0], others=now[1] - before[1])
 
 
+class Dropping:
+    """A step whose recomputed part drops entries: their gradients show which were dropped."""
+
+    def __init__(self, backend):
+        self.backend = backend
+        self.weight = torch.nn.Parameter(torch.ones(64, 64).to(backend.device))
+        self.outputs = torch.zeros(64, 64, device=backend.device)
+
+    def step(self, batches, _):
+        def part(x):
+            return F.dropout(x * self.weight, 0.5) * F.dropout(x, 0.5)
+
+        x = batches[0]["x"].clone().requires_grad_()
+        outputs = self.backend.recompute(part, x)
+        outputs.sum().backward()
+        self.outputs.copy_(outputs.detach())
+        gradient, self.weight.grad = self.weight.grad, None
+        return gradient
+
+
+def recomputed_dropout():
+    """Entries kept by the pass and by the gradient, over three steps, and programs run."""
+    backend = opened(compile=True)
+    backend.load_state({"seed": 3})
+    owner, found = Dropping(backend), []
+    batch = next(iter(backend.batches([{"x": torch.ones(64, 64)}])))
+    for _ in range(3):
+        gradient = backend.run(owner.step, [batch], 0.0).cpu()
+        found.append([torch.equal(gradient, owner.outputs.cpu()), int((gradient > 0).sum())])
+    return {"steps": found, "programs": backend.eager._programs.executed}
+
+
 def tasks(name):
     """What the last of six steps of a task runs, and how far its weights are from the CPU's."""
     from tpukit.tasks.eit.task import EITTask

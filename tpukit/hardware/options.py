@@ -33,7 +33,7 @@ class HardwareOptions:
     """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
     their own, on uses them without that, off uses plain operations."""
     compile_cache: str | None = None
-    """Folder in which torch_xla keeps compiled programs on a TPU; a read-only one is read."""
+    """Folder in which a TPU's compiled programs are kept; a read-only one is read."""
     deterministic: bool = False
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
     memory_limit: int | None = setting(None, Range(1, 2**60))

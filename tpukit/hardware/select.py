@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -31,6 +32,7 @@ from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 from tpukit.hardware.tpu_stack import (
     AUTOLOAD_VARIABLE,
     RANKS_VARIABLE,
+    TpuStack,
     check_rank_count,
     choose_stack,
     installed_stack,
@@ -238,6 +240,8 @@ def prepare_environment(options: HardwareOptions) -> Kind:
         os.environ["USE_TORCH_XLA"] = "0"
     if kind == "tpu" and installed_stack() == "torch_tpu":
         os.environ[RANKS_VARIABLE] = str(rank_count(options, kind))
+        if options.compile_cache is not None:
+            keep_programs(Path(options.compile_cache).absolute(), "torch_tpu")
     if kind == "gpu":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if options.deterministic:
@@ -320,12 +324,12 @@ def _prepare_xla(options: HardwareOptions, hardware: Hardware) -> None:
         keep_programs(Path(options.compile_cache).absolute())
 
 
-def keep_programs(folder: Path) -> None:
-    """Has torch_xla read and keep compiled programs below `folder`, those of these versions alone.
+def keep_programs(folder: Path, stack: TpuStack = "torch_xla") -> None:
+    """Has a TPU's stack read and keep programs below `folder`, those of these versions alone.
 
     Raises HardwareError where there is neither something to read nor a place to write.
     """
-    parts = [f"{name}-{importlib.metadata.version(name)}" for name in ("torch_xla", "libtpu")
+    parts = [f"{name}-{importlib.metadata.version(name)}" for name in (stack, "libtpu")
              if importlib.util.find_spec(name)]  # fmt: skip
     programs, writable = folder / "-".join(parts), is_writable(folder)
     if not (writable or folder.is_dir()):
@@ -337,6 +341,14 @@ def keep_programs(folder: Path) -> None:
     if writable:
         programs.mkdir(parents=True, exist_ok=True)
     elif not programs.is_dir():
+        return
+    if stack == "torch_tpu":
+        # The third tier is files; the second, in memory, is what the ranks of a host share.
+        digest = hashlib.sha256(str(programs).encode()).hexdigest()[:12]
+        os.environ["TORCH_TPU_TIER2_COMPILATION_CACHE"] = f"tpukit-{digest}"
+        os.environ["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = str(programs)
+        backup = "TORCH_TPU_INTERNAL_TIER3_COMPILATION_CACHE_LOCAL_BACKUP_TASK"
+        os.environ[backup] = "1" if writable else "0"
         return
     # What torch_xla.runtime.initialize_cache sets.
     os.environ["XLA_PERSISTENT_CACHE_PATH"] = str(programs)

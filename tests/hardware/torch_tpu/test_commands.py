@@ -140,6 +140,19 @@ def test_killed_and_resumed_in_the_same_bytes(tmp_path):
     assert same_bytes(killed, whole)
 
 
+def test_a_second_start_compiles_nothing(tmp_path):
+    compiled = []
+    for name in ("first", "second"):
+        done = tpukit(
+            "train", "--task", TINY, "--hw", "tpu", "--max-steps", "4", "--json",
+            "--compile-cache", tmp_path / "cache", "--results-dir", tmp_path / name,
+            env=on_torch_tpu(),
+        )  # fmt: skip
+        compiled.append(result(done)["compilations"])
+    assert compiled[0] > 0
+    assert compiled[1] == 0
+
+
 def test_a_batch_search_measures_and_finds_what_fits(tmp_path):
     done = tpukit(
         "probe-batch", "--task", EXPLODING, "--set", "rows=8", "--start", "4", "--max", "16",

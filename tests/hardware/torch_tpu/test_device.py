@@ -110,6 +110,13 @@ def test_models_of_the_zoo_agree_with_the_cpu_after_20_steps(model):
         assert max(differences.values()) < 1e-4, (way, differences)
 
 
+def test_recomputed_dropout_is_the_passes_and_another_in_each_step():
+    found = case("recomputed_dropout")
+    assert found["programs"] == 3
+    assert all(same for same, _ in found["steps"])
+    assert len({kept for _, kept in found["steps"]}) > 1
+
+
 @pytest.mark.parametrize("task", ["eit", "summarize", "images"])
 def test_a_step_of_each_task_is_one_program(task):
     found = case("tasks", task)

@@ -53,7 +53,7 @@ from tpukit.hardware.eager.grad_scaling import (
     Update,
     clip_factor,
 )
-from tpukit.hardware.eager.programs import in_order
+from tpukit.hardware.eager.programs import in_order, recomputed
 from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
@@ -127,6 +127,8 @@ class EagerBackend(TorchOps):
 
     # -- models and batches ------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        if is_recorded():
+            return recomputed(function, *tensors)
         if not self.eager.recomputes:
             return super().recompute(function, *tensors)
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)

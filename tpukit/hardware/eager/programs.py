@@ -12,6 +12,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -42,6 +43,10 @@ UNKNOWN_ARGUMENT = "identified an argument that was not provided"
 
 Plain = list[tuple[Any, dict[str, Any]]]
 """Objects with their attributes that are numbers or texts."""
+
+
+_GENERATOR: ContextVar[Any] = ContextVar("generator", default=None)
+"""The recorded form of the device's generator."""
 
 
 class NotOneProgramError(Exception):
@@ -249,6 +254,7 @@ def _recording(generator: torch.Generator) -> Iterator[Any]:
     recorder = _recorder()
     recorded = recorder.make_export_mode_device_generator(generator)
     recorder.set_export_mode_default_device_generator(recorded)
+    token = _GENERATOR.set(recorded)
     # As under `torch.compile`, code that would read values leaves that out.
     torch.compiler._is_compiling_flag = True
     try:
@@ -261,6 +267,7 @@ def _recording(generator: torch.Generator) -> Iterator[Any]:
             yield recorded
     finally:
         torch.compiler._is_compiling_flag = False
+        _GENERATOR.reset(token)
         recorder.clear_export_mode_default_device_generators()
 
 
@@ -272,6 +279,46 @@ def in_order(tensors: Sequence[Tensor]) -> None:
             tensor.data = value
 
 
+class Recomputation(torch.autograd.Function):
+    """Activation checkpointing that the compiler keeps: it merges what is computed twice.
+
+    The second pass begins with barriers, which also wait for the gradient; it draws the same
+    random numbers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        kind = tensors[0].device.type
+        ctx.function = function
+        ctx.cast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        ctx.random = _recorder().get_device_state_tensor(_GENERATOR.get())
+        ctx.save_for_backward(*tensors)
+        return function(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        given, tpu, generator = ctx.saved_tensors, _recorder(), _GENERATOR.get()
+        *again, gradient = torch.ops.tpu._optimization_barrier([*given, gradient])
+        pairs = zip(again, given, strict=True)
+        inputs = [new.detach().requires_grad_(old.requires_grad) for new, old in pairs]
+        random_after = tpu.get_device_state_tensor(generator)
+        tpu.set_device_state_tensor(generator, ctx.random)
+        kind, dtype, casts = ctx.cast
+        with torch.set_grad_enabled(True), torch.autocast(kind, dtype, enabled=casts):
+            result = ctx.function(*inputs)
+        tpu.set_device_state_tensor(generator, random_after)
+        torch.autograd.backward(result, gradient)
+        return None, *(tensor.grad for tensor in inputs)
+
+
+def recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """`function(*tensors)` in a program that is being recorded, computed again for its gradient."""
+    if not any(tensor.requires_grad for tensor in tensors):
+        return function(*tensors)
+    result: Tensor = Recomputation.apply(function, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
 # -- programs --------------------------------------------------------------------------------------
 @dataclass
 class Recording:
@@ -281,6 +328,7 @@ class Recording:
     results: list[Tensor]
     text: str
     """StableHLO, by which two recordings are compared."""
+    module: Any
     kept: list[Kept]
     changed: list[Kept]
     """Those that the first results are the new values of."""
@@ -371,7 +419,7 @@ class StepPrograms:
         plain = _plain_values(getattr(function, "__self__", None))
         _materialize(_living(self.device))
         try:
-            recording = self._recorded(function, batches, inputs)
+            recording = self.recorded(function, batches, inputs)
             if (changed := _first_changed(plain)) is not None:
                 raise NotOneProgramError(f"it changes {changed}, which no program does")
             if _host_state() != host_state:
@@ -393,9 +441,10 @@ class StepPrograms:
             self.say(_why(error))
             return None
 
-    def _recorded(
+    def recorded(
         self, function: Callable[..., Any], batches: Sequence[Batch], inputs: Sequence[Tensor]
     ) -> Recording:
+        """The operations of a step; `inputs`: the batches' tensors, then the numbers."""
         taken = inputs
         for _ in range(2):
             try:
@@ -453,9 +502,10 @@ class StepPrograms:
             if is_random:
                 arguments.append(random_before)
                 results.append(random_after)
-            text = tpu.serialize_mlir_text(tpu.build_mlir(results, arguments))
+            module = tpu.build_mlir(results, arguments)
+            text = tpu.serialize_mlir_text(module)
         found = (leaves, structure)
-        return Recording(arguments, results, text, recorder.kept, changed, found, is_random)
+        return Recording(arguments, results, text, module, recorder.kept, changed, found, is_random)
 
     def _compiled(
         self, recording: Recording, name: str, inputs: Sequence[Tensor], plain: Plain
@@ -472,7 +522,7 @@ class StepPrograms:
             compiled.executable, (), None, recording.is_random
         )
         # The operations are not needed any more.
-        recording.results, recording.arguments = [], []
+        recording.results, recording.arguments, recording.module = [], [], None
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         arguments = [places.get(id(kept.tensor), kept.tensor) for kept in recording.kept]
         return StepProgram(runner, recording, arguments, plain)

@@ -85,7 +85,7 @@ class TpuDevice:
 
     def surface_errors(self, results: Sequence[Tensor]) -> None:
         """Waits for a step that compiled: that is the one that may run out of memory."""
-        if self.compilations() == self._programs_seen:
+        if self._programs_made() == self._programs_seen:
             return
         try:
             for tensor in results:
@@ -102,10 +102,14 @@ class TpuDevice:
                 id="tpu-program-failed",
             ) from error
         # Operations are dispatched asynchronously: some have compiled only now.
-        self._programs_seen = self.compilations()
+        self._programs_seen = self._programs_made()
+
+    def _programs_made(self) -> int:
+        """Programs that were new to this process, those of a cache's files too."""
+        return int(self._tpu._get_cache_misses())
 
     def compilations(self) -> int:
-        return int(self._tpu._get_cache_misses())
+        return int(self._tpu._get_cache_stats().num_compilations)
 
     def usage(self) -> DeviceUsage:
         return DeviceUsage(self._memory(), keeps_freed_memory=True)
