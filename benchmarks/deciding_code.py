@@ -73,6 +73,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "engine_cost_cpu_tiny": (*ENGINE, *EAGER, *EIT, "tpukit/tasks/eit/data"),
     "engine_cost_tpu_tiny": (*ENGINE, *XLA, *EIT, "tpukit/tasks/eit/data"),
     "first_step": (*START, *ENGINE, *EAGER, *XLA, *EIT, *SUMMARIZE),
+    "gpualert_corpus": ("tpukit/knowledge", "tpukit/probe/logs"),
     "image_accuracy": (*ENGINE, *EAGER, "tpukit/tasks/images"),
     "image_loading": ("tpukit/tasks/images/data", "tpukit/train/loader.py"),
     "probe_compiler_eit": SEARCHES["eit"],

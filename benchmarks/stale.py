@@ -76,6 +76,9 @@ MEASUREMENTS = {
         ("python -m campaign --write benchmarks/results/campaign.json",), needs="hours"
     ),
     "doctor_start": timed(f"doctor_start.py {OUT}"),
+    "gpualert_corpus": Measurement(
+        (f"gpualert_corpus.py FOLDER {OUT}",), needs="a checkout of the corpus"
+    ),
     "run_overhead": timed(f"run_overhead.py {OUT}"),
     "eit_simulation": timed(f"eit_simulation.py {OUT}"),
     "eit_speed_cpu": timed(f"eit_speed.py {OUT}"),
