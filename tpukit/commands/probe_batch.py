@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import typer
 
 from tpukit.commands.options.option_sets import OwnOptions
 from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption, app_with_own_options
 from tpukit.commands.options.probe import (
+    CompareOption,
     InputOption,
     ModelOption,
     PlaceOptions,
@@ -17,8 +19,9 @@ from tpukit.commands.options.probe import (
 )
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.commands.reports.batch import comparison
 from tpukit.commands.sizing import check_search, size_batch, size_model, task_source
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, OutOfMemoryError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import prepare_environment
 from tpukit.probe.batch.search import SearchSettings
@@ -37,6 +40,7 @@ def probe_batch(
     model: ModelOption = None,
     inputs: InputOption = None,
     target: TargetOption = None,
+    compare: CompareOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -45,22 +49,42 @@ def probe_batch(
     Trials run the training step in child processes.
     """
     output, settings = Output(as_json=json), SearchSettings(**search)
-    check_search(settings, target, place)
+    targets = [target] if compare is None else [name.strip() for name in compare.split(",")]
+    if target and compare is not None:
+        raise ConfigError("--target and --compare exclude each other.", "Give one of them.")
+    for name in targets:
+        check_search(settings, name, place)
     factory = model if _is_factory(model, task, inputs) else None
     if factory is None and model is not None:
         own["model"] = model
     given = {**place, "global_batch_size": settings.global_batch_size}
     read = read_settings(given, sources, own)
     # With a target only its children compute, in an environment of their own.
-    kind = prepare_environment(HardwareOptions(hw="cpu") if target else read.hardware())
-    if factory is not None:
-        fields = size_model(factory, inputs or [], read, target, settings, output.text)
-    else:
-        request = read.request(task, None if target else kind)
-        for remark in request.remarks():
-            output.text(remark)
-        fields = size_batch(request, task_source(request), target, settings, output.text)
-    output.result(fields)
+    here = targets == [None]
+    kind = prepare_environment(read.hardware() if here else HardwareOptions(hw="cpu"))
+    request = None if factory else read.request(task, kind if here else None)
+    for remark in request.remarks() if request else ():
+        output.text(remark)
+
+    def size(name: str | None, log: Callable[[str], None]) -> dict[str, Any]:
+        if factory is not None:
+            return size_model(factory, inputs or [], read, name, settings, log)
+        assert request is not None
+        return size_batch(request, task_source(request), name, settings, log)
+
+    if compare is None:
+        output.result(size(target, output.text))
+        return
+    rows = []
+    for name in targets:
+        output.text(f"{name} ...")
+        try:
+            rows.append(size(name, lambda line: None))
+        except OutOfMemoryError as error:
+            rows.append({"target": name, "error": error.message})
+    for line in comparison(rows):
+        output.text(line)
+    output.result({"compared": rows})
 
 
 def _is_factory(model: str | None, task: str, inputs: list[str] | None) -> bool:

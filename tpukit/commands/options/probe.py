@@ -28,6 +28,14 @@ TargetOption = Annotated[
         " 24GB), instead of measuring.",
     ),
 ]
+CompareOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=HARDWARE,
+        metavar="TARGET,TARGET,...",
+        help="Targets side by side, in place of --target: t4,l4,a100-40.",
+    ),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -64,6 +64,21 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
     }
 
 
+def comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The results for several targets as one table."""
+    yield f"{'target':<10} {'largest':>9} {'recommended':>12} {'memory':>18} {'samples/s <=':>13}"
+    for row in rows:
+        if "error" in row:
+            yield f"{row['target']:<10} {row['error']}"
+            continue
+        batch, seconds = row["recommended_batch_per_device"], row["step"]["estimate_seconds"]
+        used = sum((row["memory"] or {}).values())
+        speed = f"{row['recommended_global_batch'] / seconds:.3g}" if seconds else "-"
+        memory = f"{used / GIB:.2f} of {(row['limit_bytes'] or 0) / GIB:.2f} GiB"
+        largest = row["largest_batch_per_device"]
+        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {speed:>13}"
+
+
 def _trial_fields(trial: Trial) -> dict[str, Any]:
     same = ("batch", "accumulate", "fits", "used_bytes", "limit_bytes", "verdict",
             "samples_per_second", "flops")  # fmt: skip

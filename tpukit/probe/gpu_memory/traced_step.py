@@ -45,9 +45,17 @@ class FakeStep:
 
 
 def trace_fake_step(
-    task: Task, config: TrainConfig, target: GpuTarget, rows: int, accumulate: int
+    task: Task,
+    config: TrainConfig,
+    target: GpuTarget,
+    rows: int,
+    accumulate: int,
+    *,
+    as_cuda: bool = True,
 ) -> FakeStep:
     """One step of micro-batches of `rows` samples a device, and an evaluation of one.
+
+    as_cuda: operators in CUDA's forms; else in the CPU's, to compare with a step that ran there.
 
     Raises:
         JobError: an operator has no fake form, or the model reads a value.
@@ -64,7 +72,8 @@ def trace_fake_step(
     settings = PlanSettings(rows * accumulate * target.devices, rows, 1, seed=0, compiles=False)
     host = check_examples(example_batches(task, settings), task.example_batches)[0]
     torch.manual_seed(0)
-    with quiet_collector(), FakeTensorMode(allow_non_fake_inputs=True) as mode, forms.registered():
+    registered = forms.registered() if as_cuda else nullcontext()
+    with quiet_collector(), FakeTensorMode(allow_non_fake_inputs=True) as mode, registered:
         model = fake_model(task, backend, mode)
         count_of = sum(p.numel() for p in model.parameters())
         with recorder, recorder.modules_of(model), said_plainly():

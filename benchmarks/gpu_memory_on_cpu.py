@@ -1,0 +1,183 @@
+"""Predicted against measured peaks of live tensors of a real step on this CPU, by models.
+
+    python benchmarks/gpu_memory_on_cpu.py [--rows 4]
+
+Predicted: the trace over fake tensors behind `probe-batch --target t4`, with operators in the CPU's
+forms. Measured: the CPU backend's own step in fp32 under torch's profiler, which records each
+allocation and release. Both count the resident tensors and the fullest moment of one step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import queue
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "gpu_memory_on_cpu.json"
+SECONDS_A_MODEL = 60
+MODELS = (
+    "resnet18",
+    "resnet50",
+    "vit_b_16",
+    "vit_tiny_patch16_224",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "efficientnet_b0",
+    "densenet121",
+    "convnext_tiny",
+    "swin_t",
+    "squeezenet1_0",
+    "shufflenet_v2_x1_0",
+    "regnet_y_400mf",
+    "mnasnet1_0",
+    "googlenet",
+    "alexnet",
+    "vgg11",
+    "resnext50_32x4d",
+    "resnet34",
+    "deit_small_patch16_224",
+    "mixer_s16_224",
+    "convmixer_768_32",
+    "poolformer_s12",
+    "pit_s_224",
+    "cait_xxs24_224",
+    "beit_base_patch16_224",
+    "gmlp_s16_224",
+    "resmlp_12_224",
+    "levit_192",
+    "edgenext_small",
+    "mobilevit_s",
+    "ghostnet_100",
+    "repvgg_a2",
+    "hrnet_w18_small",
+    "res2net50_26w_4s",
+    "dla34",
+    "xcit_nano_12_p16_224",
+    "coat_tiny",
+    "nest_tiny",
+    "efficientnetv2_rw_t",
+)
+
+
+def live_peak(trace: Any) -> int:
+    """Bytes of the fullest moment of the traced step, without batches that wait."""
+    total = most = 0
+    for place, event in enumerate(trace.events[: trace.marks["evaluate"]]):
+        size = trace.storages[max(event, ~event)].size_bytes
+        total += size if event >= 0 else -size
+        if place >= trace.marks["step"]:
+            most = max(most, total)
+    return most
+
+
+def measured(task: Any, config: Any, rows: int) -> int:
+    """Resident bytes of the learner, and what the profiler saw on top of them."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from tpukit.hardware.options import HardwareOptions
+    from tpukit.hardware.select import open_backend
+    from tpukit.train.learner import load_learner
+
+    backend = open_backend(HardwareOptions(hw="cpu"))
+    learner = load_learner(task, config, backend)
+    batch = task.example_batches(rows)[0]
+    learner.train_step([batch], lr=1e-4)
+    state = [v for s in learner.optimizer.state.values() for v in s.values()]
+    model = learner.model
+    kept = [*model.parameters(), *model.buffers(), *state, *batch.values(), learner.window,
+            learner._step_totals, learner._norms,
+            *(learner.ema.weights.values() if learner.ema else ())]  # fmt: skip
+    held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+            for t in kept if isinstance(t, torch.Tensor)}  # fmt: skip
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        learner.train_step([batch], lr=1e-4)
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    total = most = 0
+    for _, change in changes:
+        total += change
+        most = max(most, total)
+    return sum(held.values()) + most
+
+
+def build(name: str) -> Any:
+    """torchvision's or timm's model of this name."""
+    import timm
+    import torchvision
+
+    if name in torchvision.models.list_models():
+        return torchvision.models.get_model(name)
+    return timm.create_model(name)
+
+
+def compare(name: str, rows: int, results: Any) -> None:
+    """The row of one model."""
+    import torch
+
+    from tpukit.hardware.prefetch import BATCHES_AHEAD
+    from tpukit.probe.batch.model_task import ModelTask
+    from tpukit.probe.gpu_memory.traced_step import trace_fake_step
+    from tpukit.probe.targets import find_gpu
+    from tpukit.train.config import TrainConfig
+
+    torch.set_num_threads(2)
+    config = TrainConfig(precision="fp32")
+    task = ModelTask(functools.partial(build, name), ["x=3x224x224"], {})
+    started = time.monotonic()
+    step = trace_fake_step(task, config, find_gpu("t4"), rows, 1, as_cuda=False)
+    seconds = time.monotonic() - started
+    waiting = BATCHES_AHEAD * sum(t.nbytes for t in task.example_batches(rows)[0].values())
+    predicted = live_peak(step.trace) - waiting
+    real = measured(task, config, rows)
+    results.put({"model": name, "rows": rows, "parameters": step.parameters,
+                 "predicted_bytes": predicted, "measured_bytes": real,
+                 "error": predicted / real - 1, "trace_seconds": seconds})  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=4)
+    options = parser.parse_args()
+    os.environ.update(USE_TORCH_XLA="0", PJRT_DEVICE="CPU")
+    import timm  # noqa: F401
+    import torch
+    import torchvision  # noqa: F401
+
+    import tpukit.probe.gpu_memory.traced_step  # noqa: F401
+
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    start = multiprocessing.get_context("fork")
+    for name in MODELS:
+        results = start.Queue()
+        process = start.Process(target=compare, args=(name, options.rows, results))
+        process.start()
+        with contextlib.suppress(queue.Empty):
+            rows.append(results.get(timeout=SECONDS_A_MODEL))
+            print(f"{name:40} {rows[-1]['error']:+.2%}", flush=True)
+        process.kill()
+        process.join()
+        if not rows or rows[-1]["model"] != name:
+            failed[name] = f"exit code {process.exitcode}"
+            print(name, failed[name], flush=True)
+        errors = sorted(abs(row["error"]) for row in rows) or [0.0]
+        found = {
+            "median_error": statistics.median(errors), "largest_error": errors[-1],
+            "models": rows, "failed": failed, "torch": torch.__version__,
+        }  # fmt: skip
+        RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"median {found['median_error']:.2%}, largest {found['largest_error']:.2%}")
+
+
+if __name__ == "__main__":
+    main()
