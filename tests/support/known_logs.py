@@ -378,6 +378,8 @@ LOGS = {
     + "RuntimeError: torch.tpu.synchronize is internal to TorchTPU and can only be called by the torch package",
     "torch-tpu-world-size": TB + "RuntimeError: invalid world_size configuration: 2",
     "torch-tpu-failed-argument": TB + "RuntimeError: a required argument is in a failed state",
+    "torch-tpu-reads-within-a-program": TB
+    + "RuntimeError: nonzero(): cannot record EventSnapshot during an FX trace",
     # -- families --------------------------------------------------------------------------------
     "pip-no-distribution": "ERROR: Could not find a version that satisfies the requirement torchtext==0.6.9 (from versions: 0.1.1, 0.18.0)\nERROR: No matching distribution found for torchtext==0.6.9",
     "package-build-failed": "  ERROR: Failed building wheel for frobnicate\nFailed to build frobnicate",

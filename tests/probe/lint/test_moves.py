@@ -74,11 +74,11 @@ FIXED = [
     (XM + "xm.optimizer_step(a or b)", "(a or b).step()"),
     (
         "import torch_xla\ntorch_xla.launch(main, args=(3, 'x'))",
-        'import os\nmain(int(os.environ.get("LOCAL_RANK", "0")), 3, \'x\')',
+        'import os\nmain(int(os.environ.get("RANK", "0")), 3, \'x\')',
     ),
     (
         "import os\nimport torch_xla\ntorch_xla.launch(main, args=flags)",
-        'import os\nmain(int(os.environ.get("LOCAL_RANK", "0")), *flags)',
+        'import os\nmain(int(os.environ.get("RANK", "0")), *flags)',
     ),
     (
         "from torch_xla.runtime import world_size as n\nprint(n())",
