@@ -1,0 +1,84 @@
+# ruff: noqa: E501 - a case is one line
+"""Forms and families of errors that no entry was written for: what the answer may and must say."""
+
+from __future__ import annotations
+
+import pytest
+from explained_logs import causes, explained
+
+from tpukit.knowledge.error_table import known_errors
+from tpukit.probe.logs.explain import ExplainedLog
+
+TB = 'Traceback (most recent call last):\n  File "/code/train.py", line 3, in <module>\n    run()\n'
+LIBRARY = '  File "/usr/lib/python3.12/site-packages/{}", line 7, in {}\n    f(x)\n'
+TRACKER = (
+    "wandb: Run x errored: RuntimeError('Caught RuntimeError in DataLoader worker process 0."
+    '\\nOriginal Traceback (most recent call last):\\n  File "/code/data.py", line 3, in f\\n    a()'
+    "\\nRuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0\\n')"
+)
+CASES = {
+    "pip of torch alone": ("ERROR: No matching distribution found for torch==1.7.1+cu110", "pip-no-distribution", "torch"),
+    "pip of another package": ("ERROR: No matching distribution found for torchtext==0.6.9", "pip-no-distribution", "torchtext"),
+    "NCCL's last error": (TB + "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, remote process exited or there was a network error, NCCL version 2.14.3\nLast error:\nsocketPollConnect: connect returned No route to host", "nccl-network", "NCCL_SOCKET_IFNAME"),
+    "shared memory that was removed": (TB + "RuntimeError: unable to open shared memory object </torch_1_2_3> in read-write mode: No such file or directory (2)", "shared-memory-file-gone", "file_system"),
+    "open files": (TB + "RuntimeError: unable to open shared memory object </torch_1_2_3> in read-write mode: Too many open files (24)", "too-many-open-files", "ulimit"),
+    "a removed submodule": (TB + "ModuleNotFoundError: No module named 'torch._six'", "submodule-not-found", "release"),
+    "a module that left Python": (TB + "ModuleNotFoundError: No module named 'distutils'", "module-left-python", "Python"),
+    "vLLM's lines": ("ERROR 01-26 17:51:44 engine.py:387] RuntimeError: Failed to infer device type", "accelerator-not-found", "torch_xla"),
+    "vLLM's lines in brackets": ("(EngineCore pid=12) ERROR 08-05 22:35:26 [core.py:1231] KeyError: 'labels'", "key-missing", "labels"),
+    "an old TPU": ("Exception in model function for device=xla:2: Unimplemented: While rewriting computation to not contain X64 element types, XLA", "tpu-software-too-old", "older"),
+    "one host of several": ("TPU backend initialization is taking more than 60.0 seconds. Did you run your code on all TPU hosts?", "tpu-hosts-not-started", "every host"),
+    "a debugger's line": ("ipdb> x.type(t)\n*** RuntimeError: Unimplemented backend XLA", "tensor-type-on-xla", ".to("),
+    "a header": ("op.cpp:1:10: fatal error: Python.h: No such file or directory\ncompilation terminated.", "header-missing", "python3-dev"),
+    "a linker": ("/usr/bin/ld: cannot find -lcuda: No such file or directory\ncollect2: error: ld returned 1 exit status", "library-not-linked", "libcuda"),
+    "a tracker's one line": (TRACKER, "collate-unequal", "shapes"),
+    "resources of a kernel": (TB + "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.", "triton-out-of-resources", "shared"),
+    "an embedding's index": ("../Indexing.cu:1: indexSelectLargeIndex: block: [1,0,0], thread: [2,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n" + TB + "RuntimeError: CUDA error: device-side assert triggered", "index-out-of-range-embedding", "vocabulary"),
+    "zsh's crash": ("[1]    18472 segmentation fault (core dumped)  python train.py", "segmentation-fault", "library"),
+    "bash's abort": ("run.sh: line 3: 12 Aborted                 (core dumped) python train.py", "process-aborted", "check"),
+    "hydra's line": ("[2026-01-02 03:04:05,678][__main__][ERROR] - KeyError: 'labels'", "key-missing", "labels"),
+    "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_first_answer(case):
+    log, id, word = CASES[case]
+    first = explained(log)[0]
+    assert (first.id, first.role) == (id, "cause"), [(e.id, e.role) for e in explained(log)]
+    assert word in f"{first.cause} {first.fix}"
+
+
+def test_an_exception_of_a_library_is_explained_by_where_it_comes_from():
+    imported = TB + LIBRARY.format("frob/__init__.py", "<module>") + "FrobError: too old"
+    first = explained(imported)[0]
+    assert "while `frob` was imported" in first.cause and "one small batch" not in first.fix
+    called = explained(TB + LIBRARY.format("frob/core.py", "check") + "FrobError: too odd")[0]
+    assert "`frob` raised it" in called.cause and "pip show frob" in called.fix
+    assert "print the values" in explained(TB + "FrobError: too odd")[0].fix
+
+
+def test_only_a_text_with_one_cause_is_certain():
+    sure = {entry.id for entry in known_errors() if entry.is_certain}
+    assert {"unscale-fp16-gradients", "fp16-on-xla"} <= sure
+    assert not {"nccl-remote-error", "cuda-no-driver", "package-build-failed"} & sure
+
+
+def test_a_symptom_alone_is_the_cause_and_a_launchers_report_is_not():
+    assert causes("Segmentation fault (core dumped)") == ["segmentation-fault"]
+    assert causes("Sending process 12 closing signal SIGTERM") == []
+    assert causes("Segmentation fault (core dumped)\n" + TB + "KeyError: 'a'") == ["key-missing"]
+
+
+@pytest.mark.parametrize(
+    ("log", "has_error"),
+    [("step 1 loss 2.0\nstep 2 loss 1.9\n0 errors, 2 steps", False), ("step 1\nerror: frob it", True),
+     (TB + "FrobError: odd", True), ("UserWarning: frob is deprecated", False)],
+)  # fmt: skip
+def test_an_error_is_seen_or_not(log, has_error):
+    from tpukit.probe.logs.explain import _Suspects, unpack
+    from tpukit.probe.logs.log_text import clean_lines
+
+    suspects = _Suspects()
+    suspects.look(list(clean_lines(unpack(list(enumerate(log.split("\n"), start=1))))))
+    assert ExplainedLog(explained(log), suspects.lines, 3, []).has_error == has_error
