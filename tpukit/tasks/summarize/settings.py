@@ -85,6 +85,8 @@ class SummarizeConfig:
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: float = 16.0
     """LoRA updates are scaled by alpha / rank."""
+    lora_init: str | None = None
+    """A directory with a PEFT adapter to go on from."""
     lora_dropout: float = 0.0
     """Dropout on the input of LoRA adapters."""
     lora_targets: str = "qkv"
@@ -103,6 +105,8 @@ class SummarizeConfig:
         if self.loss not in ("lean", "reference"):
             problems.append(f"loss {self.loss!r} is neither lean nor reference.")
         self.style.check()
+        if self.lora_init and not self.lora_rank:
+            problems.append("lora_init needs lora_rank: that of the adapter.")
         if problems:
             raise ConfigError(" ".join(problems), "`summarize-train --help` lists values.")
 

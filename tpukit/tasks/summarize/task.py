@@ -59,7 +59,7 @@ from tpukit.tasks.summarize.generation.summaries import clean_summary, generate_
 from tpukit.tasks.summarize.metrics import rouge_scores
 from tpukit.tasks.summarize.model.decoder import IGNORED, DecoderConfig, LanguageModel, PlainOps
 from tpukit.tasks.summarize.model.families import named_sizes
-from tpukit.tasks.summarize.model.lora import add_lora, merge_lora, peft_adapter
+from tpukit.tasks.summarize.model.lora import add_lora, load_adapter, merge_lora, peft_adapter
 from tpukit.tasks.summarize.model.weights import (
     Pretrained,
     cropped,
@@ -283,6 +283,8 @@ class SummarizeTask(Task):
             model.load_state_dict(self.pretrained.tensors)
         if self.config.lora:
             add_lora(model, self.config.lora)
+            if self.config.lora_init and self.pretrained is not None:
+                load_adapter(model, Path(self.config.lora_init), self.config.lora)
         return model
 
     def build_plain_model(self, ops: ModelOps) -> LanguageModel:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tpukit.errors import ConfigError
 from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.export import export_hugging_face
@@ -25,6 +26,7 @@ from tpukit.tasks.summarize.model.families import FAMILIES
 from tpukit.tasks.summarize.model.lora import (
     LoraConfig,
     add_lora,
+    load_adapter,
     merge_lora,
     parse_targets,
     peft_adapter,
@@ -232,8 +234,14 @@ def test_adapters_are_those_of_peft(pair, tmp_path, tokenizer):  # type: ignore[
     assert (again.rank, again.alpha, set(again.targets)) == (
         3, 6.0, {name for name in lora.targets if hasattr(ours.blocks[0], name)}
     )  # fmt: skip
+    fresh = LanguageModel(ours.config, TorchOps())
+    add_lora(fresh, lora)
+    load_adapter(fresh, tmp_path / "theirs", lora)
     for name, tensor in tensors.items():
         assert torch.equal(tensor, state[name])
+        assert torch.equal(fresh.state_dict()[name], tensor)
+    with pytest.raises(ConfigError, match="rank 3"):
+        load_adapter(fresh, tmp_path / "theirs", LoraConfig(4, 6.0, lora.targets))
 
 
 def merged_model(folder: Path) -> LanguageModel:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -119,6 +123,31 @@ def peft_adapter(
         "fan_in_fan_out": config.family == "gpt2", "inference_mode": True,
     }  # fmt: skip
     return weights, fields
+
+
+def load_adapter(model: LanguageModel, folder: Path, lora: LoraConfig) -> None:
+    """Puts the adapters of a PEFT directory into a model with LoRA of the same kind.
+
+    Raises `DataError` where it cannot be read, `ConfigError` where it is of another kind.
+    """
+    try:
+        fields = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        tensors, found = read_adapter(
+            load_file(folder / "adapter_model.safetensors"), fields, model.config
+        )
+    except (OSError, ValueError, LookupError, SafetensorError) as error:
+        raise DataError(
+            f"Cannot read the adapter {folder}: {error}.",
+            "lora_init takes a directory that peft saved (adapter_config.json and weights).",
+        ) from error
+    own = {name for name in model.state_dict() if name.rpartition(".")[2] in PEFT_NAMES}
+    if (found.rank, found.alpha) != (lora.rank, lora.alpha) or own != tensors.keys():
+        raise ConfigError(
+            f"The adapter {folder} has rank {found.rank}, alpha {found.alpha} and targets"
+            f" {','.join(found.targets)}.",
+            "Give lora_rank, lora_alpha and lora_targets the same values.",
+        )
+    model.load_state_dict(tensors, strict=False)
 
 
 def read_adapter(
