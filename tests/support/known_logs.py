@@ -447,4 +447,7 @@ LOGS = {
     "values-not-unpacked": TB + "ValueError: not enough values to unpack (expected 3, got 2)",
     "silent-and-waiting": "step 3 loss 2.1\ntpukit run: no output for 1800 s; 9 processes, 0.0 cores busy",
     "silent-and-busy": "tracing the step\ntpukit run: no output for 1800 s; 9 processes, 1.0 cores busy",
+    "triton-image-invalid": TB
+    + "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
+    "ray-worker-died": "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
 }
