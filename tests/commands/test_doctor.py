@@ -156,9 +156,9 @@ def test_text_names_the_effect_and_folds_a_reason(tmp_path):
     path = tmp_path / "old.py"
     path.write_text(XM + "xm.mark_step()\n" * 8 + "xm.xrt_world_size()\n")
     lines = tpukit("doctor", path).stdout.splitlines()
-    assert lines[0].endswith("torch_xla.sync() (torch_xla 2.8); 7 more: 3, 4, 5, 6, 7 and 2 more")
-    assert lines[0].startswith(f"{path}:2:1: warns: xm.mark_step()")
-    assert lines[1].startswith(f"{path}:10:1: raises: xm.xrt_world_size()")
+    assert lines[0].startswith(f"{path}:10:1: raises: xm.xrt_world_size()")
+    assert lines[1].startswith(f"{path}:2:1: warns: xm.mark_step()")
+    assert lines[1].endswith("torch_xla.sync() (torch_xla 2.8); 7 more: 3, 4, 5, 6, 7 and 2 more")
     assert lines[2] == "1 file: 1 removed, 8 deprecated, 0 to avoid."
     assert "successor torch_tpu" in lines[3]
     every = tpukit("doctor", path, "--verbose").stdout

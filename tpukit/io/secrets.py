@@ -9,7 +9,8 @@ _SECRETS = re.compile(
     # Name and password, or a token, in a URL.
     r"(?<=://)[^\s/@\"'\\]+(?=@)"
     # Tokens that name their issuer.
-    r"|\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|AIza)[\w-]{8,}"
+    r"|\b(?:hf_[a-z0-9]{8,}|(?:gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,})"
+    r"|\bsk-(?=[\w-]*\d)[\w-]{16,}"
     # `token=...`, `--password ...`
     r"|(?<=token=)[^\s\"'\\&,;]+|(?<=secret=)[^\s\"'\\&,;]+|(?<=password=)[^\s\"'\\&,;]+"
     r"|(?<=key=)[^\s\"'\\&,;]{6,}|(?<=--token )[^\s\"'\\]+|(?<=--password )[^\s\"'\\]+",

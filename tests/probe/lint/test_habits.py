@@ -90,12 +90,15 @@ CASES = {
     ),
     "collective-under-master": (
         {
-            "save": XLA + "if xm.is_master_ordinal():\n    xm.save(m.state_dict(), 'x')\n",
-            "by rank": XLA + "if xr.global_ordinal() == 0:\n    xm.save(m.state_dict(), 'x')\n",
+            "barrier": XLA + "if xm.is_master_ordinal():\n    xm.rendezvous('x')\n",
+            "by rank": XLA + "if xr.global_ordinal() == 0:\n    xm.rendezvous('x')\n",
             "nested": XLA + "if xm.is_master_ordinal():\n    if better:\n        xm.mesh_reduce('a', x, sum)\n",
-            "accelerate": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')\n",
+            "accelerate": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.gather(x)\n",
         },
         {
+            "saving, which waits for no rank": XLA + "if xm.is_master_ordinal():\n    xm.save(s, 'x')\n",
+            "a pair of them in a module": XLA + "if not xm.is_master_ordinal():\n    xm.rendezvous('a')\nload()\nif xm.is_master_ordinal():\n    xm.rendezvous('a')\n",
+            "accelerate's state": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')\n",
             "all of them": XLA + "xm.save(m.state_dict(), 'x')\n",
             "plain saving": XLA + "if xm.is_master_ordinal():\n    torch.save(x, 'x')\n    print('saved')\n",
             "the other branch": XLA + "if xm.is_master_ordinal():\n    pass\nelse:\n    pass\nxm.save(s, 'x')\n",
@@ -117,6 +120,7 @@ CASES = {
             "once an epoch": LOOP + "xm.rendezvous('epoch')\n",
             "now and then": LOOP + "    if step % 50 == 0:\n        xm.rendezvous('x')\n",
             "a sync": LOOP + "    torch_xla.sync()\n",
+            "twice": LOOP + "    if done < 2:\n        xm.rendezvous('x')\n",
             "accelerate once an epoch": ACCELERATE + "a.wait_for_everyone()\n",
         },
     ),

@@ -103,6 +103,11 @@ CASES = {
     "distributed-type-tpu": ("from accelerate import DistributedType\nDistributedType.TPU", "from accelerate import DistributedType\nDistributedType.XLA\nclass D: TPU = 1\nD.TPU"),
     "is-tpu-available": ("from accelerate.utils import is_tpu_available", "from accelerate.utils import is_torch_xla_available\ndef is_tpu_available(): ...\nis_tpu_available()"),
     "transformers-adamw": ("from transformers import AdamW\nAdamW(p)", "from torch.optim import AdamW\nAdamW(p)"),
+    "transformers-old-schedules": ("import transformers\ntransformers.WarmupLinearSchedule(o)", "from mine import WarmupLinearSchedule\nWarmupLinearSchedule(o)"),
+    "pytorch-transformers": ("from pytorch_transformers import BertModel", "import transformers as pytorch_transformers"),
+    "torch-xla-py": ("import torch_xla_py.xla_model as xm", "import torch_xla as torch_xla_py"),
+    "lightning-xla-stats": ("from pytorch_lightning.callbacks import XLAStatsMonitor", "from pytorch_lightning.callbacks import DeviceStatsMonitor"),
+    "timm-init-vit-weights": ("from timm.models.vision_transformer import _init_vit_weights", "from timm.models.vision_transformer import init_weights_vit_timm"),
     "training-arguments-evaluation-strategy": (
         "from transformers import TrainingArguments\nTrainingArguments(evaluation_strategy='no')",
         "from transformers import TrainingArguments\nTrainingArguments(eval_strategy='no')",

@@ -78,7 +78,9 @@ def report_lines(report: ScanResult, *, verbose: bool) -> list[str]:
     for number, finding in enumerate(report.findings):
         reason = (finding.path, finding.id, finding.new, finding.status, finding.remark)
         groups.setdefault(number if verbose else reason, []).append(finding)
-    lines = [_line(group) for group in groups.values()]
+    # What ends a run comes first.
+    ordered = sorted(groups.values(), key=lambda group: group[0].status != "removed")
+    lines = [_line(group) for group in ordered]
     lines += [f"note: {note}" for note in report.notes]
     lines.append(_sums(report))
     if any(finding.since.startswith("torch_xla") for finding in report.findings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tpukit.probe.lint.names import Names, Scope, children, source_text
 
@@ -20,7 +20,9 @@ def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, s
 def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     for child in children(node):
         if isinstance(child, ast.Call):
-            yield from _device_texts(child)
+            yield from _device_texts((*child.args, *(k.value for k in child.keywords)))
+        elif isinstance(child, ast.Assign):
+            yield from _device_texts((child.value,))
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             method = child.func.attr
             given = len(child.args)
@@ -31,9 +33,9 @@ def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.exp
         yield from _within(child, names.scopes.get(child, scope), names)
 
 
-def _device_texts(call: ast.Call) -> Iterator[tuple[ast.expr, str, str]]:
+def _device_texts(values: Iterable[ast.expr]) -> Iterator[tuple[ast.expr, str, str]]:
     """`"xla"`, given as a device or a backend; `xla://`, where ranks meet."""
-    for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+    for value in values:
         text = value.value if isinstance(value, ast.Constant) else None
         if isinstance(text, str) and re.fullmatch(r"xla(?::\d+|://)?", text):
             yield value, "move-device-text", source_text(value)

@@ -26,12 +26,12 @@ from tpukit.probe.lint.source import Module
 _COLLECTIVES = tuple(
     f"torch_xla.core.xla_model.{name}"
     for name in (
-        "save", "rendezvous", "mesh_reduce", "all_reduce", "all_gather", "reduce_gradients",
+        "rendezvous", "mesh_reduce", "all_reduce", "all_gather", "reduce_gradients",
         "optimizer_step", "mark_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
     )
 )  # fmt: skip
 _ACCELERATE_COLLECTIVES = (
-    "save_state", "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
+    "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
     "pad_across_processes", "get_state_dict",
 )  # fmt: skip
 _MASTER = re.compile(
@@ -46,8 +46,7 @@ _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoad
 _ADVICE = {
     "read-in-step": "read when logging, after the sync: each read waits for the device",
     "wait-in-step": "omit it, or wait once an epoch: the step waits for the device and every rank",
-    "collective-under-master": "call it on every rank: it waits for all of them (only one of them "
-    "writes)",
+    "collective-under-master": "call it on every rank: it waits for all of them",
     "unsynchronised-gradients": "xm.optimizer_step(optimizer): mark_step does not synchronise "
     "gradients, each rank trains its own model",
     "fp16-accelerator": 'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the '
@@ -101,7 +100,8 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     packages = {package for node in imports for package in imported_packages(node)}
     uses_xla = to_xla or "torch_xla" in packages
     visitor = _Visitor(module.tree, names, emit, uses_xla, packages)
-    visitor.has_rendezvous = "rendezvous" in module.text
+    visitor.count_rendezvous(module)
+    visitor.has_fixed_length = "model_max_length" in module.text
     visitor.walk(module.tree, names.module)
     if uses_xla:
         _unsynchronised_steps(module.tree, names, emit)
@@ -124,11 +124,21 @@ class _Visitor:
         self.has_rendezvous = True
         self._rendezvous = 0
         self._in_stand_in = False
+        self.has_fixed_length = False
+        """Whether the module pads to the length that the model takes."""
+
+    def count_rendezvous(self, module: Module) -> None:
+        """Those at module level; functions have their own."""
+        self.has_rendezvous = "rendezvous" in module.text
+        if self.has_rendezvous:
+            outside = (n for n in self._tree.body if not isinstance(n, (*_FUNCTIONS, ast.ClassDef)))
+            self._rendezvous = sum(_count(node, "rendezvous") for node in outside)
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
+            outer = self._rendezvous
             if self.has_rendezvous and isinstance(child, _FUNCTIONS):
                 self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
@@ -143,6 +153,7 @@ class _Visitor:
                 self._in_stand_in = before
             else:
                 self.walk(child, inner, under)
+            self._rendezvous = outer
 
     def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
         test = source_text(node.test)
@@ -192,10 +203,23 @@ class _Visitor:
             self._loader(node)
         keyword = _keyword(node, "padding")
         padding = source_text(keyword) if keyword else ""
-        if padding in _PADS and re.search("token|pad", called := source_text(node.func), re.I):
+        if (
+            padding in _PADS
+            and not self._is_measured(node)
+            and re.search("token|pad", called := source_text(node.func), re.I)
+        ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
-        if name == "torch.nn.utils.rnn.pad_sequence":
+        if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
+
+    def _is_measured(self, node: ast.Call) -> bool:
+        """Whether the tokens are compared with the truncated ones and go no further."""
+        return any(
+            isinstance(line, ast.Assign)
+            and "untruncated" in source_text(line.targets[0])
+            and line.lineno <= node.lineno <= (line.end_lineno or 0)
+            for line in nodes_below(self._tree)
+        )
 
     def _loader(self, node: ast.Call) -> None:
         given = {keyword.arg for keyword in node.keywords}
@@ -250,7 +274,7 @@ def _anywhere(node: ast.expr, names: Names) -> list[str]:
 
 def _stands_in(node: ast.ClassDef) -> bool:
     """A class with methods named like collectives takes torch_xla's or accelerate's place."""
-    collectives = {name.rpartition(".")[2] for name in _COLLECTIVES} - {"save"}
+    collectives = {name.rpartition(".")[2] for name in _COLLECTIVES}
     methods = {part.name for part in node.body if isinstance(part, _FUNCTIONS)}
     return bool(methods & (collectives | set(_ACCELERATE_COLLECTIVES)))
 

@@ -29,7 +29,7 @@ class Loaders:
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
-        if _KEPT_WHOLE.search(words) or self._one_batch(call):
+        if _KEPT_WHOLE.search(words) or self.is_counted(call) or self._one_batch(call):
             return False
         shuffle = argument(call, "shuffle", 2)
         shuffles = isinstance(shuffle, ast.Constant) and bool(shuffle.value)
@@ -79,6 +79,11 @@ class Loaders:
             if isinstance(node, ast.Name) and node.id in targets and isinstance(node.ctx, ast.Load)
         ]
         return all(self._is_first_batch(use) for use in uses or [call])
+
+    def is_counted(self, call: ast.Call) -> bool:
+        """Whether `len` of it is all that is asked for."""
+        outer = self._parents.get(call)
+        return isinstance(outer, ast.Call) and source_text(outer.func) == "len"
 
     def _is_first_batch(self, node: ast.expr) -> bool:
         called = []

@@ -18,7 +18,9 @@ _WAITS = (
     f"{_XM}wait_device_ops",
     "torch.cuda.synchronize",
 )
-_SELDOM = re.compile(r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank", re.I)
+_SELDOM = re.compile(
+    r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank|(?:<=?|==) ?\d+$", re.I
+)
 _ON_TPU = re.compile(r"xla|tpu", re.I)
 _OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)|[\"']cpu", re.I)
 _NEGATED = re.compile(r"\bnot\b|!=")
