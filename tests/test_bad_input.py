@@ -235,5 +235,7 @@ def test_a_task_that_raises(tmp_path):
     broken = TINY.replace(":Tiny", ":Broken")
     arguments = [*BASE, "--task", broken, "--results-dir", tmp_path / "run"]
     assert "the loss of this task is broken" in failure(tpukit(*arguments), code=1)
-    told = failure(tpukit(*arguments, "--devices", "2"), code=1)
-    assert "the loss of this task is broken" in told
+    arguments = [*BASE, "--task", f"{broken}OnOne", "--results-dir", tmp_path / "two"]
+    done = tpukit(*arguments, "--devices", "2", "--accumulate", "1")
+    assert done.returncode == 1
+    assert "[rank 1] Error: BrokenOnOne.loss" in done.stderr and "Traceback" not in done.stderr

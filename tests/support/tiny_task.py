@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import numpy as np
@@ -105,6 +107,16 @@ class Broken(Tiny):
 
     def loss(self, model, batch):
         raise RuntimeError("the loss of this task is broken")
+
+
+class BrokenOnOne(Broken):
+    """Raises in rank 1; rank 0 is ended before it says anything."""
+
+    def loss(self, model, batch):
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(60)
+        return super().loss(model, batch)
 
 
 class Exploding(Tiny):

@@ -9,7 +9,9 @@ import pytest
 
 from tpukit.hardware.detect import Hardware, TpuChips
 from tpukit.hardware.options import HardwareOptions
+from tpukit.io.cache import cache_folder
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
+from tpukit.probe.compiler.client import find_client
 from tpukit.probe.targets import find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
 from tpukit.probe.trials import predicted_trials as predictions
@@ -24,9 +26,19 @@ def source(name: str) -> TaskSource:
     return TaskSource("tpukit.registry.classes:load_task", spec)
 
 
-@pytest.mark.plan
-def test_a_measured_trial_has_the_prediction_beside_it(tmp_path, monkeypatch):
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache folder without reports; the compiler's own jax, where it has one, stays."""
+    installed = cache_folder() / "compiler"
+    installed.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "compiler").symlink_to(installed)
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    find_client(print)
+
+
+@pytest.mark.plan
+@pytest.mark.usefixtures("own_cache")
+def test_a_measured_trial_has_the_prediction_beside_it():
     config, task, said = TrainConfig(hw="cpu"), source("Hungry"), []
     measured = MeasuredEvaluator(task, config, None)
     compiled = CompilerEvaluator(task, config, find_target("v5e-1"), None)
@@ -42,8 +54,8 @@ def test_a_measured_trial_has_the_prediction_beside_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.plan
-def test_a_prediction_that_fails_costs_no_trial(tmp_path, monkeypatch):
-    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_prediction_that_fails_costs_no_trial():
     config, said = TrainConfig(hw="cpu"), []
     measured = MeasuredEvaluator(source("Hungry"), config, None)
     compiled = CompilerEvaluator(source("Hungry"), config, find_target("v5e-1"), 1.0)

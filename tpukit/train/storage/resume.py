@@ -24,7 +24,7 @@ from tpukit.train.storage.checkpoint import (
 )
 from tpukit.train.storage.initial_weights import open_initial_run
 from tpukit.train.storage.run_folder import RunFolder, locked
-from tpukit.train.storage.run_log import keep_crashes, keep_rank_output
+from tpukit.train.storage.run_log import keep_crashes, rank_output_kept
 from tpukit.train.task import Task
 
 
@@ -53,7 +53,7 @@ def claim_folder(
     keep_crashes(folder, backend.rank)
     # The first rank of a further node prints there: its errors belong to that terminal.
     if not backend.is_main and os.environ.get("LOCAL_RANK", "0") != "0":
-        keep_rank_output(folder, backend.rank)
+        stack.enter_context(rank_output_kept(folder, backend.rank))
     return undo
 
 

@@ -179,13 +179,25 @@ def keep_crashes(folder: RunFolder, rank: int) -> None:
     faulthandler.enable(file)
 
 
-def keep_rank_output(folder: RunFolder, rank: int) -> None:
-    """Redirects this rank's output to its log file from now on."""
+@contextmanager
+def rank_output_kept(folder: RunFolder, rank: int) -> Iterator[None]:
+    """Redirects this rank's output to its log file; the error that ends it goes where it was."""
     path = folder.rank_log(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    before = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    _send_output_to(log, log)
+    os.close(log)
+    try:
+        yield
+    finally:
+        _send_output_to(*before)
+        for descriptor in before:
+            os.close(descriptor)
+
+
+def _send_output_to(stdout: int, stderr: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
