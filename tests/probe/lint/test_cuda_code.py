@@ -134,3 +134,16 @@ def test_names_of_the_table_are_pytorch_s():
             for attribute in name.split(".")[1:]:
                 assert hasattr(part, attribute) or attribute in ("memory_cached",), name
                 part = getattr(part, attribute, None)
+
+
+@pytest.mark.parametrize(
+    ("comment", "ids"),
+    [
+        ("", {"cuda-method", "cuda-half"}),
+        ("  # tpukit: ignore", set()),
+        ("  # tpukit: ignore[cuda-half]", {"cuda-method"}),
+        ("  # tpukit: ignore[cuda-half, cuda-method]", set()),
+    ],
+)
+def test_a_comment_suppresses_all_findings_of_a_line_or_those_that_it_names(tmp_path, comment, ids):
+    assert found(tmp_path, f"import torch\nx = y.cuda().half(){comment}\n") == ids

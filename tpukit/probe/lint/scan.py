@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from tpukit.probe.lint.source import (
     read_notebook,
 )
 
-IGNORE = "tpukit: ignore"
+_IGNORE = re.compile(r"tpukit: ignore(?:\[([^]]*)\])?")
 _SKIPPED_FOLDERS = {
     ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints",
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
@@ -182,5 +183,7 @@ def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
 
 
 def ignored(place: ModuleFinding, lines: Sequence[str]) -> bool:
-    here = {place.line, place.end_line}
-    return any(IGNORE in lines[line - 1] for line in here if line <= len(lines))
+    """Whether a comment on its first or last line suppresses it, or what its `[id, ...]` names."""
+    here = (lines[line - 1] for line in {place.line, place.end_line} if line <= len(lines))
+    found = [match for match in map(_IGNORE.search, here) if match]
+    return any(match[1] is None or place.id in re.split(r"[,\s]+", match[1]) for match in found)
