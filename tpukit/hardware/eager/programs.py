@@ -49,6 +49,10 @@ _GENERATOR: ContextVar[Any] = ContextVar("generator", default=None)
 """The recorded form of the device's generator."""
 
 
+COMPUTED = object()
+"""The place of a tensor among what a step returns."""
+
+
 class NotOneProgramError(Exception):
     """The reason why a step cannot be one program, with the operator and the user's line."""
 
@@ -333,7 +337,8 @@ class Recording:
     changed: list[Kept]
     """Those that the first results are the new values of."""
     returned: tuple[list[Any], Any]
-    """What the function returned, flattened: None stands for a tensor of the other results."""
+    """What the function returned, flattened: `COMPUTED` stands for a tensor of the other
+    results."""
     is_random: bool
     """Whether the device's random state is the last argument and result."""
 
@@ -359,7 +364,7 @@ class StepProgram:
             kept.set(value)
         rest = iter(outputs[len(self.recording.changed) :])
         leaves, structure = self.recording.returned
-        filled = [next(rest) if leaf is None else leaf for leaf in leaves]
+        filled = [next(rest) if leaf is COMPUTED else leaf for leaf in leaves]
         return tree_unflatten(filled, structure), outputs
 
 
@@ -492,7 +497,7 @@ class StepPrograms:
             with recorder:
                 leaves, structure = tree_flatten(function(batches, *numbers.unbind()))
                 returned = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
-            leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            leaves = [COMPUTED if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             recorder.end(returned)
             changed = recorder.changed
             results = [kept.tensor.detach() for kept in changed] + returned
