@@ -84,7 +84,7 @@ def batch_norm():
 def zoo(name):
     """Differences from the CPU's state after 20 steps of a model of the zoo, by way to run them."""
     from zoo_models import Zoo, entries
-    from zoo_stages import ROWS, differences, state, without_dropout
+    from zoo_stages import ROWS
 
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import build_learner
@@ -117,6 +117,41 @@ def zoo(name):
         },
         "launched": list(launched.values()),
     }
+
+
+@contextmanager
+def without_dropout(model):
+    """Generators of two devices draw different numbers."""
+    kept = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    for module, _ in kept:
+        module.p = 0.0
+    yield
+    for module, p in kept:
+        module.p = p
+
+
+def state(learner):
+    """What a training changes, by kind and name, on the host."""
+    metrics = learner.read_metrics()
+    module = learner.backend.unwrap(learner.model)
+    found = {
+        "parameters": dict(module.named_parameters()),
+        "buffers": dict(module.named_buffers()),
+        "ema": learner.ema.weights,
+    }
+    host = {kind: learner.backend.to_host(tensors) for kind, tensors in found.items()}
+    return {"loss": {"loss": torch.tensor(metrics.means["loss"])}, **host}
+
+
+def differences(left, right):
+    """By kind, the distance of all its tensors together, relative to `right`."""
+
+    def distance(kind):
+        pairs = [(left[kind][n].double(), t.double()) for n, t in right[kind].items()]
+        size = sum(float(t.square().sum()) for _, t in pairs) ** 0.5
+        return sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5 / size if size else 0.0
+
+    return {kind: distance(kind) for kind in right}
 
 
 @contextmanager
