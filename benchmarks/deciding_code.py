@@ -74,6 +74,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "engine_cost_tpu_tiny": (*ENGINE, *XLA, *EIT, "tpukit/tasks/eit/data"),
     "first_step": (*START, *ENGINE, *EAGER, *XLA, *EIT, *SUMMARIZE),
     "gpualert_corpus": ("tpukit/knowledge", "tpukit/probe/logs"),
+    "gpu_memory_on_cpu": ("tpukit/probe/gpu_memory", *EAGER),
     "image_accuracy": (*ENGINE, *EAGER, "tpukit/tasks/images"),
     "image_loading": ("tpukit/tasks/images/data", "tpukit/train/loader.py"),
     "probe_compiler_eit": SEARCHES["eit"],

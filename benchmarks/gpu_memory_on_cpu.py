@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import queue
@@ -20,6 +19,8 @@ import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from deciding_code import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "gpu_memory_on_cpu.json"
@@ -173,9 +174,9 @@ def main() -> None:
         errors = sorted(abs(row["error"]) for row in rows) or [0.0]
         found = {
             "median_error": statistics.median(errors), "largest_error": errors[-1],
-            "models": rows, "failed": failed, "torch": torch.__version__,
+            "models": rows, "failed": failed, "versions": {"torch": torch.__version__},
         }  # fmt: skip
-        RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_result(RESULT, found)
     print(f"median {found['median_error']:.2%}, largest {found['largest_error']:.2%}")
 
 

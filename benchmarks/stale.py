@@ -79,6 +79,7 @@ MEASUREMENTS = {
     "gpualert_corpus": Measurement(
         (f"gpualert_corpus.py FOLDER {OUT}",), needs="a checkout of the corpus"
     ),
+    "gpu_memory_on_cpu": Measurement(("gpu_memory_on_cpu.py",)),
     "run_overhead": timed(f"run_overhead.py {OUT}"),
     "eit_simulation": timed(f"eit_simulation.py {OUT}"),
     "eit_speed_cpu": timed(f"eit_speed.py {OUT}"),

@@ -536,6 +536,25 @@ def gpualert_corpus() -> str:
     )
 
 
+def gpu_memory_on_cpu() -> str:
+    found = read("gpu_memory_on_cpu")
+    rows = [
+        [m["model"], f"{m['predicted_bytes'] / 2**20:.1f}", f"{m['measured_bytes'] / 2**20:.1f}",
+         f"{m['error']:+.2%}"]
+        for m in found["models"]
+    ]  # fmt: skip
+    return section(
+        "Tensors of a step: predicted beside measured",
+        "gpu_memory_on_cpu.py",
+        ["gpu_memory_on_cpu"],
+        "Peak of live tensors by the trace behind `probe-batch --target t4`, with operators in the "
+        "CPU's forms, and by torch's profiler in a real step on a CPU: fp32, 8 rows of 64 x 64. "
+        f"Median error {found['median_error']:.2%}, largest {found['largest_error']:.2%}, "
+        f"{len(found['models'])} of the script's models.",
+        table(["model", "predicted (MiB)", "measured (MiB)", "error"], rows),
+    )
+
+
 def doctor_real_material() -> str:
     sums = read("doctor_real_material")["summary"]
     halves = {"learn": "learned from", "measure": "measured"}
@@ -630,6 +649,7 @@ SECTIONS = {
     "doctor_start": doctor_start,
     "run_overhead": run_overhead,
     "gpualert_corpus": gpualert_corpus,
+    "gpu_memory_on_cpu": gpu_memory_on_cpu,
     "doctor_real_material": doctor_real_material,
     "campaign": campaign,
 }
