@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from no_dropout import without_dropout
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from zoo_models import Zoo, entries
-from zoo_stages import without_dropout
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import TorchOps
