@@ -134,7 +134,8 @@ def test_generations_by_the_runtimes_name(kind, generation):
 @pytest.mark.parametrize(
     ("name", "precision", "tera"),
     [("Tesla T4", "fp16", 65), ("Tesla T4", "bf16", None), ("NVIDIA H200", "bf16", 989),
-     ("NVIDIA A100-SXM4-40GB", "fp32", 19.5), ("NVIDIA L40S", "bf16", None),
+     ("NVIDIA A100-SXM4-40GB", "fp32", 19.5), ("NVIDIA L40S", "bf16", 362),
+     ("NVIDIA L40", "bf16", None),
      ("TPU v2", "bf16", 22.5), ("TPU v4", "bf16", 275), ("TPU v5 lite", "bf16", 197),
      ("TPU v5", "bf16", 459), ("TPU v6 lite", "bf16", 918), ("TPU v5 lite", "fp32", None)],
 )  # fmt: skip
