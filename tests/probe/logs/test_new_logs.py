@@ -36,6 +36,23 @@ CASES = {
     "an embedding's index": ("../Indexing.cu:1: indexSelectLargeIndex: block: [1,0,0], thread: [2,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n" + TB + "RuntimeError: CUDA error: device-side assert triggered", "index-out-of-range-embedding", "vocabulary"),
     "zsh's crash": ("[1]    18472 segmentation fault (core dumped)  python train.py", "segmentation-fault", "library"),
     "bash's abort": ("run.sh: line 3: 12 Aborted                 (core dumped) python train.py", "process-aborted", "check"),
+    "pytest's summary": ("FAILED tests/test_a.py::test_b[x/y] - TypeError: Frob.run() got an unexpected keyword argument 'speed'", "keyword-not-taken", "speed"),
+    "a tag before the level": ("[Stage-3] ERROR 03-12 08:22:28 [a.py:8] ValueError: Free memory on device cuda:1 (1.0/8.0 GiB) on startup is less than desired GPU memory utilization (0.9, 7.2 GiB).", "serving-memory", "other processes"),
+    "structlog's JSON": ('{"level": "error", "event": "KeyError: \'labels\'"}', "key-missing", "labels"),
+    "a list's item that is an exception": ("Actual:\n- `RuntimeError: CUDA error: no kernel image is available for execution on the device`", "cuda-no-kernel-image", "cu128"),
+    "an import without its class": ("Error loading module nodes: cannot import name 'Frob' from 'frobs' (/site-packages/frobs/__init__.py)", "name-not-in-module", "frobs"),
+    "a missing module without its class": ("Missing required packages: No module named 'frobs'", "module-not-found", "frobs"),
+    "a wrapped message": ("ImportError: cannot import name 'Frob' from\n'frobs.models.frob' (/frobs/models/frob.py)", "name-not-in-module", "frobs.models.frob"),
+    "a status in an exception's message": ("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/x", "http-status", "429"),
+    "a GPU that is newer": ("NVIDIA B300 with CUDA capability sm_103 is not compatible with the current PyTorch installation.\nRuntimeError: CUDA error: no kernel image is available for execution on the device", "cuda-gpu-newer-than-build", "cu128"),
+    "ptxas beside a range": ("Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability supported by this version of PyTorch is (8.0) - (12.0)\nptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'", "compiler-gpu-architecture", "TRITON_PTXAS_PATH"),
+    "a container's libcuda": (TB + "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination", "cuda-driver-mismatch", "compat"),
+    "a graph's recording": (TB + "RuntimeError: CUDA error: operation not permitted when stream is capturing", "cuda-graph-capture", "enforce_eager"),
+    "torchcodec": (TB + "RuntimeError: Could not load libtorchcodec. Likely causes:\n  1. FFmpeg is not properly installed\nOSError: libavutil.so.58: cannot open shared object file: No such file or directory", "torchcodec-not-loaded", "FFmpeg"),
+    "a model's own code": (TB + '  File "/root/.cache/huggingface/modules/transformers_modules/frob/modeling.py", line 5, in f\n    ROPE["default"]\n' + "KeyError: 'default'", "remote-code-release", "transformers_version"),
+    "SLURM's limit": ("slurmstepd: error: Detected 3 oom_kill events in StepId=12.0. Some of the step tasks have been OOM Killed.", "host-oom-killed", "memory"),
+    "half of NumPy's advice": ("downgrade to 'numpy<2' or try to upgrade the affected module.", "numpy-abi", "numpy<2"),
+    "an advice to try again": ("`frob/12b` is not supported yet in `transformers==5.5.0`. Please update transformers and try again.", "model-newer-than-transformers", "pip install -U"),
     "hydra's line": ("[2026-01-02 03:04:05,678][__main__][ERROR] - KeyError: 'labels'", "key-missing", "labels"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
@@ -47,6 +64,19 @@ def test_first_answer(case):
     first = explained(log)[0]
     assert (first.id, first.role) == (id, "cause"), [(e.id, e.role) for e in explained(log)]
     assert word in f"{first.cause} {first.fix}"
+
+
+@pytest.mark.parametrize(
+    "log",
+    ["A matching Triton is not available, some optimizations will not be enabled.\n"
+     "Error caught was: No module named 'triton'",
+     "WARNING: Could not import frobs: No module named 'frobs'",
+     "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
+     "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
+     "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0"],
+)  # fmt: skip
+def test_what_a_program_lives_without_is_no_cause(log):
+    assert causes(log) == []
 
 
 def test_an_exception_of_a_library_is_explained_by_where_it_comes_from():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpukit.knowledge.error_table import ROLES, KnownError
+from tpukit.knowledge.error_table import KnownError
 from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
@@ -26,7 +26,7 @@ _LONGEST_LINE = 20_000
 _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
 _ESCAPED = "\\n"
 """A newline as experiment trackers write it into one line."""
-_JSON_TEXTS = ("data", "log", "message", "msg", "text", "textPayload", "MESSAGE")
+_JSON_TEXTS = ("data", "event", "log", "message", "msg", "text", "textPayload", "MESSAGE")
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)\b(?::|$)"
     r"|(?i:\b(?:fatal|error|failed|failure|abort(?:ed)?|segmentation fault|core dumped)\b)"
@@ -71,10 +71,8 @@ class LogExplainer:
     def explanations(self) -> list[Explanation]:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
         found = self._matcher.unreplaced()
-        by_role = sorted(found, key=lambda e: -ROLES.index(e.role))
-        known = {line: e for e in by_role for line in self._matcher.lines_of(e)}
         chains = self._tracebacks.last_of_chains()
-        found += explain_raised(chains, self._matcher.entries, known)
+        found += explain_raised(chains, self._matcher.entries, self._matcher.known_lines())
         return ranked(found, self._progress)
 
 

@@ -36,6 +36,9 @@ _PREFIX = re.compile(
     r"|\[" + _LEVEL + r"\](?: -(?=\s))?|" + _LEVEL + r"(?=\s+[-|\[])|\|\s*" + _LEVEL + r"\s*\|"
     r"|##\[\w+\]|\[?std(?:err|out)\]?:?(?=\s)|::" + _LEVEL + r":|[│┃|╭╰╮╯─━>❱❯]+(?=\s|$)|E(?= {2,})"
     r"|-(?=\s[\w.]+\s-\s)|[\w.]+ - " + _LEVEL + r" -"
+    r"|\[[\w.:/ -]{1,40}\](?=\s+" + _LEVEL + r"\b)|(?:FAILED|ERROR) \S+::\S+ -(?=\s)"
+    r"|\(\w+\)(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception): )"
+    r"|[-*] `(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
     r")"
 )
 _RANK = re.compile(

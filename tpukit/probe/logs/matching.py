@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from tpukit.knowledge.error_table import KnownError, known_errors
+from tpukit.knowledge.error_table import ROLES, KnownError, known_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.log_text import Line, clean_lines
 from tpukit.probe.logs.patterns import FlowPattern, flow_pattern, squeeze
@@ -25,7 +25,7 @@ _LONGEST_LINE = 4000
 _LONGEST_SHOWN = 300
 _RETRY = re.compile(
     r"(?i)\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
-    r"|\b(?:try(?:ing)?|tries) again\b|\bthrown while requesting\b"
+    r"|\b(?:trying|tries|will try) again\b|\bthrown while requesting\b"
     r"|\b(?:decreasing|reducing|lowering|halving)\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
 )
 _LOUD = re.compile(
@@ -60,9 +60,12 @@ class Matcher:
         """What was found, without what a more specific entry explains."""
         return [e for e in self.found.values() if not self._replaced(e)]
 
-    def lines_of(self, explanation: Explanation) -> set[int]:
-        """The lines on which this was found."""
-        return self._counted.get(explanation.id, set())
+    def known_lines(self) -> dict[int, Explanation]:
+        """Each line on which a text was found, with what explains it best."""
+        by_role = sorted(
+            self.found.values(), key=lambda e: (-ROLES.index(e.role), not self._replaced(e))
+        )
+        return {line: e for e in by_role for line in self._counted[e.id]}
 
     def _search_flows(self, lines: Sequence[Line], known: int) -> None:
         pieces = [squeeze(line.text) for line in lines]

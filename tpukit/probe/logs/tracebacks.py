@@ -9,58 +9,69 @@ from dataclasses import dataclass, field
 from tpukit.probe.logs.log_text import Line
 from tpukit.probe.logs.quoting import is_quoted
 
+IN_PROCESS = "exception in a process"
 _START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
-_CAUSED = re.compile(r"The above exception was the direct cause of the following exception")
-_DURING = re.compile(r"During handling of the above exception, another exception occurred")
-_IGNORED = re.compile(r"Exception ignored in")
+_LINK = re.compile(
+    r"(?P<caused>The above exception was the direct cause of the following exception)"
+    r"|(?P<during>During handling of the above exception, another exception occurred)"
+    r"|(?P<ignored>Exception ignored in)"
+)
+"""What an exception has to do with the one before it."""
+_CHILD = re.compile(r"-- Process \d+ terminated with the following error")
 _SOFT = re.compile(
     r"(?i)\bwill not be (?:enabled|used|available)|\bnot available,|\bdisabl|\bignor(?:ed|ing)\b"
     r"|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b|\bcontinuing\b|\bretry"
 )
 """Text above the traceback of an exception that the program handled."""
-_CHILD = re.compile(r"-- Process \d+ terminated with the following error")
-_FRAME = re.compile(
-    r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?"
-    r"|File (?P<path2>[^\s\"]{1,400}?):(?P<line2>\d+)(?:, in (?P<where2>.{1,60}))?"
-    r"|(?P<path3>[^\s:]{1,300}\.py):(?P<line3>\d+) in (?P<where3>\S{1,60})$"
-    r"|(?P<path4>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where4>[\w.<>]{1,60})"
-    r"|(?P<path5>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line5>\d+)"
-)
+_FRAMES = [
+    re.compile(form)
+    for form in (
+        r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?",
+        r"File (?P<path>[^\s\"]{1,400}?):(?P<line>\d+)(?:, in (?P<where>.{1,60}))?",
+        r"(?P<path>[^\s:]{1,300}\.py):(?P<line>\d+) in (?P<where>\S{1,60})$",
+        r"(?P<path>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where>[\w.<>]{1,60})",
+        r"(?P<path>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line>\d+)",
+    )
+]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
-_NAME = r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)"
-_AFTER_FRAMES = re.compile(_NAME + r"(?::\s+(?P<message>.*)|:?\s*$)")
-_ENDING = r"(?:Error|Exception|Interrupt|Exit|Failure|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)"
+_AFTER_FRAMES = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(?P<message>.*)|:?\s*$)")
 _IN_TRACEBACK = re.compile(
-    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*" + _ENDING + r"|Exception)"
-    r"(?::\s+(?P<message>.*)|:?\s*$)"
+    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
+    r"|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
     r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
-    r"|nccl[A-Z]\w+Error):\s+"
-    r"(?P<message>(?![-+]?\d|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
+    r"|nccl[A-Z]\w+Error):\s+(?P<message>(?![-+]?\d(?!\d\d (?:Client|Server) Error)"
+    r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
-_NATIVE = re.compile(r"terminate called after throwing an instance of '(?P<name>[^']{1,80})'")
-_WHAT = re.compile(r"what\(\):\s+(?P<message>.*)")
-_ON_DEVICE = re.compile(
-    r"Exception in (?:model function for )?device=\S+:\s+(?P<message>.+)"
-    r"|thread '[^']{0,60}' panicked at (?P<panic>.+)"
-)
-_CHECK = re.compile(r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)")
-_STATUS = re.compile(
-    r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
-    r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})"
-)
-_ERROR = re.compile(
-    r"(?:[\w./+-]+(?:[:(]\d+\)?){0,2}: )?(?:fatal )?(?:error|ERROR|Error): "
-    r"(?P<message>[A-Za-z'.-]+ .{5,})"
-    r"|(?P<tool>(?:nvcc fatal\s+: |CMake Error\b|ptxas fatal\s+: |(?:/\S+/)?ld: cannot find ).{3,})"
-)
-_INLINE = re.compile(
-    r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
-    r"(?P<message>.{3,})"
-)
-"""An exception behind the words of a program that caught it; only in lines of the level error."""
+_CLASSLESS = [
+    (re.compile(form), name, levels)
+    for form, name, levels in (
+        (r"what\(\):\s+(?P<message>.*)", "terminate", "any"),
+        (r"Exception in (?:model function for )?device=\S+:\s+(?P<message>.+)", IN_PROCESS, "any"),
+        (r"thread '[^']{0,60}' panicked at (?P<message>.+)", IN_PROCESS, "any"),
+        (r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
+         r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})",
+         "error", "none"),
+        (r"(?:[\w./+-]+(?:[:(]\d+\)?){0,2}: )?(?:fatal )?(?:error|ERROR|Error): "
+         r"(?P<message>[A-Za-z'.-]+ .{5,})", "error", "none"),
+        (r"(?P<message>(?:nvcc fatal\s+: |CMake Error\b|ptxas fatal\s+: "
+         r"|(?:/\S+/)?ld: cannot find ).{3,})", "error", "none"),
+        (r"\S+:\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})", "error", "any"),
+        (r"(?:[^\w\s]{1,2} )?(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
+         r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
+        (r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
+         r"(?P<message>.{3,})", "", "EF"),
+        (r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)",
+         "failed check", "said"),
+        (r"(?P<message>.{9,})", "failed check", "F"),
+    )
+]  # fmt: skip
+"""Failures without a class, or behind the words of a program that caught them: the form, the name
+and where it counts (lines of some levels; `none`: without level and indentation)."""
+_UNFINISHED = re.compile(r"(?:\bfrom|,)$")
+"""End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
 _MOST_FRAMES = 400
@@ -155,6 +166,22 @@ class _Reader:
     silent: int = 0
     """Lines since the last frame."""
 
+    def add(self, match: re.Match[str], line: Line) -> None:
+        """Adds a frame, to a new traceback where none is open."""
+        if not self.is_open:
+            self.open(line, has_header=False)
+        self.silent, self.awaits_code = 0, '"' in match.group()
+        if len(self.frames) < _MOST_FRAMES:
+            frame = {"line": "", "where": "", **match.groupdict("")}
+            where = frame["where"].strip()
+            self.frames.append(Frame(frame["path"], int(frame["line"][:9] or 0), where=where))
+
+    def open(self, line: Line, *, has_header: bool) -> None:
+        """Begins a traceback."""
+        self.is_open, self.has_header, self.frames = True, has_header, []
+        self.first_line, self.silent = line.number, 0
+        self.is_handled = has_header and _SOFT.search(self.before) is not None
+
 
 class TracebackReader:
     """Collects exceptions from lines that are fed piece by piece."""
@@ -180,22 +207,21 @@ class TracebackReader:
         reader.silent += 1
         if reader.silent > _MOST_SILENT:
             reader.is_open = False
-        if _START.search(text) and not (line.indented and '"' in text):
-            reader.is_open, reader.frames, reader.first_line = True, [], line.number
-            reader.silent, reader.has_header = 0, True
-            reader.is_handled = _SOFT.search(reader.before) is not None
+        last = reader.last
+        if last and last.line.number + 1 == line.number and _UNFINISHED.search(last.message):
+            last.message += f" {text}"
+        elif _START.search(text) and not (line.indented and '"' in text):
+            reader.open(line, has_header=True)
             if text.startswith("Original Traceback"):
                 reader.link = "original"
-        elif _CHILD.match(text) and reader.last is not None:
-            reader.last.is_report = True
-        elif _IGNORED.match(text):
-            reader.link = "ignored"
-        elif _CAUSED.match(text):
-            reader.link = "caused"
-        elif _DURING.match(text):
-            reader.link = "during"
-        elif (frame := _FRAME.match(text)) is not None:
-            self._add_frame(frame, line, reader)
+        elif (link := _LINK.match(text)) is not None:
+            reader.link = link.lastgroup or ""
+        elif _CHILD.match(text) and last is not None:
+            last.is_report = True
+        elif (
+            frame := next(filter(None, (form.match(text) for form in _FRAMES)), None)
+        ) is not None:
+            reader.add(frame, line)
         elif reader.is_open and (arrow := _ARROW.match(text)) is not None and reader.frames:
             reader.frames[-1].line = int(arrow["line"])
             reader.frames[-1].code = arrow["code"].strip()
@@ -204,19 +230,6 @@ class TracebackReader:
         elif reader.awaits_code and reader.frames:
             reader.frames[-1].code = text[:200]
             reader.awaits_code = False
-
-    def _add_frame(self, match: re.Match[str], line: Line, reader: _Reader) -> None:
-        if not reader.is_open:
-            reader.is_open, reader.frames, reader.first_line = True, [], line.number
-            reader.has_header, reader.is_handled = False, False
-        reader.silent = 0
-        groups = match.groupdict()
-        path = next(v for k, v in groups.items() if k.startswith("path") and v)
-        number = next((v for k, v in groups.items() if k.startswith("line") and v), "0")
-        if len(reader.frames) < _MOST_FRAMES:
-            where = next((v for k, v in groups.items() if k.startswith("where") and v), "")
-            reader.frames.append(Frame(path, int(number[:9]), where=where.strip()))
-        reader.awaits_code = '"' in match.group()
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
         raised = Raised(name, message.strip(), line, reader.frames, reader.first_line)
@@ -251,23 +264,18 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         found = _ALONE.match(text)
     if found is not None:
         return None if _WARNING.search(found["name"]) else (found["name"], found["message"] or "")
-    return None if reader.is_open else _native(line, text)
-
-
-def _native(line: Line, text: str) -> tuple[str, str] | None:
-    """What ends a process without a traceback: a failed check, a C++ exception."""
-    for pattern, name in ((_WHAT, "terminate"), (_ON_DEVICE, "exception in a process")):
-        if (match := pattern.match(text)) is not None:
-            return name, next(value for value in match.groups() if value)
-    if not line.level and not line.indented:
-        for pattern in (_STATUS, _ERROR):
-            if (match := pattern.match(text)) is not None:
-                return "error", next(value for value in match.groups() if value)
-    if line.level in ("E", "F") and (match := _INLINE.match(text)) is not None:
-        return match["name"], match["message"]
-    check = _CHECK.match(text)
-    if check is not None and not is_quoted(line, check.start("message")):
-        return "failed check", check["message"]
-    if line.level == "F" and len(text) > 8:
-        return "failed check", text
+    if reader.is_open:
+        return None
+    for pattern, name, levels in _CLASSLESS:
+        match = pattern.match(text) if _counts(line, levels) else None
+        if match is None or (levels == "said" and is_quoted(line, match.start("message"))):
+            continue
+        if levels != "hard" or not _SOFT.search(f"{reader.before} {text}"):
+            return name or match["name"], match["message"]
     return None
+
+
+def _counts(line: Line, levels: str) -> bool:
+    if levels == "none":
+        return not line.level and not line.indented
+    return levels in ("any", "hard", "said") or bool(line.level and line.level in levels)
