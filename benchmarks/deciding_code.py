@@ -28,18 +28,25 @@ def within(folder: str, *names: str) -> tuple[str, ...]:
 
 
 STEP = (
-    *within("train", "learner.py", "optimizer.py", "batch_sums.py"),
-    "tpukit/hardware/optimizers",
+    *within("train", "learner.py", "optimizer.py"),
+    "tpukit/hardware/optimizers.py",
 )
 XLA = (
     *within("hardware/xla", "backend.py", "flash_attention.py", "lowerings.py", "mesh.py",
-            "model_code.py", "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),
+            "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),
 )  # fmt: skip
 EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py")
 ENGINE = (
     *STEP,
     *within(
-        "train", "engine.py", "plan.py", "run.py", "loader.py", "data", "schedule.py", "config.py"
+        "train",
+        "engine.py",
+        "plan.py",
+        "run.py",
+        "loader.py",
+        "data.py",
+        "schedule.py",
+        "config.py",
     ),
     "tpukit/hardware/prefetch.py",
 )
@@ -47,7 +54,7 @@ COMPILER = (*STEP, *XLA, "tpukit/probe/compiler")
 SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
           *within("probe/batch", "search.py", "recommend.py"))  # fmt: skip
 TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
-EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/ema.py")
+EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/optimizer.py")
 IMAGES = within("tasks/images", "model", "task.py", "settings.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
                    "data/packing.py")  # fmt: skip
@@ -87,7 +94,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "probe_peers_eit_xla": (*TRIALS, *ENGINE, *XLA, *EIT),
     "probe_peers_summarize": (*TRIALS, *ENGINE, *EAGER, *SUMMARIZE),
     "probe_peers_summarize_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
-    "run_overhead": ("tpukit/commands/run.py", *within("io", "relay.py", "output_log.py")),
+    "run_overhead": ("tpukit/commands/run.py", "tpukit/io/relay.py"),
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
     "summarize_generation": (*EAGER, *within("tasks/summarize", "generation", "model")),
     "summarize_packing": (*COMPILER, *SUMMARIZE),

@@ -32,13 +32,12 @@ import torch
 from deciding_code import write_result
 from torch import Tensor, nn
 
-from tpukit.tasks.eit.data.conditioning import voltage_map
 from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
 from tpukit.tasks.eit.data.measured import open_test_set
-from tpukit.tasks.eit.data.symmetry import SYMMETRIES
+from tpukit.tasks.eit.data.voltages import SYMMETRIES, voltage_map
 from tpukit.tasks.eit.metrics import METRICS, measure_all
-from tpukit.train.mean_interval import mean_interval
-from tpukit.train.storage.run_folder import versions
+from tpukit.train.evaluation import mean_interval
+from tpukit.train.run_folder import versions
 
 WAYS = {
     "diffusion, mean of K": "",

@@ -29,9 +29,9 @@ from deciding_code import write_result
 from scipy import sparse
 from scipy.sparse.linalg import splu
 
+from tpukit.tasks.eit.generate import SimulatedData, simulate
 from tpukit.tasks.eit.simulation.forward import drive_currents, forward_model, measure_drives
 from tpukit.tasks.eit.simulation.inclusions import draw_inclusions, sigma_on
-from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
 
 REPEATS = 3
 
@@ -63,7 +63,7 @@ def best(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def time_samples(samples: int) -> float:
     """Samples per CPU-second in this process, without files."""
-    settings = SimulationSettings()
+    settings = SimulatedData()
     simulate(settings, 0)
     started = time.process_time()
     for index in range(samples):
@@ -73,7 +73,7 @@ def time_samples(samples: int) -> float:
 
 def compare_solvers(samples: int) -> dict[str, float]:
     """Forward solves per CPU-second: changes of one inverse, and a factorisation a sample."""
-    model = forward_model(SimulationSettings().electrode_degrees)
+    model = forward_model(SimulatedData().electrode_degrees)
     generators = [np.random.default_rng(i) for i in range(samples)]
     sigmas = [sigma_on(model.mesh, draw_inclusions(rng, "strong")) for rng in generators]
     model.change(sigmas[0])
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     n = arguments.samples
-    mesh = forward_model(SimulationSettings().electrode_degrees).mesh
+    mesh = forward_model(SimulatedData().electrode_degrees).mesh
     result = {
         "samples": n,
         "nodes": len(mesh.nodes),

@@ -98,7 +98,7 @@ def disturb(model: nn.Module) -> None:
 def sample(task: EITTask, model: Any, backend: Any, options: argparse.Namespace) -> float:
     """Seconds of 5-step sampling of as many images as a batch has rows, after once to warm up."""
     maps = task.example_batches(options.rows)[0]["voltages"].numpy()
-    sampler = task.sampler(options.rows)
+    sampler = task.trained(model, backend).sampler(options.rows)
     model.eval()
     for _ in range(2):
         started = time.perf_counter()

@@ -42,9 +42,8 @@ def made_up_task(size: str, samples: int):
     """The EIT task on packed, memory-mapped samples, as its own cache of a data folder has them."""
     import numpy as np
 
-    from tpukit.tasks.eit.data.dataset import EITDataset
-    from tpukit.tasks.eit.data.normalisation import Normalisation
-    from tpukit.tasks.eit.data.packed import Samples
+    from tpukit.tasks.eit.data.dataset import EITDataset, Normalisation
+    from tpukit.tasks.eit.data.samples import Samples
     from tpukit.tasks.eit.task import EITTask
     from tpukit.train.task import Datasets
 
@@ -209,7 +208,7 @@ def main() -> None:
     from tpukit.train.config import TrainConfig
     from tpukit.train.plan import TrainingRequest
     from tpukit.train.run import train_run
-    from tpukit.train.storage.run_folder import RunFolder, versions
+    from tpukit.train.run_folder import RunFolder, versions
 
     backend = open_backend(HardwareOptions(hw=options.hw, precision="fp32"))
     config = TrainConfig(

@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
 def compiled(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The scheduled program and the compiler's figures."""
     from tpukit.probe.compiler.compile import TpuCompiler
-    from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
+    from tpukit.probe.compiler.hlo import costs_of, scheduled_hlo
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
     from tpukit.registry.classes import load_task

@@ -60,7 +60,7 @@ def plans(devices: int, buckets: int, batch: int, micro_rows: int) -> tuple[Any,
 def compiled(shape: Any, packed: bool, target: Any) -> dict[str, Any]:
     """One chip's micro-batch: what the compiler says of it, and how long it compiled."""
     from tpukit.probe.compiler.compile import TpuCompiler
-    from tpukit.probe.compiler.program_costs import costs_of
+    from tpukit.probe.compiler.hlo import costs_of
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
     from tpukit.tasks.summarize.data.dataset import example_batch

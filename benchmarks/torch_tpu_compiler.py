@@ -7,10 +7,8 @@ tpukit's extra [plan]. Each stack records the engine's own step as one program, 
 compile-only client compiles for one v5e chip. torch_xla's program is compiled by both releases of
 libtpu: that tells what the stacks do differently from what the compilers do differently.
 
-torch_tpu has no public function for this: `trace_torch_tpu` records its deferred operations through
-private ones, in a process whose device is the CPU plugin of the tests. It refuses other releases.
-A run on torch_tpu is several programs (forward, backward, norm, update), and what passes from one
-to the next stays in memory: the answer for one program is an estimate for it and no bound.
+torch_tpu has no public function for this: the step is recorded as a run records it, through private
+ones, in a process whose device is the CPU plugin of the tests. Other releases are refused.
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ RESULT = ROOT / "benchmarks" / "results" / "torch_tpu_compiler.json"
 PLUGIN = ROOT / "tests" / "support" / "torch_tpu_on_cpu"
 WRITTEN_AGAINST = {"torch_tpu": "0.2.0", "jax": "0.10.2"}
 ROWS = {"GPT-2 124M": 8, "EIT published": 8}
-CHECKED = "GPT-2 2x2x32"
-"""Small enough to be executed as well."""
 COMPILER = {
     "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
@@ -51,8 +47,7 @@ def network(name: str) -> tuple[Any, Any]:
     if name.startswith("EIT"):
         config = TrainConfig(ema_decay=0.995, ema_every=10, precision="bf16")
         return EITTask(size="published").for_probing(), config
-    model = {"model": "2x2x32", "block_size": 64} if name == CHECKED else {}
-    task = SummarizeTask(loss="reference", init="scratch", tokenizer="gpt2", **model)
+    task = SummarizeTask(loss="reference", init="scratch", tokenizer="gpt2")
     return task.for_probing(), TrainConfig(precision="bf16")
 
 
@@ -63,95 +58,38 @@ def batch_of(task: Any, rows: int) -> Any:
 
 
 # -- torch_tpu -------------------------------------------------------------------------------------
-def trace_torch_tpu(name: str, kernels: bool) -> tuple[bytes, Any]:
-    """The step as a StableHLO artifact, and a function that executes it: (outputs, expected)."""
+def record_torch_tpu(name: str, kernels: bool) -> tuple[bytes, dict[int, int]]:
+    """The step as a run records it, as a StableHLO artifact, and which argument becomes which
+    result."""
     found = {package: importlib.metadata.version(package) for package in WRITTEN_AGAINST}
     if found != WRITTEN_AGAINST:
         sys.exit(f"written against {WRITTEN_AGAINST}; this environment has {found}")
     import torch
-    from torch import nn
 
+    from tpukit.hardware.eager.programs import StepPrograms
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.learner import build_learner
 
-    precision: Any = "fp32" if name == CHECKED else "bf16"
-    backend: Any = open_backend(HardwareOptions(hw="tpu", precision=precision, compile=False))
+    backend: Any = open_backend(HardwareOptions(hw="tpu", precision="bf16", compile=True))
     from torch_tpu._internal.compile import tpu_torch_compile as recorder
-    from torch_tpu._internal.execution_mode import EagerMode, set_eager_mode
 
     # The tests' hook turns torch_tpu's own kernel off, as the CPU cannot execute it.
     torch.backends.cuda.enable_cudnn_sdp(kernels)
     torch.backends.cuda.enable_flash_sdp(kernels)
-    backend.eager.surface_errors = lambda results: None  # nothing is computed
     task, config = network(name)
     torch.manual_seed(0)
     learner = build_learner(task, backend, task.build_model(backend), config)
-    batch = next(iter(backend.batches([batch_of(task, ROWS.get(name, 2))])))
-    kept = persistent(learner)
-    given = [*kept, *batch.values()]
-    values = [tensor.detach().clone() for tensor in given] if name == CHECKED else []
-    arguments = [recorder.placeholder(list(t.shape), t.dtype, False) for t in given]
-    state = torch.tpu.default_generators[0]
-    generator = recorder.make_export_mode_device_generator(state)
-    recorder.set_export_mode_default_device_generator(generator)
-    seed = recorder.get_device_state_tensor(generator)
-    recording = set_eager_mode(EagerMode._INTERNAL_COMPILE_FX_GRAPH)
-    # The mode is that of one thread; the backward pass has its own.
-    with recording, torch.autograd.set_multithreading_enabled(False):
-        for tensor, argument in zip(kept, arguments, strict=False):
-            new = argument.clone().detach()
-            if isinstance(tensor, nn.Parameter):
-                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            torch.utils.swap_tensors(tensor, new)
-        sent = [argument.clone() for argument in arguments[len(kept) :]]
-        learner.train_step([dict(zip(batch, sent, strict=True))], config.lr)
-        results = [tensor.detach() for tensor in kept]
-        after = recorder.get_device_state_tensor(generator)
-        if after.data_ptr() != seed.data_ptr():  # drop-out or noise
-            arguments.append(seed)
-            results.append(after)
-        module = recorder.build_mlir(results, arguments)
-    recorder.clear_export_mode_default_device_generators()
-    if name == CHECKED:
-        outputs = recorder.execute(recorder.compile_mlir(module), values)
-        return b"", (outputs, values)
-    return recorder.serialize_mlir_portable_artifact(module), None
-
-
-def persistent(learner: Any) -> list[Any]:
-    """Every tensor on the device that outlives a step."""
-    import torch
-
-    states = [value for state in learner.optimizer.state.values() for value in state.values()]
-    averages = list(learner.ema.weights.values()) if learner.ema else []
-    kept = [*learner.model.parameters(), *learner.model.buffers(), *states, *averages]
-    kept += [*vars(learner.sums).values(), *vars(learner).values()]
-    return [t for t in kept if isinstance(t, torch.Tensor) and t.device.type == "tpu"]
-
-
-def check_torch_tpu() -> float:
-    """The largest relative difference of a small step's recorded program from the step itself."""
-    import torch
-
-    from tpukit.hardware.options import HardwareOptions
-    from tpukit.hardware.select import open_backend
-    from tpukit.train.learner import build_learner
-
-    outputs, _ = trace_torch_tpu(CHECKED, kernels=False)[1]
-    backend = open_backend(HardwareOptions(hw="tpu", precision="fp32", compile=False))
-    task, config = network(CHECKED)
-    torch.manual_seed(0)
-    learner = build_learner(task, backend, task.build_model(backend), config)
-    learner.train_step([next(iter(backend.batches([batch_of(task, 2)])))], config.lr)
-    pairs = zip(outputs, persistent(learner), strict=True)
-    floating = [(a.cpu().double(), b.cpu().double()) for a, b in pairs if b.is_floating_point()]
-    finite = [(a[b.isfinite()], b[b.isfinite()]) for a, b in floating]
-    return max(float((a - b).norm() / b.norm()) for a, b in finite if b.norm() > 0)
+    batches = [next(iter(backend.batches([batch_of(task, ROWS[name])])))]
+    programs = StepPrograms(backend.device, print)
+    recording = programs.recorded(learner._step, batches, programs.inputs(batches, (1e-4, 0.0)))
+    places = {id(kept): place for place, kept in enumerate(recording.kept)}
+    aliases = {places[id(kept)]: result for result, kept in enumerate(recording.changed)}
+    return recorder.serialize_mlir_portable_artifact(recording.module), aliases
 
 
 # -- torch_xla -------------------------------------------------------------------------------------
-def trace_torch_xla(name: str, kernels: bool) -> bytes:
+def trace_torch_xla(name: str, kernels: bool) -> tuple[bytes, dict[int, int]]:
     """The step as a StableHLO artifact, as `probe-batch --target` traces it."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
@@ -168,11 +106,11 @@ def trace_torch_xla(name: str, kernels: bool) -> bytes:
     with mlir.make_ir_context():
         module = ir.Module.parse(_with_arguments(program, 1))
         artifact: bytes = hlo.serialize_portable_artifact(module, hlo.get_current_version())
-    return artifact
+    return artifact, {}  # marked already
 
 
 # -- libtpu ----------------------------------------------------------------------------------------
-def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
+def compile_for_v5e(path: Path, effort: str) -> dict[str, Any]:
     """The compiler's report on a program for one chip, with the releases that made it."""
     import numpy as np
     from jax._src import compiler
@@ -182,7 +120,7 @@ def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
     from jax.experimental import topologies
 
     from tpukit.probe.compiler.compile import FAST_EFFORT
-    from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
+    from tpukit.probe.compiler.hlo import costs_of, scheduled_hlo
 
     chip = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices[0]
     options = compiler.get_compile_options(
@@ -192,7 +130,8 @@ def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
     if effort == "fast":
         options.executable_build_options.exec_time_optimization_effort = FAST_EFFORT
     with mlir.make_ir_context() as context:
-        module = hlo.deserialize_portable_artifact(context, artifact)
+        module = hlo.deserialize_portable_artifact(context, path.read_bytes())
+        mark_aliases(module, json.loads(path.with_suffix(".json").read_text()))
         is_old = importlib.metadata.version("jax").startswith("0.7.")
         given = mlir.module_to_bytecode(module) if is_old else module
         made_by = {"effort": effort, "libtpu": importlib.metadata.version("libtpu")}
@@ -213,6 +152,19 @@ def compile_for_v5e(artifact: bytes, effort: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def mark_aliases(module: Any, aliases: list[tuple[int, int]]) -> None:
+    """Gives arguments' memory to results, as a run does."""
+    from jax._src.lib.mlir import ir
+
+    main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
+    given: list[dict[str, Any]] = [{} for _ in main.type.inputs]
+    i32 = ir.IntegerType.get_signless(32)
+    for argument, result in aliases:
+        given[argument]["tf.aliasing_output"] = ir.IntegerAttr.get(i32, result)
+    if aliases:
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in given])
+
+
 # -- the stages, one a process ---------------------------------------------------------------------
 def stage(python: str, name: str, *arguments: object, env: dict[str, str]) -> Any:
     """What a stage prints last, as JSON; None where it fails."""
@@ -225,15 +177,13 @@ def stage(python: str, name: str, *arguments: object, env: dict[str, str]) -> An
 
 
 def run_stage(name: str, *arguments: str) -> Any:
-    match name, *arguments:
-        case "check", *_:
-            return check_torch_tpu()
-        case "trace-torch_tpu", network_name, kernels, path:
-            Path(path).write_bytes(trace_torch_tpu(network_name, kernels == "True")[0])
-        case "trace-torch_xla", network_name, kernels, path:
-            Path(path).write_bytes(trace_torch_xla(network_name, kernels == "True"))
-        case "compile", path, effort:
-            return compile_for_v5e(Path(path).read_bytes(), effort)
+    if name == "compile":
+        return compile_for_v5e(Path(arguments[0]), arguments[1])
+    record = {"torch_tpu": record_torch_tpu, "torch_xla": trace_torch_xla}[name]
+    network_name, kernels, path = arguments
+    artifact, aliases = record(network_name, kernels == "True")
+    Path(path).write_bytes(artifact)
+    Path(path).with_suffix(".json").write_text(json.dumps(list(aliases.items())))
     return True
 
 
@@ -254,15 +204,13 @@ def main() -> None:
     result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"answers": []}
     packages = ("torch", "torch_tpu", "libtpu", "jax")
     result["versions"] = {name: importlib.metadata.version(name) for name in packages}
-    if set(asked.only) == set(ROWS):
-        result["difference_of_a_small_step"] = stage(asked.torch_tpu, "check", env=on_cpu)
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.only:
             rows = ROWS[name]
             for stack, (python, env) in pythons.items():
                 for kernels in (True, False):
                     path = Path(folder) / "program"
-                    stage(python, f"trace-{stack}", name, kernels, path, env=env)
+                    stage(python, stack, name, kernels, path, env=env)
                     # The kernels of one release are not those of another.
                     for compiled_by in {python} if kernels else {asked.torch_tpu, python}:
                         for effort in asked.effort:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import enum
-import importlib
 import inspect
 import re
 import sys
@@ -28,7 +27,7 @@ PACKAGE = ROOT / "tpukit"
 sys.path.insert(0, str(ROOT))
 
 
-from tpukit.cli import COMMANDS  # noqa: E402
+from tpukit.cli import COMMANDS, app_of  # noqa: E402
 from tpukit.commands.options.option_sets import field_docs  # noqa: E402
 from tpukit.commands.options.training import TRAINING_PANELS  # noqa: E402
 from tpukit.registry.declared import ClassSource, find_source, registered  # noqa: E402
@@ -86,8 +85,7 @@ def option(parameter: inspect.Parameter) -> Option:
 def commands() -> Iterator[tuple[str, str, list[Option]]]:
     """Name, help and options of each command."""
     for name in COMMANDS:
-        module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
-        app = module.make_app(()) if hasattr(module, "make_app") else module.app
+        app = app_of(name)
         for found in app.registered_commands:
             below = found.name or found.callback.__name__
             parameters = inspect.signature(found.callback, eval_str=True).parameters.values()

@@ -11,7 +11,7 @@ import time
 import pytest
 from runs import TINY, VIRTUAL_TPU, environment, failure, latest, result, tpukit
 
-from tpukit.train.storage.run_folder import RunFolder, locked
+from tpukit.train.run_folder import RunFolder, locked
 
 BASE = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "4", "--ckpt-every", "2"]
 

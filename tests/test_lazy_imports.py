@@ -24,7 +24,8 @@ open({answer!r}, "w").write(json.dumps([code, sorted(sys.modules)]))
     [["--help"], ["--version"], ["train", "--help"], ["doctor", "--help"], ["data", "--help"],
      ["train", "--task", "images", "--help"],
      ["test", "--help"], ["predict", "--help"], ["probe-batch", "--help"],
-     ["summarize-train", "--help"], ["doctor", "--quick", "--json"], ["train", "--lr", "fast"]],
+     ["summarize-train", "--help"], ["doctor", "--quick", "--json"], ["train", "--lr", "fast"],
+     ["doctor", "--fix"]],
     ids=" ".join,
 )  # fmt: skip
 def test_nothing_heavy_is_imported(tmp_path, arguments):

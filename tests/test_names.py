@@ -11,7 +11,6 @@ ROOT = Path(__file__).parent.parent
 
 SHARED_NAMES = {
     "main": "the entry point of each program",
-    "make_app": "each command's app, with the options of the task that its arguments name",
     "predict": "the command, and the Python function that does the same",
 }
 """Public class or function -> why several modules define it."""

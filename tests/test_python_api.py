@@ -69,7 +69,7 @@ import numpy as np
 import torch
 from torch import nn
 import tpukit
-from tpukit.train.inference import infer
+from tpukit.train.evaluation import infer
 
 OFFSET = 0.5
 

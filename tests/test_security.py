@@ -22,14 +22,13 @@ import torch
 from runs import ROOT, TINY, environment, failure, result, tpukit
 
 from tpukit.errors import TpukitError, UsageError
-from tpukit.hardware.host import RealHost
+from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import process_name
 from tpukit.hardware.launch.launcher import torchrun_command
-from tpukit.io.cache import VARIABLE, cache_folder
+from tpukit.io.folders import VARIABLE, cache_folder, own_temporary_folder
 from tpukit.io.secrets import without_secrets
-from tpukit.io.temporary import own_temporary_folder
-from tpukit.tasks.eit.data.normalisation import find_normalisation
-from tpukit.tasks.eit.data.sample_file import read_sample
+from tpukit.tasks.eit.data.dataset import find_normalisation
+from tpukit.tasks.eit.data.samples import read_sample
 from tpukit.tasks.eit.model.published import read_published
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
@@ -190,7 +189,7 @@ def test_a_report_loads_nothing_and_runs_its_own_script_alone(tmp_path):
 
 
 def test_arguments_of_other_processes_are_not_shown():
-    host = RealHost()
+    host = Host()
     code = "import time; print(flush=True); time.sleep(60)"
     python = [sys.executable, "-c", code, SECRET]
     shown = []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tpukit.api import evaluate, find_batch, fit, load, predict
     from tpukit.commands.reports.run_summary import show
     from tpukit.errors import TpukitError
-    from tpukit.train.inference import infer
+    from tpukit.train.evaluation import infer
     from tpukit.train.task import (
         Datasets,
         MicroBatch,
@@ -30,29 +30,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_TASK = "tpukit.train.task"
-_PLACES = {
-    "evaluate": "tpukit.api",
-    "find_batch": "tpukit.api",
-    "fit": "tpukit.api",
-    "infer": "tpukit.train.inference",
-    "load": "tpukit.api",
-    "load_ipython_extension": "tpukit.magic",
-    "predict": "tpukit.api",
-    "show": "tpukit.commands.reports.run_summary",
-    "TpukitError": "tpukit.errors",
-    "Datasets": _TASK,
-    "MicroBatch": _TASK,
-    "ParameterGroup": _TASK,
-    "Preset": _TASK,
-    "SampleKey": _TASK,
-    "ShuffledPlan": _TASK,
-    "Task": _TASK,
-    "TrainingDefaults": _TASK,
-    "named": _TASK,
-    "stack_samples": _TASK,
+_MODULES = {
+    "tpukit.api": "evaluate find_batch fit load predict",
+    "tpukit.commands.reports.run_summary": "show",
+    "tpukit.errors": "TpukitError",
+    "tpukit.magic": "load_ipython_extension",
+    "tpukit.train.evaluation": "infer",
+    "tpukit.train.task": "Datasets MicroBatch ParameterGroup Preset SampleKey ShuffledPlan Task"
+    " TrainingDefaults named stack_samples",
 }
-"""Public name -> its module, imported when the name is first used: torch takes a second."""
+"""Module -> its public names, imported when they are first used: torch takes a second."""
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Datasets",

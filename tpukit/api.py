@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from tpukit.commands.launching import in_this_process
-from tpukit.commands.options.hardware import USED, hardware_options
 from tpukit.commands.options.option_sets import PARSERS
 from tpukit.commands.options.own_options import DECLARED, DEFAULT_TASKS
 from tpukit.commands.options.training import (
@@ -24,7 +22,8 @@ from tpukit.commands.options.training import (
     default_folder,
     read_settings,
 )
-from tpukit.commands.predict import PredictOptions, prediction
+from tpukit.commands.predict import prediction
+from tpukit.commands.running import USED, hardware_options, in_this_process, use_model
 from tpukit.commands.sizing import (
     check_search,
     settings_to_repeat,
@@ -32,16 +31,14 @@ from tpukit.commands.sizing import (
     size_model,
     task_source,
 )
-from tpukit.commands.test import RANGES, TestOptions, evaluation
-from tpukit.commands.trained_run import use_model
+from tpukit.commands.test import evaluation
 from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind, holds_tpu, opened_backend, prepare_environment
-from tpukit.io.ranges import Range, range_problems
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.train.config import TrainConfig, field_problems, nearest
-from tpukit.train.mistakes.imported import refuse_while_importing
-from tpukit.train.mistakes.raised import task_failure
+from tpukit.train.config import TrainConfig, build, nearest
+from tpukit.train.requests import EvaluationOptions, PredictionOptions
+from tpukit.train.user_code import refuse_while_importing, task_failure
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend
@@ -121,7 +118,7 @@ def evaluate(
     from tpukit.registry.trained import open_checkpoint_file
 
     refuse_while_importing()
-    given = _take(TestOptions, options, RANGES)
+    given = _take(EvaluationOptions, options)
     hardware = _hardware(options, log)
     if (run is None) == (checkpoint is None):
         raise ConfigError("evaluate takes a run or checkpoint=.", "Give one of the two.")
@@ -131,7 +128,7 @@ def evaluate(
         chosen = task or DEFAULT_TASKS["test"]
         trained = open_checkpoint_file(Path(checkpoint or ""), chosen, settings or {})
     with _failures_named():
-        _refuse_unknown(options, "test", trained, TestOptions)
+        _refuse_unknown(options, "test", trained, EvaluationOptions)
         use = evaluation(trained, given, options)
         return dict(use_model(trained, use, hardware, log, once=False) or {})
 
@@ -150,14 +147,14 @@ def predict(
     options: those of `tpukit predict` (`data_path=`, `test_csv=`, `out=`, `num_beams=`, ...).
     """
     refuse_while_importing()
-    given = _take(PredictOptions, options)
+    given = _take(PredictionOptions, options)
     hardware = _hardware(options, log)
     runs = run if isinstance(run, list) else [run]
     if not runs:
         raise ConfigError("predict takes a run, or a list of runs; the list is empty.")
     trained, *others = (_open(one, task, settings, log) for one in runs)
     with _failures_named():
-        _refuse_unknown(options, "predict", trained, PredictOptions)
+        _refuse_unknown(options, "predict", trained, PredictionOptions)
         use = prediction(trained, given, options, others)
         return dict(use_model(trained, use, hardware, log, once=False) or {})
 
@@ -235,7 +232,7 @@ def _input_text(shape: str | tuple[int, ...]) -> str:
     return shape if isinstance(shape, str) else "x".join(map(str, shape)) or "scalar"
 
 
-# -- options ---------------------------------------------------------------------------------------
+# -- options -------------------------------------------------------------------------------------
 def _settings(
     options: Mapping[str, Any], preset: str | None, config: str | Path | None
 ) -> GivenSettings:
@@ -253,9 +250,7 @@ def _plain(name: str, value: Any) -> Any:
     return PARSERS[name][0](value) if name in PARSERS and isinstance(value, str) else value
 
 
-def _take(
-    kind: type[Options], options: dict[str, Any], ranges: Mapping[str, Range] | None = None
-) -> Options:
+def _take(kind: type[Options], options: dict[str, Any]) -> Options:
     """The options of one kind, out of those that were given; texts become paths.
 
     Raises ConfigError for values that the command line does not take either.
@@ -265,11 +260,7 @@ def _take(
     given = {f.name: _plain(f.name, options.pop(f.name)) for f in fields if f.name in options}
     texts = {n for n, v in given.items() if isinstance(v, str) and hints[n] == Path | None}
     given = {name: Path(v) if name in texts else v for name, v in given.items()}
-    given = {name: value for name, value in given.items() if value is not None}
-    wrong = [*field_problems(given, hints).values()] or range_problems(given, ranges or {})
-    if wrong:
-        raise ConfigError(" ".join(wrong))
-    return kind(**given)
+    return build(kind, {name: value for name, value in given.items() if value is not None})
 
 
 def _hardware(options: dict[str, Any], log: Log) -> HardwareOptions:
@@ -291,7 +282,7 @@ def _refuse_unknown(
         raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)
 
 
-# -- runs and processes ----------------------------------------------------------------------------
+# -- runs and processes --------------------------------------------------------------------------
 def _open(
     run: RunLike, task: TaskLike | None, settings: Mapping[str, Any] | None, log: Log
 ) -> TrainedTask:

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -52,7 +53,7 @@ COMMANDS = {
     "probe-batch": "Find the largest batch size: measured here, or by the TPU compiler.",
     "train": "Train a task ({tasks}) or one of your own.",
     "test": "Evaluate a run: metrics, baselines and pictures.",
-    "summarize-train": "Fine-tune GPT-2 on dialogue summaries.",
+    "summarize-train": "Fine-tune a language model on dialogue summaries.",
     "predict": "Write a submission of images or summaries, or the images of an EIT folder.",
     "data": "Generate synthetic data sets.",
     "run": "Run any command, keep its output, and explain why it failed or hangs.",
@@ -80,6 +81,12 @@ class LazyGroup(TyperGroup):
         self.arguments = args[1:]
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:  # Typer would return 130 without a word.
+            raise typer.Abort from error
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.only_listing = True
         super().format_help(ctx, formatter)
@@ -93,10 +100,22 @@ def placeholder(name: str) -> TyperCommand:
     return TyperCommand(name, help=text, short_help=text)
 
 
+def app_of(name: str, arguments: Sequence[str] = ()) -> typer.Typer:
+    """The app that a command's module has or makes, else one of its function with own options."""
+    function = name.replace("-", "_")
+    module: Any = importlib.import_module(f"tpukit.commands.{function}")
+    if hasattr(module, "app"):
+        return module.app  # type: ignore[no-any-return]
+    if hasattr(module, "make_app"):
+        return module.make_app(arguments)  # type: ignore[no-any-return]
+    from tpukit.commands.options.own_options import app_with_own_options
+
+    return app_with_own_options(getattr(module, function), name, arguments)
+
+
 def load_command(name: str, arguments: Sequence[str] = ()) -> Any:
     """The command `name` from `tpukit.commands`, with the options of the task that is named."""
-    module = importlib.import_module(f"tpukit.commands.{name.replace('-', '_')}")
-    app = module.make_app(arguments) if hasattr(module, "make_app") else module.app
+    app = app_of(name, arguments)
     # Completion is installed for the whole program, not for one command of it.
     app._add_completion = False
     command = typer.main.get_command(app)
@@ -169,7 +188,7 @@ def main() -> NoReturn:
             hang_up_with(followed_by)
         elif in_notebook():
             sys.exit(follow_this_command())
-    from tpukit.io.temporary import own_temporary_folder
+    from tpukit.io.folders import own_temporary_folder
 
     with own_temporary_folder():
         code = run(arguments)
@@ -241,7 +260,7 @@ def _run(arguments: list[str]) -> int:
         return _report("Interrupted.", None, "interrupted", SIGNAL_BASE + signal.SIGINT, arguments)
     except Exception as error:
         if "--debug" in arguments:
-            _print_traceback()
+            traceback.print_exc()
         message, hint, error_id = _explain(error)
         if isinstance(error, UsageError):
             message = _named(message, hint or "", arguments)
@@ -301,7 +320,8 @@ def _named(message: str, hint: str, arguments: list[str]) -> str:
             # A path is shown without double slashes: a URL loses one of its own.
             shown = str(Path(value))
             if shown in message:
-                message = message.replace(shown, _shortened(shown))
+                short = shown if len(shown) <= NAME_MAX else f"{shown[:60]}...{shown[-20:]}"
+                message = message.replace(shown, short)
                 return message if option in f"{message} {hint}" else f"{option}: {message}"
     return message
 
@@ -316,10 +336,6 @@ def _flags(arguments: list[str]) -> set[str]:
     return set()
 
 
-def _shortened(path: str) -> str:
-    return path if len(path) <= NAME_MAX else f"{path[:60]}...{path[-20:]}"
-
-
 def _with_notes(message: str, error: Exception) -> str:
     """The message, and where in the run: `in step 3`."""
     notes = getattr(error, "__notes__", [])
@@ -332,7 +348,7 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
     Of a user's own code the method and the line are named.
     """
     from tpukit.probe.logs.matching import explain_exception
-    from tpukit.train.mistakes.raised import cause_line, task_failure
+    from tpukit.train.user_code import cause_line, task_failure
 
     failure = task_failure(error)
     if failure is None and isinstance(error, TpukitError):
@@ -351,9 +367,3 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
         place = f"The traceback is in {file}." if file else "Add --debug for the traceback."
         hint = f"{hint} {place}" if hint else place
     return message, hint, error_id
-
-
-def _print_traceback() -> None:
-    import traceback
-
-    traceback.print_exc()

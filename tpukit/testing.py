@@ -147,7 +147,7 @@ def _default_loss(output: Any, inputs: Any) -> Tensor:
     return torch.stack(squares).sum()
 
 
-# -- what is asserted ------------------------------------------------------------------------------
+# -- what is asserted ----------------------------------------------------------------------------
 def _fits(source: TaskSource, target: Target, batch: int, seconds: float) -> list[str]:
     """What the trace and the TPU compiler find."""
     evaluator = CompilerEvaluator(source, TrainConfig(), target, seconds)
@@ -222,7 +222,7 @@ def _first_change(source: TaskSource) -> str | None:
     return first_change(carried_task(**source.arguments), TrainConfig(), backend, rows=8)
 
 
-# -- processes -------------------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------
 def in_process(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],

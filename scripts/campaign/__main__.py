@@ -24,7 +24,7 @@ from campaign.damage import damage
 from campaign.processes import kill, two_writers
 from campaign.readers import EXAMPLES, fuzz
 from campaign.resources import UnavailableError, own_mounts, starve
-from tpukit.train.storage.run_folder import versions
+from tpukit.train.run_folder import versions
 
 ATTACKS: dict[str, tuple[Callable[[int], None], int]] = {
     "fuzz": (fuzz, 1000),  # EXAMPLES inputs each

@@ -17,7 +17,7 @@ from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder, open_run
+from tpukit.train.run_folder import RunFolder, open_run
 
 HOW = ("flip", "cut", "empty", "remove", "swap", "folder", "loop", "random", "append")
 

@@ -40,14 +40,14 @@ def _config(path: Path, content: bytes) -> None:
 
 
 def _run_config(path: Path, content: bytes) -> None:
-    from tpukit.train.storage.run_folder import RunFolder, read_config
+    from tpukit.train.run_folder import RunFolder, read_config
 
     (path.parent / "config.toml").write_bytes(content)
     read_config(RunFolder(path.parent))
 
 
 def _state(path: Path, content: bytes) -> None:
-    from tpukit.train.storage.checkpoint import open_checkpoint
+    from tpukit.train.checkpoint import open_checkpoint
 
     (path.parent / "state.json").write_bytes(content)
     open_checkpoint(path.parent)
@@ -76,7 +76,7 @@ def _transformers(path: Path, content: bytes) -> None:
 
 
 def _normalisation(path: Path, content: bytes) -> None:
-    from tpukit.tasks.eit.data.normalisation import Normalisation, find_normalisation
+    from tpukit.tasks.eit.data.dataset import Normalisation, find_normalisation
 
     for name in ("mean.pth", "std.pth"):
         (path.parent / name).write_bytes(content)
@@ -86,7 +86,7 @@ def _normalisation(path: Path, content: bytes) -> None:
 
 
 def _sample(path: Path, content: bytes) -> None:
-    from tpukit.tasks.eit.data.sample_file import read_sample
+    from tpukit.tasks.eit.data.samples import read_sample
 
     sample = path.with_suffix(".npz")
     sample.write_bytes(content)
@@ -127,7 +127,7 @@ def _table(path: Path, content: bytes) -> None:
 
 
 def _image(path: Path, content: bytes) -> None:
-    from tpukit.tasks.images.data.image_decoding import decode
+    from tpukit.tasks.images.data.files import decode
 
     path.write_bytes(content)
     decode(str(path), 32)
@@ -135,8 +135,8 @@ def _image(path: Path, content: bytes) -> None:
 
 def _metrics(path: Path, content: bytes) -> None:
     """A damaged line is left out, and the page is written."""
-    from tpukit.train.report.run_report import RunReport
-    from tpukit.train.storage.run_folder import RunFolder
+    from tpukit.train.report.page import RunReport
+    from tpukit.train.run_folder import RunFolder
 
     for name in ("metrics.jsonl", "tests.json", "log.txt"):
         (path.parent / name).write_bytes(content)

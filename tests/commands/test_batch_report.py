@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tpukit.commands.reports.batch import as_fields, as_text
+from tpukit.commands.reports.batch import as_fields, as_text, table
 from tpukit.commands.reports.inline import result_tables
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
@@ -77,3 +77,11 @@ def test_what_was_not_tried_is_said():
     longer = Recommendation(*shared, (fits,), 90.0, None, "time", 24, 90)
     said = "Too slow to try: 24: its trial would take about 10m00s (--trial-time, --max-time)."
     assert said in list(as_text(longer, "eit", None))
+
+
+def test_of_a_batch_predicted_twice_the_last_prediction_is_shown():
+    guessed, traced = (
+        Trial(8, True, used * GIB, 16 * GIB, used_range=(used * GIB, 9 * GIB)) for used in (6, 7)
+    )
+    rows = list(table((guessed, traced)))
+    assert len(rows) == 2 and "7.00" in rows[1]

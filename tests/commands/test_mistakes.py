@@ -13,10 +13,10 @@ from runs import VIRTUAL_TPU, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import UsageError
+from tpukit.train.checks import check_examples
 from tpukit.train.loader import example_batches
-from tpukit.train.mistakes.host_reads import code_warnings
-from tpukit.train.mistakes.returned import check_examples
 from tpukit.train.task import PlanSettings
+from tpukit.train.user_code import code_warnings
 
 FILE = mistaken_tasks.__file__
 SOURCE = Path(FILE).read_text().splitlines()

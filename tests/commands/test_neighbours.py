@@ -20,7 +20,7 @@ TASK = """
 import numpy as np
 from torch import nn
 import tpukit
-from tpukit.train.inference import infer
+from tpukit.train.evaluation import infer
 from {place}lengths import LENGTH, cut
 
 class Rows:
@@ -64,9 +64,9 @@ def write(folder, length=4, place=""):
     return f"{folder / 'bert.py'}:Cut"
 
 
-def train(spec, run, *more, cwd):
+def train(spec, run, *more, cwd, env=None):
     arguments = ["--task", spec, "--hw", "cpu", "--results-dir", run, "--json", *more]
-    return result(tpukit("train", *arguments, cwd=cwd, env=NEW_PROCESS))
+    return result(tpukit("train", *arguments, cwd=cwd, env=env))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_trained_tested_predicted_and_probed(project, tmp_path, way):
         write(cwd / "models", place=".")
         spec = "models.bert:Cut"
     run = tmp_path / "run"
-    train(spec, run, "--num-workers", 2, cwd=cwd)
+    train(spec, run, "--num-workers", 2, cwd=cwd, env=NEW_PROCESS)
     assert same_weights(run, project)
     # From another folder.
     base = ["--run", run, "--hw", "cpu", "--json"]

@@ -48,7 +48,7 @@ def check_both_sides(found: dict) -> None:
     assert all(trial["seconds"] > 0 for trial in found["trials"])
 
 
-LIMITED = ("--hw", "cpu", "--memory-limit", "1GB")
+LIMITED = ("--hw", "cpu", "--memory-limit", "400MB")
 
 
 def test_the_largest_batch_under_a_limit_trains_and_a_larger_one_does_not(tmp_path):
@@ -57,7 +57,7 @@ def test_the_largest_batch_under_a_limit_trains_and_a_larger_one_does_not(tmp_pa
     largest = found["largest_batch_per_device"]
     assert found["target"] is None
     assert all(trial["samples_per_second"] > 0 for trial in found["trials"] if trial["fits"])
-    assert "--memory-limit 1GB" in found["command"]
+    assert "--memory-limit 400MB" in found["command"]
     assert train_at(largest, tmp_path / "fits", *LIMITED)[0] == 0
     code, _, err = train_at(-(-largest * 11 // 10) + 1, tmp_path / "over", *LIMITED)
     assert code == 1
@@ -203,6 +203,7 @@ def test_ctrl_c_leaves_nothing_running():
     child = wait_for_child(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
+    assert process.stdout.read().endswith(b"Interrupted.\n")
     process.stdout.close()
     assert_ends(child)
 

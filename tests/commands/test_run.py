@@ -16,8 +16,8 @@ import pytest
 from kernels import error_of, execute, notebook_of, printed
 from runs import environment
 
-from tpukit.io import output_log
-from tpukit.io.output_log import OutputLog
+from tpukit.io import relay
+from tpukit.io.relay import OutputLog
 
 FAILING = """
 import torch_of_yesterday
@@ -166,7 +166,7 @@ def test_wrong_usage(arguments, line):
 
 
 def test_a_log_keeps_the_end_and_no_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(output_log, "MOST_BYTES", 4000)
+    monkeypatch.setattr(relay, "MOST_BYTES", 4000)
     log = OutputLog(tmp_path / "log")
     for step in range(200):
         log.add(1, f"\r{step} %".encode())

@@ -12,7 +12,7 @@ from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import detect_hardware
 from tpukit.hardware.options import HardwareOptions
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
-from tpukit.probe.machine import gather
+from tpukit.probe.machine.facts import gather
 
 MACHINES = sorted((Path(__file__).parents[1] / "probe/machine/machines").glob("*.toml"))
 CHANGES = {
@@ -42,7 +42,7 @@ def by_doctor(host):
 
 def by_train(host, monkeypatch):
     """What `train` and `probe-batch` select."""
-    monkeypatch.setattr(select, "RealHost", lambda: host)
+    monkeypatch.setattr(select, "Host", lambda: host)
     for module in (select, tpu_stack):
         monkeypatch.setattr(module, "installed_stack", lambda: "torch_xla")
     kind = select.find_kind(HardwareOptions())

@@ -44,7 +44,7 @@ def machine(monkeypatch):
 
     def has(chips=0, gpus=0, pci_device="0x0063", stacks=("torch_xla",)):
         host = RecordedHost({"files": files_of(chips, gpus, pci_device), "environment": os.environ})
-        monkeypatch.setattr(select, "RealHost", lambda: host)
+        monkeypatch.setattr(select, "Host", lambda: host)
         monkeypatch.setattr(tpu_stack.importlib.util, "find_spec", lambda name: name in stacks)
 
     return has

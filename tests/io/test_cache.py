@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.io.cache import VARIABLE, cache_folder
 from tpukit.io.files import is_writable
-from tpukit.io.temporary import own_temporary_folder
+from tpukit.io.folders import VARIABLE, cache_folder, own_temporary_folder
 
 
 @pytest.fixture(autouse=True)

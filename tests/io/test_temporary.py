@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from runs import environment
 
-from tpukit.io.temporary import LOCK, own_temporary_folder, remove_abandoned
+from tpukit.io.folders import LOCK, own_temporary_folder, remove_abandoned
 
 USING = """
 import tempfile, time
-from tpukit.io.temporary import own_temporary_folder
+from tpukit.io.folders import own_temporary_folder
 with own_temporary_folder():
     tempfile.mkdtemp()
     print(tempfile.gettempdir(), flush=True)
@@ -66,7 +66,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
 
 def test_without_a_home_matplotlib_keeps_its_files_in_it(tmp_path_factory):
     """In a folder of its own it would warn, and end with a traceback: that is gone by then."""
-    code = "from tpukit.io.temporary import own_temporary_folder as own\n"
+    code = "from tpukit.io.folders import own_temporary_folder as own\n"
     code += "with own():\n    import matplotlib\n    print(matplotlib.get_configdir())"
     base = tmp_path_factory.getbasetemp().parent
     done = subprocess.run(
@@ -107,7 +107,7 @@ def test_what_torch_compiled_stays_and_an_empty_folder_goes(monkeypatch, tmp_pat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("tpukit.io.temporary.LONGEST", 1000)
+    monkeypatch.setattr("tpukit.io.folders.LONGEST", 1000)
     with own_temporary_folder():
         compiled = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         compiled.mkdir()

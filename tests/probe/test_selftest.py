@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from runs import SUPPORT, environment, tpukit
+from runs import SUPPORT, environment, script, tpukit
 
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.fake import FakeBackend
 from tpukit.probe.machine.checks import CheckOptions
-from tpukit.probe.selftest.answering_parts import DeviceParts
+from tpukit.probe.selftest.device_parts import DeviceParts
 from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
 
 TWO = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
@@ -30,11 +28,8 @@ SECONDS = 3000
 
 def emulated(*parts: str, seconds: int = SECONDS, **variables: str) -> list[dict]:
     """These parts on two virtual devices."""
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "selftest_parts.py", "tpu", str(seconds), *parts],
-        env=environment({**TWO, **variables}), capture_output=True, text=True, check=False,
-        timeout=seconds,
-    )  # fmt: skip
+    words = ("tpu", seconds, *parts)
+    done = script("selftest_parts.py", *words, env={**TWO, **variables}, timeout=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -159,11 +154,11 @@ def test_no_time_left_is_a_skip():
 @pytest.mark.slow
 def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
     """The TPU's parts, with another device in its place."""
-    from tpukit.probe.selftest.predicted import measure_beside_prediction
+    from tpukit.probe.selftest.host_parts import HostParts
     from tpukit.probe.targets import find_target
 
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
-    answer = measure_beside_prediction("cpu", "eit", {"size": "tiny"}, 8, find_target("v5e-1"))
+    answer = HostParts("cpu", find_target("v5e-1")).prediction("eit", {"size": "tiny"}, 8)
     assert answer["values"]["predicted"]["target"] == "v5e-1"
     assert answer["values"]["used_bytes"] > 0
     assert "measured" in answer["message"]
@@ -174,13 +169,13 @@ def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_batch_that_the_compiler_names_is_tried(tmp_path, monkeypatch):
     from tpukit.probe.batch.search import SearchSettings
-    from tpukit.probe.selftest import predicted
+    from tpukit.probe.selftest import host_parts
     from tpukit.probe.targets import find_target
 
     monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(predicted, "SearchSettings", lambda **_: SearchSettings(start=2, max=2))
+    monkeypatch.setattr(host_parts, "SearchSettings", lambda **_: SearchSettings(start=2, max=2))
     task = f"{SUPPORT / 'probe_tasks.py'}:Hungry"
-    answer = predicted.try_largest("cpu", task, {}, find_target("v5e-1"))
+    answer = host_parts.HostParts("cpu", find_target("v5e-1")).largest(task, {})
     assert answer["message"] == "named 2 a device: 2 fits"
     assert answer["values"]["2"]["used_bytes"] > 0
     assert "warning" not in answer

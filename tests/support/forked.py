@@ -2,7 +2,8 @@
 
 Each test process starts a server that has imported torch and accelerate, and one that has imported
 torch_xla and opened no device. A server reads requests as JSON lines, forks for each, and prints
-the first child's process id and then the wait status.
+the first child's process id and then the wait status. Modules of tpukit that such a fork starts as
+children (trials, parts of the self-test, torchrun and its ranks) are forks in turn.
 """
 
 from __future__ import annotations
@@ -21,21 +22,29 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from cells import run_cells
 
 CELLS = "--cells"
 """Instead of a command line of tpukit: the cells of a notebook, in a JSON file."""
-SCRIPT = "--script"
-"""Instead of a command line of tpukit: a script's path and its arguments."""
-READ_LATE = {
-    "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "PJRT_DEVICE", "PYTEST_CURRENT_TEST",
-    "TPUKIT_CACHE_DIR", "XDG_CACHE_HOME",
-}  # fmt: skip
-"""Variables that nothing reads when it is imported, so that a fork may set them."""
+MODULE, SCRIPT = "--module", "--script"
+"""Instead of a command line of tpukit: a module's name or a script's path, and its arguments."""
+READ_LATE = (
+    "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "GLOO_", "GROUP_", "HOME", "LOCAL_",
+    "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_CURRENT_TEST", "PYTHONFAULTHANDLER", "RANK", "ROLE_",
+    "TORCHELASTIC_", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE", "XDG_CACHE_HOME",
+    "XLA_FLAGS",
+)  # fmt: skip
+"""Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
+NEW_PATH = tuple(sys.path)
+"""`sys.path` when this process was new."""
+READ_BY_XLA = ("ALLOW_MULTIPLE_LIBTPU_LOAD", "JAX_", "TF_CPP_", "TPU_", "USE_TORCH_XLA", "XLA_")
+"""What else a fork may set where torch_xla and jax are not yet imported."""
 
 
 class ForkServer:
@@ -50,9 +59,7 @@ class ForkServer:
 
     def can_set(self, environment: dict[str, str]) -> bool:
         """Whether a fork behaves in `environment` as a new process does."""
-        names = environment.keys() | self.environment.keys()
-        changed = {n for n in names if environment.get(n) != self.environment.get(n)}
-        return changed <= READ_LATE
+        return is_late(environment, self.environment)
 
     def start(
         self, argv: list[str], environment: dict[str, str], cwd: Path | None, folder: Path,
@@ -108,6 +115,114 @@ class Forked:
         return os.waitstatus_to_exitcode(int(self.answers.readline()))
 
 
+def is_late(wanted: Mapping[str, str], present: Mapping[str, str]) -> bool:
+    """Whether the variables that differ are such as a fork may set."""
+    late = READ_LATE if "torch_xla" in sys.modules else (*READ_LATE, *READ_BY_XLA)
+    changed = {n for n in wanted.keys() | present.keys() if wanted.get(n) != present.get(n)}
+    if "PYTHONPATH" in changed and has_only_new_names(wanted.get("PYTHONPATH", "")):
+        changed.remove("PYTHONPATH")
+    return all(name.startswith(late) for name in changed)
+
+
+def has_only_new_names(path: str) -> bool:
+    """Whether folders of PYTHONPATH hold nothing that would take an imported module's place."""
+    taken = ("sitecustomize.py", "torch", "torch_xla", "jax")
+    folders = map(Path, path.split(os.pathsep))
+    return not any((folder / name).exists() for folder in folders for name in taken)
+
+
+class WarmPopen(subprocess.Popen[bytes]):
+    """Starts modules of tpukit, and torchrun, as forks of this process; all else as it is done."""
+
+    at_exit: ClassVar[list[Callable[..., object]]] = []
+    """What this process has registered since it was forked."""
+    modules: ClassVar[dict[str, dict[str, object]]] = {}
+    """The modules of tpukit when it was forked, and what their names stood for."""
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
+        argv = module_in(args)
+        if not argv or preexec_fn or not is_late(os.environ if env is None else env, os.environ):
+            given = (args, executable, preexec_fn, close_fds, pass_fds, cwd, env)
+            super()._execute_child(*given, *others)
+            return
+        pipes, session = others[3:9], others[14]
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.pid = os.fork()
+        if self.pid:
+            self._child_created = True
+            self._close_pipe_fds(*pipes)
+            return
+        code = 1
+        try:
+            if session:
+                os.setsid()
+            forget_parent()
+            replace_files([pipes[0], pipes[3], pipes[5]], pass_fds)
+            become(dict(os.environ if env is None else env), cwd or Path.cwd())
+            code = run([MODULE, *argv])
+        finally:
+            os._exit(code)
+
+
+def module_in(args: object) -> list[str]:
+    """MODULE and its arguments in `python -m MODULE ...`, where a fork can run it; else nothing."""
+    if not isinstance(args, (list, tuple)) or args[0] != sys.executable:
+        return []
+    option, *argv = [str(word) for word in args[1:] if word != "-u"] or [""]
+    known = option == "-m" and argv[0].split(".")[0] in ("tpukit", "torch")
+    return argv if known else []
+
+
+def forget_parent() -> None:
+    """Leaves nothing of what the parent would do at its end, or by a signal, or has kept."""
+    for name in [name for name in sys.modules if name[:6] == "tpukit"]:
+        if kept := WarmPopen.modules.get(name):
+            vars(sys.modules[name]).clear()
+            vars(sys.modules[name]).update(kept)
+        else:
+            del sys.modules[name]
+    while WarmPopen.at_exit:
+        atexit.unregister(WarmPopen.at_exit.pop())
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()
+
+
+def replace_files(streams: Sequence[int], passed: Sequence[int]) -> None:
+    """Gives this fork its standard streams (-1: the parent's) and of other files those passed."""
+    copies = [fd if fd < 0 else os.dup(fd) for fd in streams]
+    for stream, copy in enumerate(copies):
+        if copy >= 0:
+            os.dup2(copy, stream)
+    before = 3
+    for kept in sorted(passed):
+        os.closerange(before, kept)
+        before = kept + 1
+    os.closerange(before, os.sysconf("SC_OPEN_MAX"))
+    sys.stdin = os.fdopen(0, closefd=False)
+
+
+def keep_children_warm() -> None:
+    """From now on this fork's children are forks where they can be."""
+    register, registered = atexit.register, []
+
+    def noted(function, *arguments, **options):
+        registered.append(function)
+        return register(function, *arguments, **options)
+
+    atexit.register = noted
+    WarmPopen.at_exit = registered
+    WarmPopen.modules = {
+        name: {**vars(module)} for name, module in sys.modules.items() if name[:6] == "tpukit"
+    }
+    subprocess.Popen = WarmPopen
+
+
 def serve(stack: str) -> None:
     """Forks for each request until standard input ends."""
     kept = import_torch_xla() if stack == "torch_xla" else import_torch()
@@ -123,7 +238,9 @@ def serve(stack: str) -> None:
         for own in joining:
             pid = os.fork()
             if pid == 0:
-                become({**kept, **environment, **own}, cwd, out, err)
+                open_streams(out, err)
+                become({**kept, **environment, **own}, cwd)
+                keep_children_warm()
                 if session:
                     os.setsid()
                 for limit, value in limits.items():
@@ -136,7 +253,8 @@ def serve(stack: str) -> None:
 
 def import_torch() -> dict[str, str]:
     """What GPU and CPU runs import; no variables to keep."""
-    os.environ["USE_TORCH_XLA"] = "0"  # accelerate would import torch_xla
+    # As `prepare_environment` does; accelerate would import torch_xla.
+    os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "USE_TORCH_XLA": "0"}
     import accelerate  # noqa: F401
     import torch._dynamo  # noqa: F401
 
@@ -189,6 +307,9 @@ def run(argv: list[str]) -> int:
     try:
         if argv[0] == CELLS:
             run_cells(json.loads(Path(argv[1]).read_text()))
+        elif argv[0] == MODULE:
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         elif argv[0] == SCRIPT:
             sys.argv = argv[1:]
             sys.path[0] = str(Path(argv[1]).parent)
@@ -208,12 +329,20 @@ def run(argv: list[str]) -> int:
     return code
 
 
-def become(environment: dict[str, str], cwd: str, out: str, err: str) -> None:
-    """Gives this fork the environment, the folder and the streams of a new process."""
+def become(environment: dict[str, str], cwd: str | Path) -> None:
+    """Gives this fork the environment and the folder of a new process, which has found nothing."""
+    for module in [m for name, m in sys.modules.items() if name[:6] == "tpukit"]:
+        for value in [*vars(module).values()]:
+            getattr(value, "cache_clear", int)()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    sys.path[0] = cwd
+    added = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [str(cwd), *added, *(p for p in NEW_PATH[1:] if p not in added)]
+
+
+def open_streams(out: str, err: str) -> None:
+    """No input, and two files for the outputs."""
     for stream, path in ((0, os.devnull), (1, out), (2, err)):
         flags = os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
         opened = os.open(path, flags, 0o600)

@@ -53,8 +53,7 @@ class Countdown:
 
 def arm(at: str) -> None:
     """Places the events: each file written, synced, renamed, removed; steps; compilation."""
-    from tpukit.train import batch_sums, engine, learner
-    from tpukit.train.storage import checkpoint
+    from tpukit.train import checkpoint, engine, learner
 
     countdown = Countdown(at)
     countdown.wrap(os, "fsync", "fsync")
@@ -63,7 +62,7 @@ def arm(at: str) -> None:
     countdown.wrap(os, "replace", "replace")
     countdown.wrap(shutil, "rmtree", "rmtree")
     countdown.wrap(learner.Learner, "train_step", "step")
-    countdown.wrap(batch_sums.BatchSums, "add", "evaluate")
+    countdown.wrap(learner.BatchSums, "add", "evaluate")
     countdown.wrap(learner, "build_learner", "build")
     countdown.wrap(engine.Engine, "snapshot", "snapshot")
     _cut_a_written_file(countdown, checkpoint)

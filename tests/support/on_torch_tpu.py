@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
+from no_dropout import without_dropout
 from runs import relative_difference
 
 from tpukit.hardware.options import HardwareOptions
@@ -81,6 +82,35 @@ def batch_norm():
     }
 
 
+def cross_entropy():
+    """Largest relative differences of losses and derivatives from the CPU's, by options."""
+    device = opened().device
+    torch.manual_seed(0)
+    found = {}
+    for shape in ((6, 5), (2, 5, 3), (5,)):
+        scores, weight = torch.randn(shape), torch.rand(5)
+        target = torch.randint(5, (*shape[:-1],) if len(shape) < 3 else (2, 3))
+        if target.ndim:
+            target[0] = -100
+        for options in (
+            {}, {"reduction": "none"}, {"reduction": "sum", "label_smoothing": 0.2},
+            {"weight": weight}, {"weight": weight, "label_smoothing": 0.1},
+        ):  # fmt: skip
+            results = []
+            for place in (torch.device("cpu"), device):
+                moved = {n: v.to(place) if isinstance(v, torch.Tensor) else v
+                         for n, v in options.items()}  # fmt: skip
+                given = scores.to(place).requires_grad_()
+                loss = F.cross_entropy(given, target.to(place), **moved)
+                [gradient] = torch.autograd.grad(loss.square().sum(), given, create_graph=True)
+                [second] = torch.autograd.grad(gradient.square().sum(), given)
+                results.append([t.detach().cpu() for t in (loss, gradient, second)])
+            pairs = zip(*results, strict=True)
+            key = f"{shape} {[*options]}"
+            found[key] = [float((a - b).abs().max() / a.abs().max()) for a, b in pairs]
+    return found
+
+
 def zoo(name):
     """Differences from the CPU's state after 20 steps of a model of the zoo, by way to run them."""
     from zoo_models import Zoo, entries
@@ -117,17 +147,6 @@ def zoo(name):
         },
         "launched": list(launched.values()),
     }
-
-
-@contextmanager
-def without_dropout(model):
-    """Generators of two devices draw different numbers."""
-    kept = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-    for module, _ in kept:
-        module.p = 0.0
-    yield
-    for module, p in kept:
-        module.p = p
 
 
 def state(learner):
@@ -223,13 +242,11 @@ def tasks(name):
         config = TrainConfig(ema_decay=0.9, optimizer="sgd")
         torch.manual_seed(0)
         learner = build_learner(task, backend, task.build_model(backend), config)
-        for module in learner.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        for step in range(6):
-            sent = list(backend.batches([batch]))
-            with counted(backend) as found:
-                learner.train_step(sent, 1e-3 * (step + 1))
+        with without_dropout(learner.model):
+            for step in range(6):
+                sent = list(backend.batches([batch]))
+                with counted(backend) as found:
+                    learner.train_step(sent, 1e-3 * (step + 1))
         launches.update(found)
         return backend.to_host(learner.model_tensors())
 

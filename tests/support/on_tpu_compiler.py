@@ -18,10 +18,9 @@ from torch import nn
 
 from tpukit.hardware.xla.lowerings import register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
-from tpukit.hardware.xla.model_code import running
-from tpukit.hardware.xla.ops import XlaOps
+from tpukit.hardware.xla.ops import XlaOps, running
 from tpukit.probe.compiler.compile import Program, TpuCompiler
-from tpukit.probe.compiler.program_costs import costs_of, scheduled_hlo
+from tpukit.probe.compiler.hlo import costs_of, scheduled_hlo
 
 DEVICES = int(os.environ["CPU_NUM_DEVICES"])
 

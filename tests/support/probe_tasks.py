@@ -206,7 +206,7 @@ class Noted(Hungry):
         return super().build_model(ops)
 
     def note(self, what: str) -> None:
-        with Path(os.environ["NOTES"]).open("a") as notes:
+        with Path(os.environ["TPUKIT_NOTES"]).open("a") as notes:
             notes.write(f"{what} {os.getpid()}\n")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
-from tpukit.hardware.host import Disk
+from tpukit.hardware.host import Disk, Host
 
 _TABLES = {
     "files",
@@ -31,7 +31,7 @@ _TABLES = {
 }
 
 
-class RecordedHost:
+class RecordedHost(Host):
     """A recorded machine. Reads nothing from this one."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_task import Tiny
 
-from tpukit.train.storage import checkpoint
+from tpukit.train import checkpoint
 
 
 class SlowSaving(Tiny):

@@ -20,7 +20,7 @@ def leave_out_in_processes() -> None:
 
 def leave_out_on_virtual_devices() -> None:
     """Only the first device's rows count, as if the others' gradients never arrived."""
-    from tpukit.train.batch_sums import BatchSums
+    from tpukit.train.learner import BatchSums
 
     forward = BatchSums.forward
 

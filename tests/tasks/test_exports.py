@@ -19,7 +19,7 @@ from tpukit import cli
 from tpukit.errors import DataError
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.eit.task import EITTask
-from tpukit.train.storage.exported_weights import export
+from tpukit.train.weights import export
 
 
 def blocks(folder: Path) -> list[str]:

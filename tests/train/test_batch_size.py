@@ -22,7 +22,7 @@ from tpukit.train import batch_size
 from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
-from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.run_folder import RunFolder
 from tpukit.train.task import Datasets, Task, TrainingDefaults
 
 MIB = 2**20

@@ -11,11 +11,11 @@ from tiny_task import Tiny
 
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
-from tpukit.train.ema import EMASchedule
 from tpukit.train.learner import build_learner
+from tpukit.train.optimizer import EMASchedule
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder, open_run, read_config, write_config
+from tpukit.train.run_folder import RunFolder, open_run, read_config, write_config
 
 
 def public_ema(model, version, beta, every, warmup):

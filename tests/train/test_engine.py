@@ -13,13 +13,12 @@ from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.io.interrupts import StopRequest
 from tpukit.train import plan
-from tpukit.train.batch_sums import weighted_sums
 from tpukit.train.config import TrainConfig
-from tpukit.train.learner import build_learner
+from tpukit.train.learner import build_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder, open_run
-from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.run_folder import RunFolder, open_run
+from tpukit.train.run_log import read_metrics
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from torch import nn
 from tpukit.errors import DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
-from tpukit.train.mistakes.index_range import IndexTrace
+from tpukit.train.loss_inputs import IndexTrace
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder
-from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_log import read_metrics
 from tpukit.train.task import PlanSettings, ShuffledPlan
 
 TAGGER = f"{SUPPORT / 'tagging_task.py'}:Tagger"
@@ -76,7 +76,7 @@ def test_the_fix_that_the_warning_shows_is_exact(tmp_path, backend):
     assert warnings == []
     task, total, count = Tagger(), 0.0, 0
     torch.manual_seed(0)
-    from tpukit.train.storage.run_folder import open_run
+    from tpukit.train.run_folder import open_run
 
     model = task.build_model(None)
     model.load_state_dict(open_run(tmp_path / "run", print).weights())

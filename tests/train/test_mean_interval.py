@@ -9,7 +9,7 @@ from scipy.stats import ttest_1samp
 from tpukit.tasks.eit.metrics import RANGES
 from tpukit.tasks.summarize.data.csv_file import Columns, Row
 from tpukit.tasks.summarize.evaluate import score_rows
-from tpukit.train.mean_interval import mean_interval
+from tpukit.train.evaluation import mean_interval
 
 TRIALS = 3000
 

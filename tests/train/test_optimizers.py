@@ -13,14 +13,14 @@ from tiny_task import Tiny
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
-from tpukit.hardware.optimizers.choice import require_whole_matrices
+from tpukit.hardware.optimizers import require_whole_matrices
+from tpukit.train.checkpoint import Snapshot, list_checkpoints
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.learner import build_learner, seed_everything
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.checkpoint import Snapshot, list_checkpoints
-from tpukit.train.storage.run_folder import RunFolder, open_run
-from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.run_folder import RunFolder, open_run
+from tpukit.train.run_log import read_metrics
 from tpukit.train.task import ParameterGroup
 
 OPTIM = torch.optim

@@ -9,9 +9,9 @@ from tiny_task import Rows, Tiny
 
 import tpukit
 from tpukit.hardware.eager.backend import EagerBackend
-from tpukit.train.monitor import step_clock
-from tpukit.train.storage.run_folder import RunFolder
-from tpukit.train.storage.run_log import read_metrics
+from tpukit.train import monitor
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_log import read_metrics
 from tpukit.train.task import Datasets
 
 
@@ -26,8 +26,8 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(step_clock, "time", Clock())
-    return step_clock.time
+    monkeypatch.setattr(monitor, "time", Clock())
+    return monitor.time
 
 
 class SlowRows(Rows):
@@ -101,7 +101,7 @@ def test_mfu_is_the_rate_of_operations_over_the_peak(tmp_path, clock, capfd, mon
 
 
 def test_a_step_that_hangs_is_reported_once_and_waited_for(tmp_path, monkeypatch, clock):
-    monkeypatch.setattr(step_clock, "SHORTEST_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(monitor, "SHORTEST_STALL_SECONDS", 0.3)
     result, lines = fit(Slow(clock, hangs=True), tmp_path, max_steps=16)
     assert result.finished
     [line] = [line for line in lines if "no step for" in line]
@@ -119,6 +119,6 @@ def test_a_slow_validation_is_no_stall(tmp_path, monkeypatch, clock):
         def datasets(self):
             return Datasets(SlowRows(clock, False), Rows(4))
 
-    monkeypatch.setattr(step_clock, "SHORTEST_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(monitor, "SHORTEST_STALL_SECONDS", 0.3)
     _, lines = fit(Validating(clock), tmp_path, ckpt_every=6)
     assert not [line for line in lines if "no step for" in line]

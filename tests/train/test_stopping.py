@@ -16,12 +16,11 @@ from torch import nn
 
 import tpukit
 from tpukit.errors import InterruptedRunError
-from tpukit.train import engine
-from tpukit.train.monitor import run_monitor
+from tpukit.train import engine, monitor
+from tpukit.train.checkpoint import list_checkpoints
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_log import read_metrics
 from tpukit.train.schedule import completes_pass
-from tpukit.train.storage.checkpoint import list_checkpoints
-from tpukit.train.storage.run_folder import RunFolder
-from tpukit.train.storage.run_log import read_metrics
 from tpukit.train.task import Datasets
 
 
@@ -48,7 +47,7 @@ class Dropping(Normalizing):
 def steps_are_long(monkeypatch):
     """Every step counts as a long one."""
     monkeypatch.setattr(engine, "LONG_STEP_SECONDS", -1.0)
-    monkeypatch.setattr(run_monitor, "SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(monitor, "SHOWN_SECONDS", 0.0)
 
 
 def fit(task, folder, **settings):

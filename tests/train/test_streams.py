@@ -10,11 +10,11 @@ from torch.utils.data import IterableDataset
 from tpukit.errors import DataError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
-from tpukit.train.data.stream import StreamPlan
+from tpukit.train.data import StreamPlan
 from tpukit.train.loader import example_batches
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder
+from tpukit.train.run_folder import RunFolder
 from tpukit.train.task import Datasets, PlanSettings, named, stack_samples
 
 SETTINGS = PlanSettings(global_batch_size=6, micro_rows=3, devices=1, seed=0)

@@ -9,18 +9,17 @@ from tiny_task import Rows, Tiny
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.fake import FakeBackend
-from tpukit.train.batch_sums import BatchSums, weighted_sums
 from tpukit.train.config import TrainConfig, build
-from tpukit.train.inference import in_data_order, infer
+from tpukit.train.evaluation import in_data_order, infer, metrics_of
+from tpukit.train.learner import BatchSums, weighted_sums
 from tpukit.train.loader import LoaderSettings
-from tpukit.train.monitor.best import BestMetric, parse_best_metric
-from tpukit.train.monitor.compilation_watch import CompilationWatch
+from tpukit.train.monitor import CompilationWatch
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder, open_run
-from tpukit.train.storage.run_log import read_metrics
+from tpukit.train.run_folder import RunFolder, open_run
+from tpukit.train.run_log import read_metrics
+from tpukit.train.schedule import BestMetric, parse_best_metric
 from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, PlanSettings, SampleKey
-from tpukit.train.validation import metrics_of
 
 
 @pytest.fixture

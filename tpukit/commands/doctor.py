@@ -139,45 +139,31 @@ def doctor(
     if log.explain is not None:
         from tpukit.commands.reports.explanation import explain_file
 
-        raise typer.Exit(explain_file(log.explain, log.knowledge or [], LOG_SECONDS, output))
-    if code.paths:
-        exit_code = _scan(code.paths, code, output, strict=strict, verbose=verbose)
-    elif machine.selftest:
-        exit_code = _test_hardware(machine, output, strict=strict)
+        failed = explain_file(log.explain, log.knowledge or [], LOG_SECONDS, output)
+    elif code.paths:
+        from tpukit.commands.reports.code import scan_code
+
+        failed = scan_code(
+            code.paths, output, fix=code.fix and not code.diff, show=code.fix or code.diff,
+            strict=strict, verbose=verbose, moves=code.to.value if code.to else "",
+        )  # fmt: skip
     else:
-        exit_code = _check_machine(machine, output, strict=strict, verbose=verbose)
-    raise typer.Exit(exit_code)
+        failed = _check(machine, output, strict=strict, verbose=verbose)
+    raise typer.Exit(failed)
 
 
-def _scan(
-    paths: Sequence[str], options: ScanOptions, output: Output, *, strict: bool, verbose: bool
-) -> int:
-    from tpukit.commands.reports.code import scan_code
-
-    return scan_code(
-        paths,
-        output,
-        fix=options.fix and not options.diff,
-        show=options.fix or options.diff,
-        strict=strict,
-        verbose=verbose,
-        moves=options.to.value if options.to else "",
-    )
-
-
-def _test_hardware(options: MachineOptions, output: Output, *, strict: bool) -> int:
-    from tpukit.commands.reports.machine import check_hardware
-    from tpukit.probe.machine.checks.verdict import CheckOptions
-    from tpukit.probe.selftest.parts import SELFTEST_SECONDS
-
-    checks = CheckOptions(hw=options.hw.value, live_seconds=options.time_limit or SELFTEST_SECONDS)
-    return check_hardware(checks, output, strict=strict)
-
-
-def _check_machine(options: MachineOptions, output: Output, *, strict: bool, verbose: bool) -> int:
-    from tpukit.commands.reports.machine import check_machine
+def _check(options: MachineOptions, output: Output, *, strict: bool, verbose: bool) -> int:
+    """Checks the machine, or with --selftest its hardware; the exit code."""
+    from tpukit.commands.reports.machine import check_hardware, check_machine
     from tpukit.probe.machine.checks.verdict import CheckOptions
 
+    if options.selftest:
+        from tpukit.probe.selftest.parts import SELFTEST_SECONDS
+
+        checks = CheckOptions(
+            hw=options.hw.value, live_seconds=options.time_limit or SELFTEST_SECONDS
+        )
+        return check_hardware(checks, output, strict=strict)
     checks = CheckOptions(hw=options.hw.value, live_seconds=options.time_limit or LIVE_SECONDS)
     return check_machine(
         checks, output, quick=options.quick, strict=strict, report=options.report, verbose=verbose

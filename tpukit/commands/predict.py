@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpukit.commands.options.hardware import UseHardware, hardware_options
-from tpukit.commands.options.option_sets import Given, OwnOptions
-from tpukit.commands.options.own_options import app_with_own_options, build_own, default_run
+from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
+from tpukit.commands.options.own_options import build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
+from tpukit.commands.running import TaskOptions, UseHardware, hardware_options, use_in_all_ranks
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
+from tpukit.train.config import build
+from tpukit.train.requests import AveragedRun, PredictionOptions, PredictionRequest
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from tpukit.commands.trained_run import Use
+    from tpukit.commands.running import Use
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
-    from tpukit.train.requests import AveragedRun, PredictionRequest
 
     Log = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class PredictOptions:
-    """Fields of `PredictionRequest`."""
-
-    test_csv: Annotated[
-        Path | None, typer.Option(help="File whose rows are predicted (the data path's test.csv).")
-    ] = None
-    out: Annotated[
-        Path | None, typer.Option(help="File to write (default: the task's own name).")
-    ] = None
-    sample_submission: Annotated[
-        Path | None,
-        typer.Option(help="A file whose columns, ids and order the submission must have."),
-    ] = None
-    data_path: Annotated[
-        Path | None, typer.Option(help="Folder or file to predict (default: the run's).")
-    ] = None
-
-
-def make_app(arguments: Sequence[str]) -> typer.Typer:
-    return app_with_own_options(predict, "predict", arguments)
+PredictOptions = Annotated[Given, options_of(PredictionOptions)]
 
 
 def predict(
@@ -74,7 +53,7 @@ def predict(
     """
     from tpukit.registry.trained import open_trained
 
-    output = Output(as_json=as_json)
+    output, given = Output(as_json=as_json), build(PredictionOptions, options)
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     settings = parse_settings(task.settings or [])
@@ -82,12 +61,12 @@ def predict(
         open_trained(path, output.text, task.task, settings)
         for path in run or [default_run("predict")]
     )
-    use_in_all_ranks(trained, prediction(trained, options, own, others), chosen, kind, output)
+    use_in_all_ranks(trained, prediction(trained, given, own, others), chosen, kind, output)
 
 
 def prediction(
     trained: TrainedTask,
-    options: PredictOptions,
+    options: PredictionOptions,
     own: Given,
     others: Sequence[TrainedTask] = (),
 ) -> Use:
@@ -96,8 +75,7 @@ def prediction(
     own: options that the task declares. Raises what is known before a device is opened.
     """
     from tpukit.registry.sample_submission import match_sample, read_csv_table
-    from tpukit.train.mistakes.returned import expect
-    from tpukit.train.requests import PredictionRequest
+    from tpukit.train.checks import expect
 
     if trained.run is None:
         raise ConfigError("Predictions need a run.", "Give the folder of one.")
@@ -124,7 +102,6 @@ def prediction(
 
 def _averaged(trained: TrainedTask, other: TrainedTask) -> AveragedRun:
     """Another run, as one of the first's task. Raises ConfigError where that is not averaged."""
-    from tpukit.train.requests import AveragedRun
 
     task = trained.task
     if not task.averages_runs or other.run is None or type(other.task) is not type(task):

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
-from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption, app_with_own_options
-from tpukit.commands.options.probe import (
-    CompareOption,
-    InputOption,
-    ModelOption,
-    PlaceOptions,
-    SearchOptions,
-    TargetOption,
-)
+from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
+from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.batch import comparison
@@ -25,10 +17,52 @@ from tpukit.errors import ConfigError, OutOfMemoryError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import prepare_environment
 from tpukit.probe.batch.search import SearchSettings
+from tpukit.train.config import TrainConfig
 
+TASK, OWN_MODEL, SEARCH, HARDWARE = "Task", "A model of your own", "Search", "Hardware"
+SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit",
+                 "trial_time", "max_time", "exact")  # fmt: skip
+HARDWARE_FIELDS = ("hw", "devices", "precision", "shard", "kernels", "memory_limit")
 
-def make_app(arguments: Sequence[str]) -> typer.Typer:
-    return app_with_own_options(probe_batch, "probe-batch", arguments)
+SearchOptions = Annotated[Given, options_of(SearchSettings, {SEARCH: SEARCH_FIELDS})]
+PlaceOptions = Annotated[
+    Given, options_of(TrainConfig, {HARDWARE: HARDWARE_FIELDS, TASK: ("data_path",)})
+]
+"""Options of the hardware and the data."""
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=HARDWARE,
+        help="TPU to compile for (v5e-8, v6e-1, ...), or GPUs to predict for (t4, 2xt4, a100-40,"
+        " 24GB), instead of measuring.",
+    ),
+]
+CompareOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=HARDWARE,
+        metavar="TARGET,TARGET,...",
+        help="Targets side by side, in place of --target: t4,l4,a100-40.",
+    ),
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        rich_help_panel=OWN_MODEL,
+        metavar="NAME=SHAPE[:DTYPE[<N]]",
+        help="An input of --model, without the batch: image=3x224x224, 'ids=128:int64<1000'.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        rich_help_panel=OWN_MODEL,
+        help="my_file.py:make_model, or package.module:function; without a colon the task's"
+        " setting `model`.",
+    ),
+]
 
 
 def probe_batch(

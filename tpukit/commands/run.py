@@ -21,9 +21,8 @@ import typer
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.explanation import explain_named, explanation_lines, fields_of
 from tpukit.errors import ConfigError
-from tpukit.io.cache import cache_folder
-from tpukit.io.output_log import OutputLog
-from tpukit.io.relay import Relay
+from tpukit.io.folders import cache_folder
+from tpukit.io.relay import OutputLog, Relay
 from tpukit.io.secrets import without_secrets
 from tpukit.io.units import format_duration, parse_duration
 

@@ -14,7 +14,7 @@ from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of, decla
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
-from tpukit.io.ranges import BATCH, DECAY, Range, flag, range_problems
+from tpukit.io.ranges import flag, range_problems, ranges_of
 from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
 
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from tpukit.train.plan import TrainingRequest
 
     WriteCommand = Callable[[TrainingRequest, int, int], str]
-
-SEARCH_RANGES: Mapping[str, Range] = {
-    "start": BATCH,
-    "max": BATCH,
-    "multiple_of": BATCH,
-    "margin": DECAY,
-    "global_batch_size": BATCH,
-    "time_limit": Range(1, 30 * 86400, whole=False),
-    "trial_time": Range(1, 30 * 86400, whole=False),
-    "max_time": Range(1, 30 * 86400, whole=False),
-}
 
 
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
@@ -162,22 +151,17 @@ def task_source(request: TrainingRequest) -> TaskSource:
 
 def check_search(settings: SearchSettings, target: str | None, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be searched, before anything is built."""
-    _check_settings(settings)
-    _check_target(target, options)
-
-
-def _check_settings(settings: SearchSettings) -> None:
-    problems = range_problems(vars(settings), SEARCH_RANGES)
+    problems = range_problems(vars(settings), ranges_of(SearchSettings))
     if settings.top < settings.multiple_of:
         problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
     if problems:
         raise ConfigError(" ".join(problems), "`tpukit probe-batch --help` lists the options.")
+    if target is not None:
+        _check_target(target, options)
 
 
-def _check_target(target: str | None, options: Mapping[str, Any]) -> None:
+def _check_target(target: str, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for an unknown target, and for options that do not apply to one."""
-    if target is None:
-        return
     from tpukit.probe.targets import GpuTarget, Target, find_any
 
     known = find_any(target)

@@ -1,16 +1,14 @@
-"""`tpukit summarize-train`: fine-tunes GPT-2 on dialogues and their summaries."""
+"""`tpukit summarize-train`: fine-tunes a language model on prompts and completions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.own_options import app_with_own_options
 from tpukit.commands.options.training import (
     PlanOption,
     SettingSources,
@@ -18,11 +16,7 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.training_run import run_training
-
-
-def make_app(arguments: Sequence[str]) -> typer.Typer:
-    return app_with_own_options(summarize_train, "summarize-train", arguments)
+from tpukit.commands.running import run_training
 
 
 def summarize_train(
@@ -37,7 +31,7 @@ def summarize_train(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Fine-tune GPT-2 on dialogue summaries (train.csv: id, dialogue, summary).
+    """Fine-tune a language model on dialogue summaries (train.csv: id, dialogue, summary).
 
     The same command again resumes a run that was stopped.
     """

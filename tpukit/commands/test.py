@@ -2,65 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpukit.commands.options.hardware import UseHardware, hardware_options
-from tpukit.commands.options.option_sets import Given, OwnOptions
+from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import (
     DEFAULT_TASKS,
-    app_with_own_options,
     build_own,
     default_run,
 )
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, shown_in_cell
-from tpukit.commands.trained_run import TaskOptions, use_in_all_ranks
+from tpukit.commands.running import TaskOptions, UseHardware, hardware_options, use_in_all_ranks
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
-from tpukit.io.ranges import BATCH, COUNT, SEED, Range, range_problems
+from tpukit.train.config import build
+from tpukit.train.requests import EvaluationOptions, EvaluationRequest
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from tpukit.commands.trained_run import Use
+    from tpukit.commands.running import Use
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
 
     Log = Callable[[str], None]
 
-RANGES: Mapping[str, Range] = {"limit": COUNT, "batch_size": BATCH, "seed": SEED}
-
-
-@dataclasses.dataclass(frozen=True)
-class TestOptions:
-    """Fields of `EvaluationRequest`."""
-
-    __test__ = False
-
-    data: Annotated[
-        str | None, typer.Option(help="Data set: a name that the task knows, or a path.")
-    ] = None
-    data_path: Annotated[
-        Path | None, typer.Option(help="Folder the data lies in (the run's, else ./data).")
-    ] = None
-    limit: Annotated[int | None, typer.Option(help="Only the first N samples.")] = None
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", help="Samples in a batch, over all devices."),
-    ] = None
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions and pictures (in the run folder).")
-    ] = None
-
-
-def make_app(arguments: Sequence[str]) -> typer.Typer:
-    return app_with_own_options(test, "test", arguments)
+TestOptions = Annotated[Given, options_of(EvaluationOptions)]
 
 
 def test(
@@ -88,8 +59,7 @@ def test(
     """Evaluate a trained run: metrics, baselines and pictures."""
     if run is not None and checkpoint is not None:
         raise ConfigError("--run and --checkpoint exclude each other.", "Give one of them.")
-    if problems := range_problems(vars(options), RANGES):
-        raise ConfigError(" ".join(problems), "`tpukit test --help` lists the options.")
+    given = build(EvaluationOptions, options)
     output = Output(as_json=as_json)
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
@@ -97,15 +67,14 @@ def test(
     if export is not None:
         _export(trained, export, output)
         return
-    use_in_all_ranks(trained, evaluation(trained, options, own), chosen, kind, output)
+    use_in_all_ranks(trained, evaluation(trained, given, own), chosen, kind, output)
 
 
-def evaluation(trained: TrainedTask, options: TestOptions, own: Given) -> Use:
+def evaluation(trained: TrainedTask, options: EvaluationOptions, own: Given) -> Use:
     """What `test` does with the model of a trained task; `own`: options that the task declares."""
-    from tpukit.train.report.metric_table import metric_lines
-    from tpukit.train.report.run_report import report_test
-    from tpukit.train.requests import EvaluationRequest
-    from tpukit.train.validation import metrics_of_run
+    from tpukit.train.evaluation import metrics_of_run
+    from tpukit.train.report.page import report_test
+    from tpukit.train.report.tested import metric_lines
 
     own_options = build_own(trained.task, "test", own)
     request = EvaluationRequest(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import typer
-
 from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption, app_with_own_options
+from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
 from tpukit.commands.options.training import (
     PlanOption,
     SettingSources,
@@ -15,11 +11,7 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.training_run import run_training
-
-
-def make_app(arguments: Sequence[str]) -> typer.Typer:
-    return app_with_own_options(train, "train", arguments)
+from tpukit.commands.running import run_training
 
 
 def train(

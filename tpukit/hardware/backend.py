@@ -127,11 +127,11 @@ class Average(NamedTuple):
 
 
 class ModelOps(Protocol):
-    """What a model may use from the hardware it is built for."""
+    """What a model may use from the hardware it is built for; by default it is torch's own."""
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """`function(*tensors)` with activation checkpointing."""
-        ...
+        """`function(*tensors)` with activation checkpointing, where this hardware needs it."""
+        return function(*tensors)
 
     def attention(
         self,
@@ -150,25 +150,6 @@ class ModelOps(Protocol):
         starts (batch, queries): the first key that each query attends to, where a row holds several
         samples; every query must be left a key.
         """
-        ...
-
-
-class TorchOps:
-    """`ModelOps` on any device of torch, for a model that stands by itself."""
-
-    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return function(*tensors)
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = False,
-        starts: Tensor | None = None,
-    ) -> Tensor:
         if starts is not None:
             keys = torch.arange(key.shape[-2], device=query.device)
             before = keys < starts[:, None, :, None]
@@ -183,6 +164,10 @@ class TorchOps:
         if bias is not None:
             bias = bias.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+
+
+class TorchOps(ModelOps):
+    """`ModelOps` on any device of torch, for a model that stands by itself."""
 
 
 class Devices(Protocol):

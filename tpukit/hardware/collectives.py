@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import Ranks
 
+SCHEME = "tpukit"
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """The longest that a validation or a checkpoint on one rank may keep the others waiting."""
-
-
 HEADER_BYTES = 8
 """Size of the number that says how long an object is."""
 SHORT_BYTES = 256
@@ -31,19 +33,8 @@ def launched_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-class Collectives(Protocol):
-    """A run's ranks, and what `Backend` does over them."""
-
-    rank: int
-    world_size: int
-
-    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor: ...
-    def all_gather_objects(self, value: Any) -> list[Any]: ...
-    def close(self) -> None: ...
-
-
-class SingleRank:
-    """A run of one rank: every collective is the identity."""
+class Collectives:
+    """What `Backend` does over the ranks of a run; of one rank each is the identity."""
 
     rank = 0
     world_size = 1
@@ -58,7 +49,7 @@ class SingleRank:
         pass
 
 
-class GlooCollectives:
+class GlooCollectives(Collectives):
     """The ranks of an initialised torch.distributed world.
 
     Flags and objects go through a gloo group of their own, so that they never wait for a GPU.
@@ -128,3 +119,26 @@ def _is_sharded(module: nn.Module, ranks: Ranks) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(module, FSDPModule)
+
+
+# -- where the ranks of a launch find each other: in a store of each attempt's own -----------------
+@functools.cache
+def init_method() -> str:
+    """For `torch.distributed.init_process_group`: as `env://`, but restarts share no keys.
+
+    torchrun keeps its store over a restart (`--max-restarts`), with the addresses of ranks that
+    have ended: a rank that reads those before the new ones calls a closed port (pytorch issue
+    135712). On several nodes each torchrun counts restarts on its own: there it is `env://`.
+    """
+    register_rendezvous_handler(SCHEME, _of_this_attempt)  # type: ignore[no-untyped-call]
+    return f"{SCHEME}://"
+
+
+def _of_this_attempt(
+    url: str, timeout: timedelta, **options: Any
+) -> Iterator[tuple[Store, int, int]]:
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    for store, rank, world_size in rendezvous("env://", timeout=timeout, **options):
+        own = PrefixStore(f"tpukit/attempt-{attempt}", store) if nodes == "1" else store
+        yield own, rank, world_size

@@ -1,6 +1,6 @@
 """The seam between detection and the machine: files, links, packages, programs, ports.
 
-`RealHost` reads this machine. What cannot be read is None or empty: no member raises or hangs.
+What cannot be read is None or empty: no member raises or hangs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tpukit.io.files import is_writable
 from tpukit.io.process import allowed_cores
@@ -30,80 +30,22 @@ class Disk(NamedTuple):
     free: int
 
 
-class Host(Protocol):
-    """What detection and `doctor` read from a machine."""
-
-    environment: Mapping[str, str]
-    python: str
-    """Its version."""
-    system: str
-    """`Linux-x86_64`."""
-    cores: int
-    """Cores this process may use."""
-    process: int
-    """This process' id."""
-
-    def read(self, path: str) -> str | None:
-        """A small text file; None where it is not there or not readable."""
-        ...
-
-    def names(self, path: str) -> list[str]:
-        """What a folder holds, in order; nothing where there is none."""
-        ...
-
-    def link(self, path: str) -> str | None:
-        """Where a symbolic link points."""
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Whether there is such a file, folder or device."""
-        ...
-
-    def run(self, command: Sequence[str], seconds: float) -> str | None:
-        """A program's standard output; None where it is not there, fails or takes longer."""
-        ...
-
-    def disk(self, path: str) -> Disk | None:
-        """The file system that holds a path (or will: the nearest folder that exists)."""
-        ...
-
-    def is_writable(self, folder: str) -> bool:
-        """Whether this process can make files in a folder, or make that folder."""
-        ...
-
-    def finds(self, program: str) -> bool:
-        """Whether a program is on the search path."""
-        ...
-
-    def packages(self) -> Mapping[str, str]:
-        """Versions of installed distributions by their normalised names, from their metadata."""
-        ...
-
-    def package_text(self, path: str) -> str | None:
-        """A file of an installed package, `torch/version.py`; the package is not imported."""
-        ...
-
-    def port_is_free(self, port: int) -> bool:
-        """Whether this process could listen on a port."""
-        ...
-
-    def reaches(self, name: str, port: int, seconds: float) -> bool:
-        """Whether a server on the network answers."""
-        ...
-
-
-class RealHost:
-    """This machine."""
+class Host:
+    """This machine, as far as detection and `doctor` read it; tests play others."""
 
     def __init__(self) -> None:
         self.environment: Mapping[str, str] = os.environ
         self.python = "{}.{}.{}".format(*sys.version_info[:3])
-        uname = os.uname()
-        self.system = f"{uname.sysname}-{uname.machine}"
+        """Its version."""
+        self.system = "{0.sysname}-{0.machine}".format(os.uname())
+        """`Linux-x86_64`."""
         self.cores = allowed_cores()
+        """Cores this process may use."""
         self.process = os.getpid()
+        """This process' id."""
 
     def read(self, path: str) -> str | None:
+        """A small text file; None where it is not there or not readable."""
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a tenth of --quick
                 return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
@@ -111,21 +53,25 @@ class RealHost:
             return None
 
     def names(self, path: str) -> list[str]:
+        """What a folder holds, in order; nothing where there is none."""
         try:
             return sorted(os.listdir(path))  # noqa: PTH208
         except OSError:
             return []
 
     def link(self, path: str) -> str | None:
+        """Where a symbolic link points."""
         try:
             return os.readlink(path)  # noqa: PTH115
         except OSError:
             return None
 
     def exists(self, path: str) -> bool:
+        """Whether there is such a file, folder or device."""
         return os.path.lexists(path)
 
     def run(self, command: Sequence[str], seconds: float) -> str | None:
+        """A program's standard output; None where it is not there, fails or takes longer."""
         try:
             with subprocess.Popen(
                 command,
@@ -139,6 +85,7 @@ class RealHost:
             return None
 
     def disk(self, path: str) -> Disk | None:
+        """The file system that holds a path (or will: the nearest folder that exists)."""
         folder = Path(path).absolute()
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
@@ -149,12 +96,15 @@ class RealHost:
         return Disk(stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail)
 
     def is_writable(self, folder: str) -> bool:
+        """Whether this process can make files in a folder, or make that folder."""
         return is_writable(Path(folder))
 
     def finds(self, program: str) -> bool:
+        """Whether a program is on the search path."""
         return shutil.which(program) is not None
 
     def packages(self) -> Mapping[str, str]:
+        """Versions of installed distributions by their normalised names, from their metadata."""
         found: dict[str, str] = {}
         for folder in sys.path:
             for name in self.names(folder or "."):
@@ -164,10 +114,12 @@ class RealHost:
         return found
 
     def package_text(self, path: str) -> str | None:
+        """A file of an installed package, `torch/version.py`; the package is not imported."""
         texts = (self.read(f"{folder}/{path}") for folder in sys.path if folder)
         return next((text for text in texts if text is not None), None)
 
     def port_is_free(self, port: int) -> bool:
+        """Whether this process could listen on a port."""
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -177,6 +129,7 @@ class RealHost:
         return True
 
     def reaches(self, name: str, port: int, seconds: float) -> bool:
+        """Whether a server on the network answers."""
         # A name look-up cannot be interrupted, so a process that can be killed does it.
         code = (
             "import socket,sys;"

@@ -21,6 +21,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 GLIBC_SETTINGS = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
 """glibc's own maxima for these thresholds, which it raises as memory is freed."""
 SECONDS_BETWEEN_SAMPLES = 0.005
+SECONDS_TO_ANSWER = 10.0
+"""Time limit of a first sample: without its metadata server libtpu may try for long."""
 RESERVE_SHARE, RESERVE_BYTES = 0.05, (2**28, 2**31)
 """Part of the machine's memory that is left free by default, and its least and most bytes."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -97,43 +99,77 @@ ReadMemory = Callable[[], Memory | None]
 """Usage and peak since a meter started; None where the device does not report them."""
 
 
+class SampledMemory:
+    """Memory with its peak, where nothing else keeps that: a thread samples it.
+
+    The thread starts with the first `read`, which takes `SECONDS_TO_ANSWER` at most.
+    """
+
+    def __init__(self, source: ReadMemory, seconds: float) -> None:
+        self._source, self._seconds = source, seconds
+        self._peak = 0
+        self._answered, self._done = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> Memory | None:
+        """Usage now, and the peak since `start_anew`; None where the source reports none."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+            self._thread.start()
+            if not self._answered.wait(SECONDS_TO_ANSWER):
+                self.close()
+        return None if self._done.is_set() else self._sample()
+
+    @property
+    def answers(self) -> bool:
+        """Whether the source has reported something, and is asked on."""
+        return self._answered.is_set() and not self._done.is_set()
+
+    def start_anew(self) -> None:
+        """The peak counts from here."""
+        self._peak = 0
+
+    def close(self) -> None:
+        """Ends the samples: nothing is reported from here on."""
+        self._done.set()
+
+    def _watch(self) -> None:
+        while not self._done.is_set():
+            if self._sample() is None:
+                self._done.set()
+            self._answered.set()
+            self._done.wait(self._seconds)
+
+    def _sample(self) -> Memory | None:
+        memory = self._source()
+        if memory is None:
+            return None
+        self._peak = max(self._peak, memory.used)
+        return Memory(memory.used, self._peak, memory.limit)
+
+
 @contextmanager
 def meter_process_memory(
     limit_bytes: int | None, *, tensors_alone: bool = False
 ) -> Iterator[ReadMemory]:
     """Private memory of this process beyond what it has now: what a memory limit counts.
 
-    The kernel keeps no peak of it, so a thread samples it. Without a limit it is what the machine
-    has available, less the reserve.
+    Without a limit it is what the machine has available, less the reserve.
     tensors_alone: leaves out what a `TensorMemoryLimit` leaves out.
     """
-    peak = data_bytes()
-    before = peak - (small_bytes() if tensors_alone else 0)
-    room = max(0, available_bytes() - reserve_bytes())
-    done = threading.Event()
+    sampled = SampledMemory(lambda: Memory(data_bytes(), 0, None), SECONDS_BETWEEN_SAMPLES)
+    before = data_bytes() - (small_bytes() if tensors_alone else 0)
+    limit = limit_bytes or max(0, available_bytes() - reserve_bytes())
 
-    def sample() -> int:
-        nonlocal peak
-        now = data_bytes()
-        peak = max(peak, now)
-        return now
+    def read() -> Memory | None:
+        memory, out = sampled.read(), before + (small_bytes() if tensors_alone else 0)
+        return memory and Memory(memory.used - out, memory.peak - out, limit)
 
-    def watch() -> None:
-        while not done.wait(SECONDS_BETWEEN_SAMPLES):
-            sample()
-
-    def read() -> Memory:
-        used = sample()
-        out = before + (small_bytes() if tensors_alone else 0)
-        return Memory(used - out, peak - out, limit_bytes or room)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
+    read()
     try:
         yield read
     finally:
-        done.set()
-        thread.join()
+        sampled.close()
 
 
 @contextmanager
@@ -347,7 +383,7 @@ def _resident_without_proc() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-# -- out of memory: recognised by its text, as the exception's class varies ---------------------
+# -- out of memory: recognised by its text, as the exception's class varies ----------------------
 def is_out_of_memory_text(text: str) -> bool:
     """Whether a failure's text says that memory ran out."""
     return _PATTERN.search(text) is not None

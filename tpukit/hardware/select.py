@@ -25,7 +25,7 @@ from tpukit.hardware.detect import (
     detect_hardware,
     is_emulated,
 )
-from tpukit.hardware.host import Host, RealHost
+from tpukit.hardware.host import Host
 from tpukit.hardware.launch.failures import failures_named
 from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
@@ -36,6 +36,12 @@ from tpukit.hardware.tpu_stack import (
     check_rank_count,
     choose_stack,
     installed_stack,
+)
+from tpukit.hardware.xla.kernel_choice import (
+    keep_result,
+    kernel_device,
+    kernels_work,
+    try_and_keep,
 )
 from tpukit.io.files import is_writable
 
@@ -114,8 +120,9 @@ def opened_backend(
         else:
             _AT_EXIT.callback(backend.close)
         resource.setrlimit(resource.RLIMIT_DATA, limits)
-        if runs and backend.is_main:
-            _keep_kernels_with(runs[0], options)
+        device = _kernel_device(options, _this_machine()) if options.kernels == "auto" else None
+        if device and runs and backend.is_main:
+            keep_result(device, options, runs=runs[:1])
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
 
@@ -151,19 +158,9 @@ def settle_kernels(
         return options
     works = False
     if device := _kernel_device(options, hardware):
-        from tpukit.hardware.xla.kernel_choice import kernels_work
-
         free = not holds_tpu()
         works = kernels_work(device, hardware, options, log, runs=runs, may_try=free)
     return dataclasses.replace(options, kernels="on" if works else "off")
-
-
-def _keep_kernels_with(run: Path, options: HardwareOptions) -> None:
-    """Copies what is known of this device's kernels into a run folder."""
-    if options.kernels == "auto" and (device := _kernel_device(options, _this_machine())):
-        from tpukit.hardware.xla.kernel_choice import keep_result
-
-        keep_result(device, options, runs=[run])
 
 
 def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, Any] | None:
@@ -173,19 +170,13 @@ def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, An
     """
     hardware = _this_machine()
     device = _kernel_device(options, hardware)
-    if device is None:
-        return None
-    from tpukit.hardware.xla.kernel_choice import try_and_keep
-
-    return try_and_keep(device, hardware, options, seconds)
+    return None if device is None else try_and_keep(device, hardware, options, seconds)
 
 
 def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:
     kind = hardware.kind if options.hw == "auto" else options.hw
     if kind != "tpu" or installed_stack() != "torch_xla":
         return None
-    from tpukit.hardware.xla.kernel_choice import kernel_device
-
     return kernel_device(hardware)
 
 
@@ -253,7 +244,7 @@ def _this_machine() -> Hardware:
     """The hardware here; looked at once for as long as the variables that decide it stay."""
     decided = os.environ.get("PJRT_DEVICE", "TPU").upper()
     others = (os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", *TPU_VARIABLES))
-    return _detected(RealHost, (decided, *others))
+    return _detected(Host, (decided, *others))
 
 
 @functools.lru_cache(maxsize=1)
@@ -283,7 +274,7 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
 
 def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
     choose_precision(options.precision, "tpu", native_bf16=True)
-    stack = choose_stack(hardware, RealHost())
+    stack = choose_stack(hardware, Host())
     if stack == "torch_tpu" and options.devices is not None and hardware.tpu is not None:
         check_rank_count(options.devices, hardware.tpu)
     if options.memory_limit is not None and not hardware.emulated:

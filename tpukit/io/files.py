@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import glob
 import hashlib
+import io
 import os
 import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tpukit.errors import DataError, JobError, TpukitError
+from tpukit.errors import DataError, JobError
 from tpukit.io.process import is_alive
 
 
@@ -56,6 +58,13 @@ def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Writes a whole file atomically; see `replacing`."""
     with replacing(path, sync=sync) as partial:
         partial.write_bytes(content)
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Writes rows to a CSV file atomically."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    write_file(path, stream.getvalue().encode())
 
 
 @contextlib.contextmanager
@@ -114,21 +123,17 @@ def writing_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise writing_error(folder, error) from error
-
-
-def writing_error(folder: Path, error: OSError) -> TpukitError:
-    """What a failed write below `folder` means."""
-    where = error.filename or folder
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return JobError(
-            f"The disk is full: {where} could not be written.",
-            f"Free some space on the disk of {folder}; the same command then goes on.",
-            id="disk-full",
-        )
-    return DataError(
-        f"{where} cannot be written: {error.strerror}.", "Choose a folder you may write with --out."
-    )
+        where = error.filename or folder
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise JobError(
+                f"The disk is full: {where} could not be written.",
+                f"Free some space on the disk of {folder}; the same command then goes on.",
+                id="disk-full",
+            ) from error
+        raise DataError(
+            f"{where} cannot be written: {error.strerror}.",
+            "Choose a folder you may write with --out.",
+        ) from error
 
 
 def is_writable(folder: Path) -> bool:

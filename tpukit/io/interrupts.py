@@ -34,7 +34,7 @@ class StopRequest:
         self.signal_number: int | None = None
         self.raises = False
         self.is_saving = False
-        self.on_request: Callable[[], None] = _nothing
+        self.on_request: Callable[[], object] = lambda: None
         """Called at the first signal."""
         self._requested_at = 0.0
 
@@ -85,10 +85,6 @@ class StopRequest:
             self.is_saving = False
 
 
-def _nothing() -> None:
-    pass
-
-
 def is_impatient(number: int, seconds: float) -> bool:
     """Whether a signal, `seconds` after the first one, asks to stop without saving."""
     return number == signal.SIGINT and seconds > IMPATIENT_SECONDS
@@ -118,7 +114,7 @@ def listening(stop: StopRequest) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-# -- output ---------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------
 LOST = (errno.EPIPE, errno.EIO)
 """Error numbers of writing to a pipe without a reader, and to a closed terminal."""
 _listeners: list[StopRequest] = []

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "TPUKIT_PARENT"
@@ -120,16 +121,26 @@ def is_first_rank() -> bool:
 
 
 @contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Drops what native libraries print on descriptor 1 meanwhile (gloo logs each connection)."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+def output_sent_to(path: str | Path, *descriptors: int) -> Iterator[None]:
+    """Appends what is written to these descriptors meanwhile, by native libraries too, to a file.
+
+    Errors that end the block are printed where output went before.
+    """
+    former = {descriptor: os.dup(descriptor) for descriptor in descriptors}
+    _flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in descriptors:
+        os.dup2(file, descriptor)
+    os.close(file)
     try:
         yield
     finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        _flush()
+        for descriptor, kept in former.items():
+            os.dup2(kept, descriptor)
+            os.close(kept)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

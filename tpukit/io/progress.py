@@ -150,18 +150,16 @@ class Progress:
     def _line(self, detail: str) -> str:
         if self.total is None:
             return f"{self.label} {self.done}  {detail}"
-        return f"{self.label} {self.done}/{self.total}  {detail}  left {self._time_left()}"
+        seconds = self._seconds_left()
+        left = "?" if seconds is None else format_duration(seconds)
+        return f"{self.label} {self.done}/{self.total}  {detail}  left {left}"
 
     def _rate(self) -> str:
         rate = (self.done - self._first) / max(time.monotonic() - self._started, 1e-9)
         return f"{rate:,.3g}/s" if rate >= 0.1 or not rate else f"{1 / rate:,.3g} s each"
 
-    def _time_left(self) -> str:
-        """From the mean rate of this session."""
-        seconds = self._seconds_left()
-        return "?" if seconds is None else format_duration(seconds)
-
     def _seconds_left(self) -> float | None:
+        """From the mean rate of this session."""
         if self.total is None or self.done <= self._first:
             return None
         seconds = (time.monotonic() - self._started) / (self.done - self._first)

@@ -76,7 +76,11 @@ class GpuTarget:
 
 
 def find_gpu(name: str) -> GpuTarget | None:
-    """The GPUs of `t4`, `2xt4` or `24GB`; None where the name is none of a GPU."""
+    """The GPUs of `t4`, `2xt4` or `24GB`; None where the name is none of a GPU.
+
+    Raises:
+        ConfigError: the memory is below 1 GiB.
+    """
     match = GPU_NAME.fullmatch(name.strip().lower())
     if match is None:
         return None
@@ -87,6 +91,11 @@ def find_gpu(name: str) -> GpuTarget | None:
             return None
         context = tuple(int(gib * GIB) for gib in UNNAMED_CONTEXT)
         memory = parse_bytes(kind)
+        if memory < GIB:
+            raise ConfigError(
+                f"--target {name}: less than 1 GiB of memory.", "Give a GPU's memory, as in 24GB.",
+                id="no-target",
+            )  # fmt: skip
         return GpuTarget(name, devices, memory, UNNAMED_CAPABILITY, (context[0], context[1]))
     least, most = (int(gib * GIB) for gib in spec.context_gib)
     known = gpu_by_name(spec.driver_name)
@@ -125,9 +134,9 @@ def find_target(name: str) -> Target:
     match = re.fullmatch(r"(?:tpu[ -]?)?([a-z0-9]+)-(\d+)", name.strip().lower())
     known = tpu_by_cloud_name(match[1]) if match else None
     if match is None or known is None or known.compiler is None:
-        names = target_names()
+        names = [*target_names(), *gpu_specs()]
         similar = difflib.get_close_matches(
-            name.lower(), [*names, *gpu_specs()], n=3, cutoff=0.4 if name[-1:].isdigit() else 0.7
+            name.lower(), names, n=3, cutoff=0.4 if name[-1:].isdigit() else 0.7
         )
         raise ConfigError(
             f"unknown target {name!r}.",

@@ -15,6 +15,9 @@ Verdict = Literal["grow", "fine", "near", "over", "slow"]
 
 TASK_FACTORY = "tpukit.registry.classes:load_task"
 """Builds a task that is named, with its settings and its data path."""
+MEMORY_UNKNOWN = (
+    "The device does not report its memory: probe-batch goes by what the TPU compiler says."
+)
 TIMED_STEPS = 3
 """Maximum number of timed steps of a measured trial."""
 LONG_ENOUGH_SECONDS = 1.0

@@ -9,15 +9,20 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from tpukit.errors import ConfigError
 from tpukit.knowledge.setting_names import nearest_setting
 from tpukit.registry.declared import registered
 from tpukit.train.config import TrainConfig
-from tpukit.train.mistakes.imported import USER_MODULE, import_user_file, import_user_module
-from tpukit.train.mistakes.raised import place_of, task_failure
 from tpukit.train.task import Task
+from tpukit.train.user_code import (
+    USER_MODULE,
+    import_user_file,
+    import_user_module,
+    place_of,
+    task_failure,
+)
 
 SIGNATURES = {
     "build_model": "def build_model(self, ops): return MyModel()",
@@ -40,14 +45,18 @@ def find_task(spec: str) -> type[Task]:
         cls = _class_of(import_user_module(module, None, "--task"), name, module)
         cls.name = getattr(cls, "name", spec)
         return own_class(cls)
-    path, _, name = spec.rpartition(":")
-    if path == SESSION:
+    place, _, name = spec.rpartition(":")
+    folder, _, module = place.rpartition(":")
+    if place == SESSION:
         return _class_in_session(name)
-    if path.endswith(".py"):
-        return _class_in_file(Path(path), name)
-    folder, _, module = path.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        loaded = _loaded_module(path) or import_user_file(path, "--task")
+        return own_class(_class_of(loaded, name, str(path)), f"{path}:{name}")
     if all(part.isidentifier() for part in module.split(".")):
-        return _class_in_module(module, Path(folder), name)
+        return own_class(
+            _class_of(import_user_module(module, Path(folder), "--task"), name, module)
+        )
     near = difflib.get_close_matches(spec, registered(), n=1)
     raise ConfigError(
         f"--task {spec!r}: there is no such task.",
@@ -70,16 +79,6 @@ def _class_in_session(name: str) -> type[Task]:
             "Save it in a file and name that with --task FILE:CLASS (in Python: task=).",
         )
     return own_class(found)
-
-
-def _class_in_file(path: Path, name: str) -> type[Task]:
-    path = path.resolve()
-    module = _loaded_module(path) or import_user_file(path, "--task")
-    return own_class(_class_of(module, name, str(path)), f"{path}:{name}")
-
-
-def _class_in_module(module: str, folder: Path, name: str) -> type[Task]:
-    return own_class(_class_of(import_user_module(module, folder, "--task"), name, module))
 
 
 def _class_of(module: ModuleType, name: str, place: str) -> type[Task]:
@@ -143,7 +142,6 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
             f"Did you mean {near}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",
         )
-    _require_true_or_false(cls, settings)
     if accepted is None or "data_path" in accepted:
         settings = {"data_path": data_path, **settings}
     _require_methods(cls)
@@ -167,15 +165,6 @@ def default_data_path(cls: type[Task]) -> str:
             given = parameter.default
             return str(given) if isinstance(given, str | Path) else TrainConfig.data_path
     return TrainConfig.data_path
-
-
-def _require_true_or_false(cls: type[Task], settings: Mapping[str, Any]) -> None:
-    """Raises ConfigError for another value of a setting that is true or false."""
-    hints = get_type_hints(cls.options) if cls.options else {}
-    for name, value in settings.items():
-        kinds = (hints.get(name), *get_args(hints.get(name)))
-        if bool in kinds and value is not None and not isinstance(value, bool):
-            raise ConfigError(f"--set {name}={value} is neither true nor false.")
 
 
 def _require_methods(cls: type[Task]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -65,7 +66,7 @@ class ClassSource:
 
     def load(self) -> Any:
         """The class, imported."""
-        from tpukit.train.mistakes.imported import import_user_file
+        from tpukit.train.user_code import import_user_file
 
         if self.module is None:
             module = import_user_file(self.file, "--task")
@@ -147,6 +148,13 @@ def find_source(spec: str) -> ClassSource | None:
     folder, _, module = place.rpartition(":")
     file = _file_of(module, Path(folder)) if module else None
     return _read(file, name, module) if file else None
+
+
+def source_of(cls: type) -> ClassSource:
+    """The source of a class of this package."""
+    found = _read(Path(inspect.getfile(cls)), cls.__name__, cls.__module__)
+    assert found is not None, f"{cls.__name__} is in a file of its module"
+    return found
 
 
 def setting_fields(source: ClassSource) -> list[OptionField]:

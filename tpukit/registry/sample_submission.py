@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import DataError
-from tpukit.io.files import write_file
+from tpukit.io.files import write_csv
 
 SHOWN = 3
 """Names in a message."""
@@ -67,9 +66,7 @@ def match_sample(written: Path, sample: CsvTable, log: Callable[[str], None]) ->
     rows = _in_order(made.rows, columns[0], ids)
     ordered = [sample.columns, *([row[i] for i in columns] for row in rows)]
     if ordered != [made.columns, *made.rows]:
-        stream = io.StringIO()
-        csv.writer(stream, lineterminator="\n").writerows(ordered)
-        write_file(written, stream.getvalue().encode())
+        write_csv(written, ordered)
         log(f"{written}: put into the order of {sample.path}")
 
 

@@ -14,10 +14,10 @@ from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.registry.classes import SESSION, default_data_path, find_task, make_task, own_class
 from tpukit.registry.declared import registered
-from tpukit.train.mistakes.returned import expect
-from tpukit.train.storage.exported_weights import export
-from tpukit.train.storage.run_folder import RunFolder, TrainedRun, open_run, read_config
+from tpukit.train.checks import expect
+from tpukit.train.run_folder import RunFolder, TrainedRun, open_run, read_config
 from tpukit.train.task import Task
+from tpukit.train.weights import export
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Imports no torch, so that `--help` and errors in an option cost nothing.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -29,11 +30,13 @@ from tpukit.io.ranges import (
     setting,
     shown,
 )
-from tpukit.train.monitor.best import parse_best_metric
 
 Schedule = Literal["constant", "linear", "cosine"]
 EMAUpdates = Literal["ema_pytorch", "ema_pytorch-0.5.2", "multiples"]
-Config = TypeVar("Config", bound=HardwareOptions)
+Config = TypeVar("Config")
+
+METRIC = re.compile(r"(?:(min|max):)?(valid_\w+)")
+"""`valid_loss`, `min:valid_loss` or `max:valid_auc`."""
 
 
 @dataclass(frozen=True)
@@ -281,11 +284,11 @@ def _expected(hint: Any) -> str:
     return " or ".join(names[part] for part in _options(hint) or (hint,))
 
 
-def _value_problems(config: HardwareOptions, name: Callable[[str], str]) -> list[str]:
+def _value_problems(config: object, name: Callable[[str], str]) -> list[str]:
     problems = range_problems(vars(config), ranges_of(type(config)), name)
     if not isinstance(config, TrainConfig):
         return problems
-    if config.best_metric is not None and parse_best_metric(config.best_metric) is None:
+    if config.best_metric is not None and not METRIC.fullmatch(config.best_metric):
         problems.append(f"best_metric {config.best_metric!r} is not [min:|max:]valid_NAME.")
     if None not in (config.epochs, config.max_steps):
         problems.append("--epochs and --max-steps were both given: give one.")

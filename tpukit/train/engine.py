@@ -5,57 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
+from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState
+from tpukit.train.evaluation import validation_scores
 from tpukit.train.learner import Learner
-from tpukit.train.monitor.run_monitor import RunMonitor
+from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingResult
-from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
-from tpukit.train.validation import validation_scores
 
 LONG_STEP_SECONDS = 10.0
 """Duration of a step from which on the next one can be dropped, after half of that."""
 
 
-@dataclass
-class RunState:
-    """What changes between steps, apart from tensors and what the monitor counts."""
-
-    best: dict[str, float] = field(default_factory=dict)
-    since_best: int = 0
-    """Validations since the best one."""
-    resumed_from: int | None = None
-    """The step of the checkpoint that the run started from."""
-    stopped_by: int | None = None
-    """The signal that stopped the run, if one did."""
-    stopped_early: bool = False
-    """Whether `early_stopping` ended the run."""
-
-
 class Engine:
     """Runs a plan with a learner; `writer` is None on all ranks but 0.
 
-    stream: position of a training stream that a run resumes from.
+    checkpoint: where the run resumes; stream: the position of its training stream there.
     """
 
     def __init__(
         self,
         plan: RunPlan,
         learner: Learner,
-        state: RunState,
         stop: StopRequest,
         monitor: RunMonitor,
         writer: BackgroundWriter | None,
+        checkpoint: Checkpoint | None = None,
         stream: bytes | None = None,
     ) -> None:
         self.plan = plan
         self.config = plan.config
         self.learner = learner
         self.backend = learner.backend
-        self.state = state
         self.stop = stop
         self.monitor = monitor
         self.writer = writer
@@ -64,14 +47,23 @@ class Engine:
         )
         self._stepped = False
         self._step_seconds = 0.0
-        self._saved_step = state.resumed_from or 0
+        self.resumed_from = checkpoint.state.step if checkpoint else None
+        self._saved_step = self.resumed_from or 0
+        self.best = dict(checkpoint.state.best) if checkpoint else {}
+        """The best validation so far: its metric, and `step`."""
+        self.since_best = checkpoint.state.since_best if checkpoint else 0
+        """Validations since the best one."""
+        self.stopped_by: int | None = None
+        """The signal that stopped the run, if one did."""
+        self.stopped_early = False
+        """Whether `early_stopping` ended the run."""
 
     @property
     def step(self) -> int:
         """Optimizer steps that are done."""
         return self.learner.steps_done
 
-    # -- the loop --------------------------------------------------------------------------------
+    # -- the loop ---------------------------------------------------------------------------------
     def run(self) -> TrainingResult:
         """Trains from the present step to the last, or until it is stopped."""
         total, first_step = self.plan.total_steps, self.step
@@ -98,8 +90,8 @@ class Engine:
                     scores = self.validate()
                     self.save(is_best=self._is_best(scores))
                     self.plan.best.require_among(scores)
-                    if self.plan.stops_early(self.state.since_best):
-                        self.state.stopped_early = True
+                    if self.plan.stops_early(self.since_best):
+                        self.stopped_early = True
                         break
 
                 # a signal or the clock, the same decision in every rank
@@ -161,7 +153,7 @@ class Engine:
 
         return interrupt
 
-    # -- once in a while ---------------------------------------------------------------------------
+    # -- once in a while --------------------------------------------------------------------------
     def report(self) -> None:
         """Reads the metrics (the one stop of the pipeline), logs them, checks the loss."""
         with self.monitor.pause():
@@ -183,7 +175,7 @@ class Engine:
 
     def _validate_at_time_limit(self) -> None:
         """Validates the state that a time limit ended training in, once it is saved."""
-        is_over = self.state.stopped_early or self.step >= self.plan.total_steps
+        is_over = self.stopped_early or self.step >= self.plan.total_steps
         signalled = any(self.backend.all_gather_objects(self.stop.signal_number is not None))
         saved = self.plan.saves_after(self.step, 0) or self.step == 0
         if is_over or signalled or saved or not self.plan.datasets.validation_sets():
@@ -196,11 +188,11 @@ class Engine:
             if self.stop.signal_number is None:
                 raise
             return
-        since_best = self.state.since_best
+        since_best = self.since_best
         if self._is_best(scores):
             self.save(is_best=True)
         # A validation that an uninterrupted run would not make ends no run early.
-        self.state.since_best = min(self.state.since_best, since_best)
+        self.since_best = min(self.since_best, since_best)
 
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written once the loss was not finite."""
@@ -230,24 +222,24 @@ class Engine:
             random=[state["random"] for state in states],
             scaler=states[0]["scaler"],
             optimizer=learner.optimizer_state.values(),
-            best=self.state.best,
-            since_best=self.state.since_best,
+            best=self.best,
+            since_best=self.since_best,
             window=backend.to_host({"window": learner.window})["window"].tolist(),
         )
         return Snapshot(state, tensors, self.plan.datasets.artifacts, self.source.position)
 
     def _is_best(self, scores: dict[str, float]) -> bool:
         metric = self.plan.best
-        if not metric.improves(scores, self.state.best):
-            self.state.since_best += 1
+        if not metric.improves(scores, self.best):
+            self.since_best += 1
             return False
-        self.state.best = {metric.key: scores[metric.name], "step": float(self.step)}
-        self.state.since_best = 0
+        self.best = {metric.key: scores[metric.name], "step": float(self.step)}
+        self.since_best = 0
         return True
 
     def end(self) -> TrainingResult:
         """Saves what is not saved yet; the result of the run. No signal breaks it off."""
-        finished = self.state.stopped_early or self.step >= self.plan.total_steps
+        finished = self.stopped_early or self.step >= self.plan.total_steps
         if not finished and self.step != self._saved_step:
             self.save(is_best=False)
         self.stop.is_saving = True
@@ -255,13 +247,13 @@ class Engine:
             self.writer.wait()
         numbers = self.backend.all_gather_objects(self.stop.signal_number)
         if not finished:
-            self.state.stopped_by = next((n for n in numbers if n is not None), None)
+            self.stopped_by = next((n for n in numbers if n is not None), None)
         return TrainingResult(
             steps=self.step,
-            best=self.state.best,
+            best=self.best,
             run=str(self.plan.folder.path),
-            resumed_from=self.state.resumed_from,
+            resumed_from=self.resumed_from,
             finished=finished,
-            stopped_early=self.state.stopped_early,
+            stopped_early=self.stopped_early,
             **self.monitor.totals(),
         )

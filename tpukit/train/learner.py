@@ -3,23 +3,137 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, BackendState, Batch
-from tpukit.train.batch_sums import MOST_SUMS, BatchSums
+from tpukit.train.checkpoint import Checkpoint, persistent_buffers
+from tpukit.train.checks import check_loss, described, task_mistake
 from tpukit.train.config import TrainConfig
-from tpukit.train.ema import EMA, start_ema
-from tpukit.train.optimizer import OptimizerState, build_optimizer
-from tpukit.train.storage.checkpoint import Checkpoint
-from tpukit.train.storage.initial_weights import initial_model
-from tpukit.train.storage.state_dict import persistent_buffers
+from tpukit.train.loss_inputs import LossInputs
+from tpukit.train.optimizer import EMA, OptimizerState, build_optimizer, start_ema
 from tpukit.train.task import Datasets, Task
+from tpukit.train.user_code import place_of
+from tpukit.train.weights import initial_model
 
+MOST_SUMS = 16
+"""Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
+
+
+class BatchSums:
+    """The forward pass, and weighted sums over a data set that stay on the device until read."""
+
+    def __init__(self, task: Task, backend: Backend, model: nn.Module) -> None:
+        self.task = task
+        self.backend = backend
+        self.model = model
+        self.inputs = LossInputs(task, backend, model)
+        self._names: list[str] = []
+        self._totals = torch.zeros(MOST_SUMS, device=backend.device)
+
+    def forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
+        """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
+        with self.backend.autocast(), self.inputs.watching(batch):
+            returned = self.backend.call(self.model, self.task.loss, batch)
+        outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
+        self.inputs.look_at(outputs)
+        names = metric_names(outputs, known, self.task.loss)
+        return names, weighted_sums(outputs, names, batch["mask"])
+
+    @torch.no_grad()
+    def add(self, batch: Batch) -> None:
+        """Adds one batch's weighted sums, with the model's present weights."""
+        self._names, part = self.forward(batch, self._names)
+        self._totals += part
+        self.backend.finish()
+
+    @torch.no_grad()
+    def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The task's validation rows of a batch, and its mask, on the host."""
+        with self.backend.autocast():
+            found = self.backend.call(self.model, self.task.validation_rows, batch)
+        count = len(batch["mask"])
+        for name, value in found.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+                raise task_mistake(
+                    self.task.validation_rows,
+                    f"returned {name!r} as {described(value)} for a batch of {count} rows",
+                    f"Return a tensor of shape ({count}, ...): a value for each row.",
+                )
+        found = {n: v.float() if v.is_floating_point() else v for n, v in found.items()}
+        # All at once: a graph for each would be compiled otherwise.
+        self.backend.finish()
+        host = self.backend.to_host({**found, "mask": batch["mask"]})
+        return {name: tensor.numpy() for name, tensor in host.items()}
+
+    def read(self) -> dict[str, float]:
+        """The weighted means over all ranks; starts the sums anew."""
+        totals = self.backend.all_reduce_sum(self._totals)
+        weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
+        self._totals.zero_()
+        self.backend.finish()
+        return {name: total / weight for name, total in zip(self._names, sums, strict=False)}
+
+
+def metric_names(
+    outputs: Mapping[str, Tensor], known: list[str], method: Callable[..., object]
+) -> list[str]:
+    """`loss` and the task's other entries, in the order of `known` where it is not empty.
+
+    Raises UsageError where these are other entries than those of the micro-batch before: the sums
+    are added up by position.
+    """
+    names = ["loss", *(name for name in outputs if name not in ("loss", "weight"))]
+    if known and set(names) != set(known):
+        raise UsageError(
+            f"{place_of(method)} returned {', '.join(known)} for one micro-batch and"
+            f" {', '.join(names)} for another.",
+            "Return the same keys from `loss` for every batch.",
+            id="metric-names",
+        )
+    return known or names
+
+
+def weighted_sums(outputs: dict[str, Tensor], names: Sequence[str], mask: Tensor) -> Tensor:
+    """(MOST_SUMS,): sum(weight), then sum(weight value) of each entry, then zeros.
+
+    Without a `weight` each unmasked row counts 1; a 0-d value is a mean over all that counts. What
+    weighs nothing may be of any value, NaN too: the mean of a rank without samples, say.
+    """
+    mask = mask.float()
+    weight = outputs.get("weight")
+    if outputs["loss"].ndim == 1:
+        weight = mask if weight is None else weight.float() * mask
+    else:
+        weight = mask.sum() if weight is None else weight.float()
+    total = weight.sum()
+    sums = []
+    for name in names:
+        value = outputs[name].float()
+        if value.ndim > weight.ndim:  # each row's value beside a mean
+            value = _weighted_sum(value, mask) / mask.sum().clamp(min=1)
+        sums.append(_weighted_sum(value, weight if value.ndim == weight.ndim else total))
+    if len(sums) >= MOST_SUMS:
+        raise UsageError(
+            f"the task's loss gave {len(sums)} entries.", f"Return at most {MOST_SUMS - 1}."
+        )
+    return torch.nn.functional.pad(
+        torch.stack([total.detach(), *sums]), (0, MOST_SUMS - 1 - len(sums))
+    )
+
+
+def _weighted_sum(value: Tensor, weight: Tensor) -> Tensor:
+    return (torch.where(weight != 0, value, 0.0) * weight).sum()
+
+
+# -- a step --------------------------------------------------------------------------------------
 MASK_63 = 2**63 - 1
 SMALLEST = 2
 """Index of the smallest gradient norm among the norms kept on the device."""
@@ -72,16 +186,10 @@ class Learner:
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
         self._step_totals = torch.zeros(MOST_SUMS, device=device)
-        self._counter = torch.zeros((), dtype=torch.int64, device=device)
-        self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._first_bad = torch.zeros((), device=device)
         self._norms = _fresh_norms(device)
 
-    def set_steps_done(self, steps: int) -> None:
-        """Sets the number of steps that a resumed run has done."""
-        self.steps_done = steps
-        self._counter.fill_(steps)
-
-    # -- training ------------------------------------------------------------------------------
+    # -- training ---------------------------------------------------------------------------------
     def train_step(
         self,
         batches: Sequence[Batch],
@@ -143,13 +251,11 @@ class Learner:
     @torch.no_grad()
     def _after(self, totals: Tensor, norm: Tensor) -> None:
         """Updates the latch and the sums for the log in the step's own graph."""
-        self._counter += 1
-        bad = ~torch.isfinite(totals[1])
-        self._first_bad.copy_(
-            torch.where(bad & (self._first_bad == 0), self._counter, self._first_bad)
-        )
-        self._update_norms(norm.detach().float())
         self.window += totals / totals[0]
+        # The first entry counts the window's steps.
+        is_first = ~torch.isfinite(totals[1]) & (self._first_bad == 0)
+        self._first_bad.copy_(torch.where(is_first, self.window[0], self._first_bad))
+        self._update_norms(norm.detach().float())
         self._step_totals.zero_()
 
     def _update_norms(self, norm: Tensor) -> None:
@@ -177,14 +283,19 @@ class Learner:
         # Two reads in a row have no step between them.
         count = steps or float("nan")
         means = {name: total / count for name, total in zip(self._names, sums, strict=False)}
-        bad = int(host["bad"])
-        return StepMetrics(means, int(steps), last, largest, smallest, int(skipped), bad or None)
+        first_bad = self._number_of(steps, host["bad"])
+        return StepMetrics(means, int(steps), last, largest, smallest, int(skipped), first_bad)
 
     def first_bad_step(self) -> int | None:
         """The latch alone: the first step whose loss was not finite."""
-        return int(self.backend.to_host({"bad": self._first_bad})["bad"]) or None
+        host = self.backend.to_host({"window": self.window, "bad": self._first_bad})
+        return self._number_of(float(host["window"][0]), host["bad"])
 
-    # -- state -----------------------------------------------------------------------------------
+    def _number_of(self, steps: float, bad: Tensor) -> int | None:
+        """A step's number (from 1), given its place among the window's; None for place 0."""
+        return self.steps_done - int(steps) + int(bad) if bad else None
+
+    # -- state ------------------------------------------------------------------------------------
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by their plain names."""
         module = self.backend.unwrap(self.model)
@@ -242,7 +353,7 @@ def load_learner(
         kept = {**checkpoint.tensors("model"), **checkpoint.tensors("ema")}
         backend.load(learner.ema.weights, kept)
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
-    learner.set_steps_done(checkpoint.state.step)
+    learner.steps_done = checkpoint.state.step
     backend.load_state({"scaler": checkpoint.state.scaler})
     if len(checkpoint.state.random) == backend.world_size:
         backend.load_state({"random": checkpoint.state.random[backend.rank]})

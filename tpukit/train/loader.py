@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
@@ -16,16 +16,19 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Backend, Batch
-from tpukit.train.data.batch_plan import fill_rows
-from tpukit.train.data.shared_memory import lack_of_room_named, put_in_shared_memory
-from tpukit.train.data.stream import StreamPlan, is_stream
-from tpukit.train.mistakes.raised import place_of, task_failure
-from tpukit.train.mistakes.returned import (
+from tpukit.train.checks import (
     check_entries,
     check_rows,
     check_sample,
     place_of_samples,
     task_mistake,
+)
+from tpukit.train.data import (
+    StreamPlan,
+    fill_rows,
+    is_stream,
+    lack_of_room_named,
+    put_in_shared_memory,
 )
 from tpukit.train.task import (
     BatchPlan,
@@ -37,6 +40,7 @@ from tpukit.train.task import (
     overrides,
     sample_rng,
 )
+from tpukit.train.user_code import place_of, task_failure
 
 PROBED_STEPS = 100
 """Maximum number of a plan's steps that are searched for shapes of batches."""
@@ -127,10 +131,7 @@ def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> lis
     if data is None or is_stream(data):
         data = task.datasets().train
     task.known_samples = None if is_stream(data) else len(data)
-    return _batches_of_each_shape(task, data, settings.micro_rows)
-
-
-def _batches_of_each_shape(task: Task, data: Any, rows: int) -> list[Batch]:
+    rows = settings.micro_rows
     plan = task.plan(data, PlanSettings(rows, rows, 1, seed=0))
     steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
     shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
@@ -183,14 +184,15 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
         self.steps = steps
         self.rank = rank
         self.world_size = world_size
-        self.ahead: deque[PlannedStep] = deque()
-        """The steps whose micro-batches were given out, the oldest first, until they are done."""
+        self.ahead: deque[tuple[int, bytes | None]] = deque()
+        """Number of micro-batches of each step that was begun and is not done, and the stream's
+        position after it (None: it cannot be restored); the oldest first."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for step in self.steps:
             micro_batches = self.plan.step(step)
             position = self.plan.position() if isinstance(self.plan, StreamPlan) else None
-            self.ahead.append(PlannedStep(len(micro_batches), position))
+            self.ahead.append((len(micro_batches), position))
             for micro in micro_batches:
                 yield micro.share(self.rank, self.world_size)
 
@@ -212,12 +214,12 @@ class StepBatches:
         """The micro-batches of one step after the other."""
         batches = self._backend.batches(self._loader)
         for batch in batches:
-            count = self._sampler.ahead[0].micro_batches
+            count, _ = self._sampler.ahead[0]
             yield [batch, *itertools.islice(batches, count - 1)]
 
     def step_done(self) -> None:
         """The step whose batches were read last is done."""
-        self.position = self._sampler.ahead.popleft().stream
+        _, self.position = self._sampler.ahead.popleft()
 
 
 class GivenMicroBatches(Sampler[MicroBatch]):
@@ -257,14 +259,6 @@ def unpacked(samples: Any) -> Any:
     return pickle.loads(samples) if isinstance(samples, bytes) else samples
 
 
-class PlannedStep(NamedTuple):
-    """A step whose micro-batches were given out."""
-
-    micro_batches: int
-    stream: bytes | None
-    """The stream's position after the step; None if it cannot be restored."""
-
-
 @dataclass(frozen=True)
 class LoaderSettings:
     """How batches are made on the host."""
@@ -277,13 +271,6 @@ class LoaderSettings:
     """Seconds that a batch of the workers is waited for."""
 
 
-def _batches_ahead(workers: int) -> int | None:
-    """Batches that a DataLoader worker makes ahead: many workers would fill the shared memory."""
-    if workers == 0:
-        return None
-    return 2 if workers <= FEW_WORKERS else 1
-
-
 def make_loader(
     task: Task,
     data: Any,
@@ -292,12 +279,14 @@ def make_loader(
     see: SeeBatch | None = None,
 ) -> MicroBatchLoader:
     """A DataLoader over micro-batches, in their order; `see` is called with each batch."""
+    # Many workers that make batches ahead would fill the shared memory.
+    ahead = 2 if settings.workers <= FEW_WORKERS else 1
     loader = MicroBatchLoader(
         MicroBatchData(task, data, settings.seed),
         sampler=GivenMicroBatches(micro_batches, packs=settings.workers > 0),
         batch_size=None,
         num_workers=settings.workers,
-        prefetch_factor=_batches_ahead(settings.workers),
+        prefetch_factor=ahead if settings.workers else None,
         timeout=settings.timeout if settings.workers else 0,
         worker_init_fn=settings.start_worker if settings.workers else None,
         # One of its own: a loader would otherwise draw from the generator that dropout uses.

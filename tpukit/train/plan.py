@@ -16,8 +16,9 @@ from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import BatchSplit, cut_to_memory, sample_operations, split_batch
+from tpukit.train.checks import check_batch_plan, expect, sample_count
 from tpukit.train.config import ARITHMETIC, TrainConfig
-from tpukit.train.data.stream import is_stream
+from tpukit.train.data import is_stream
 from tpukit.train.loader import (
     LoaderSettings,
     PlannedMicroBatches,
@@ -26,10 +27,8 @@ from tpukit.train.loader import (
     example_batches,
     make_loader,
 )
-from tpukit.train.mistakes.returned import check_batch_plan, expect, sample_count
-from tpukit.train.monitor.best import BestMetric, parse_best_metric, stops_early
-from tpukit.train.schedule import completes_pass, is_due
-from tpukit.train.storage.run_folder import RunFolder, read_config
+from tpukit.train.run_folder import RunFolder, read_config
+from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task, overrides
 
 DEFAULT_CKPT_EVERY = 500
@@ -133,7 +132,8 @@ class RunPlan:
 
     def stops_early(self, since_best: int) -> bool:
         """Whether `since_best` validations without a better metric end the run."""
-        return stops_early(self.config.early_stopping, since_best)
+        patience = self.config.early_stopping
+        return bool(patience) and since_best >= (patience or 0)
 
     def saves_after(self, done: int, total: int) -> bool:
         """Whether the run validates and saves after step `done` (from 1); `total`: the last."""

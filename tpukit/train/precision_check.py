@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Batch, Precision
-from tpukit.train.batch_sums import weighted_sums
-from tpukit.train.learner import Learner
-from tpukit.train.mistakes.returned import check_loss
+from tpukit.train.checks import check_loss
+from tpukit.train.learner import Learner, weighted_sums
 
 if TYPE_CHECKING:
     from tpukit.train.plan import RunPlan
 
 LOSS_TOLERANCE = 0.02
+"""Largest relative difference of the loss with which a task is fit for bf16."""
 LEAST_COSINE = 0.99
-
-
-@dataclass(frozen=True)
-class PrecisionComparison:
-    """bf16 against fp32 on the same batch and weights."""
-
-    loss_difference: float
-    """Relative to the fp32 loss."""
-    gradient_cosine: float
-    """Cosine of the angle between the two whole gradients."""
-
-    @property
-    def fit(self) -> bool:
-        return self.loss_difference < LOSS_TOLERANCE and self.gradient_cosine > LEAST_COSINE
-
-    def describe(self) -> str:
-        verdict = "fit for bf16" if self.fit else "not clearly fit for bf16: try --precision fp32"
-        return (
-            f"bf16 against fp32, one step: loss differs by {self.loss_difference:.2%},"
-            f" cosine of the gradients {self.gradient_cosine:.4f}: {verdict}"
-        )
+"""Least cosine of the angle between the two whole gradients, likewise."""
 
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
@@ -51,7 +30,18 @@ def compare_bf16(learner: Learner, plan: RunPlan) -> str:
         backend.load_state(state)
         results[precision] = _loss_and_gradient(learner, batch, precision)
     backend.load_state(state)
-    return _compare(results["fp32"], results["bf16"]).describe()
+    (exact, gradient), (rough, found) = results["fp32"], results["bf16"]
+    dot = sum(float((gradient[name] * found[name]).sum()) for name in gradient)
+    norms = [sum(float(g.square().sum()) for g in side.values()) ** 0.5
+             for side in (gradient, found)]  # fmt: skip
+    cosine = dot / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0
+    difference = abs(rough - exact) / max(abs(exact), 1e-12)
+    is_fit = difference < LOSS_TOLERANCE and cosine > LEAST_COSINE
+    verdict = "fit for bf16" if is_fit else "not clearly fit for bf16: try --precision fp32"
+    return (
+        f"bf16 against fp32, one step: loss differs by {difference:.2%},"
+        f" cosine of the gradients {cosine:.4f}: {verdict}"
+    )
 
 
 def _loss_and_gradient(
@@ -69,15 +59,3 @@ def _loss_and_gradient(
     found = {n: g.float() for n, g in zip(parameters, gradients, strict=True) if g is not None}
     host = learner.backend.to_host({**found, "": loss.detach()})
     return float(host.pop("")), host
-
-
-def _compare(
-    exact: tuple[float, dict[str, Tensor]], rough: tuple[float, dict[str, Tensor]]
-) -> PrecisionComparison:
-    dot = sum(float((exact[1][n] * rough[1][n]).sum()) for n in exact[1])
-    norms = [
-        sum(float(g.square().sum()) for g in side[1].values()) ** 0.5 for side in (exact, rough)
-    ]
-    cosine = dot / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0
-    difference = abs(rough[0] - exact[0]) / max(abs(exact[0]), 1e-12)
-    return PrecisionComparison(difference, cosine)

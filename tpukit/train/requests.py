@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tpukit.io.ranges import BATCH, COUNT, SEED, setting
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tpukit.hardware.backend import Backend
-    from tpukit.train.storage.run_folder import TrainedRun
+    from tpukit.train.run_folder import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,13 @@ class TrainingResult:
     loss: float | None
     best: dict[str, float]
     run: str
-    samples_per_second: float
-    compilations: int
-    compilations_after_warmup: int
-    graphs: dict[str, int]
-    """Compilations by activity: start, train, evaluate, read, ..."""
     resumed_from: int | None
     finished: bool
+    samples_per_second: float = 0.0
+    compilations: int = 0
+    compilations_after_warmup: int = 0
+    graphs: dict[str, int] = field(default_factory=dict)
+    """Compilations by activity: start, train, evaluate, read, ..."""
     data_waiting: float = 0.0
     """Part of the training time that the host waited for data."""
     mfu: float | None = None
@@ -41,26 +43,32 @@ class TrainingResult:
         return self.run
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
     """The options of `tpukit test`; None was not given."""
+
+    data: str | None = None
+    """Data set: a name that the task knows, or a path."""
+    data_path: Path | None = None
+    """Folder the data lies in (the run's, else ./data)."""
+    limit: int | None = setting(None, COUNT)
+    """Only the first N samples."""
+    batch_size: int | None = setting(None, BATCH)
+    """Samples in a batch, over all devices."""
+    seed: int = setting(0, SEED)
+    """Seed of the sampling."""
+    out: Path | None = None
+    """Folder for predictions and pictures (in the run folder)."""
+
+
+@dataclass(frozen=True)
+class EvaluationRequest(EvaluationOptions):
+    """What a task's `evaluate` is asked."""
 
     run: TrainedRun | None = None
     """The run whose best weights are evaluated."""
     checkpoint: Path | None = None
     """A checkpoint file of other code, instead of a run."""
-    data: str | None = None
-    """Which data set: a name that the task knows, or a path."""
-    data_path: Path | None = None
-    """Folder the data lies in; None: the run's own."""
-    out: Path | None = None
-    """Folder for predictions and pictures; None: in the run folder."""
-    limit: int | None = None
-    """Only the first `limit` samples."""
-    batch_size: int | None = None
-    """Global batch size; None: chosen by the task."""
-    seed: int = 0
-    """Seed of random draws."""
     options: Any = None
     """What the task declares as `test_options`, with the values that were given."""
 
@@ -75,19 +83,25 @@ class AveragedRun:
     """The model with the run's weights, on a backend's device."""
 
 
-@dataclass(frozen=True)
-class PredictionRequest:
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
     """The options of `tpukit predict`; None was not given."""
 
-    run: TrainedRun
-    data_path: Path | None = None
-    """Folder or file to predict; None: the run's own data."""
     test_csv: Path | None = None
-    """File whose rows are predicted."""
+    """File whose rows are predicted (the data path's test.csv)."""
     out: Path | None = None
-    """File to write; None: the task's own name for it."""
+    """File to write (default: the task's own name)."""
     sample_submission: Path | None = None
-    """A file whose ids and order the output must have."""
+    """A file whose columns, ids and order the submission must have."""
+    data_path: Path | None = None
+    """Folder or file to predict (default: the run's)."""
+
+
+@dataclass(frozen=True)
+class PredictionRequest(PredictionOptions):
+    """What a task's `predict` is asked."""
+
+    run: TrainedRun
     options: Any = None
     """What the task declares as `predict_options`, with the values that were given."""
     averaged: Sequence[AveragedRun] = ()

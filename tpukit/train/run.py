@@ -17,31 +17,31 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.units import format_bytes
-from tpukit.train.data.stream import StreamPlan, is_stream
-from tpukit.train.engine import Engine, RunState
+from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint
+from tpukit.train.data import StreamPlan, is_stream
+from tpukit.train.engine import Engine
 from tpukit.train.learner import Learner, load_learner
-from tpukit.train.mistakes.host_reads import code_warnings
-from tpukit.train.monitor.run_monitor import RunMonitor
+from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
 from tpukit.train.precision_check import compare_bf16
-from tpukit.train.report.run_report import RunReport
+from tpukit.train.report.page import RunReport
 from tpukit.train.requests import TrainingResult
-from tpukit.train.storage.checkpoint import KEPT, BackgroundWriter, Checkpoint
-from tpukit.train.storage.nodes import require_same_nodes
-from tpukit.train.storage.resume import (
+from tpukit.train.resume import (
     as_recorded,
     claim_folder,
     find_checkpoint,
     require_same_arithmetic,
+    require_same_nodes,
 )
-from tpukit.train.storage.run_folder import versions, write_config
-from tpukit.train.storage.run_log import (
+from tpukit.train.run_folder import versions, write_config
+from tpukit.train.run_log import (
     RunLog,
     cut_metrics,
     draw_loss_curve,
     read_metrics,
     task_failures_kept,
 )
+from tpukit.train.user_code import code_warnings
 
 
 def train_run(
@@ -54,7 +54,7 @@ def train_run(
     stop = StopRequest(
         time.monotonic() + request.config.max_time if request.config.max_time else None
     )
-    log = log if backend.is_main else _log_nothing
+    log = log if backend.is_main else lambda message: None
     with ExitStack() as stack:
         stack.enter_context(task_failures_kept(request.folder, backend.rank))
         stack.enter_context(_stopped_at_once(stop, request))
@@ -96,10 +96,6 @@ def _stopped_at_once(stop: StopRequest, request: TrainingRequest) -> Iterator[No
         ) from None
 
 
-def _log_nothing(message: str) -> None:
-    pass
-
-
 def _already_finished(
     plan: RunPlan,
     checkpoint: Checkpoint,
@@ -122,10 +118,6 @@ def _already_finished(
         loss=losses[-1] if losses else None,
         best=state.best,
         run=str(plan.folder.path),
-        samples_per_second=0.0,
-        compilations=0,
-        compilations_after_warmup=0,
-        graphs={},
         resumed_from=state.step,
         finished=True,
         stopped_early=early,
@@ -142,15 +134,11 @@ def _train_from(
 ) -> TrainingResult:
     folder, command = plan.folder, plan.request.command
     learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
-    state, stream, step = RunState(), None, learner.steps_done
-    if checkpoint is not None:
-        before = checkpoint.state
-        state = RunState(dict(before.best), before.since_best, resumed_from=step)
-        stream = _resume_stream(plan, checkpoint, log)
+    stream = _resume_stream(plan, checkpoint, log) if checkpoint is not None else None
     with ExitStack() as stack:
         run_log, writer = None, None
         if backend.is_main:
-            cut_metrics(folder, step)
+            cut_metrics(folder, learner.steps_done)
             write_config(folder, _config_tables(plan, backend))
             run_log = RunLog(folder, log)
             stack.callback(run_log.close)
@@ -167,16 +155,17 @@ def _train_from(
             if run_log:
                 run_log.text(verdict)
         monitor = RunMonitor(plan, learner, run_log)
-        result = Engine(plan, learner, state, stop, monitor, writer, stream).run()
+        engine = Engine(plan, learner, stop, monitor, writer, checkpoint, stream)
+        result = engine.run()
         if run_log:
-            _log_end(plan, state, result, run_log)
-    if state.stopped_by is not None:
+            _log_end(engine, result, run_log)
+    if engine.stopped_by is not None:
         raise InterruptedRunError(
             f"Stopped after step {result.steps} of {plan.total_steps}; the checkpoint is written."
             if result.steps
             else "Stopped in the first step: nothing is saved.",
             f"Go on with: {command}",
-            signal_number=state.stopped_by,
+            signal_number=engine.stopped_by,
         )
     return result
 
@@ -197,7 +186,7 @@ def _resume_stream(
     return position
 
 
-# -- reporting ----------------------------------------------------------------------------------
+# -- reporting -----------------------------------------------------------------------------------
 def _config_tables(plan: RunPlan, backend: Backend) -> dict[str, Mapping[str, Any]]:
     request = plan.request
     return {
@@ -256,20 +245,21 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
         log.text("Warning: the disk may fill up: free some space, or raise --ckpt-every.")
 
 
-def _log_end(plan: RunPlan, state: RunState, result: TrainingResult, log: RunLog) -> None:
+def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
+    plan = engine.plan
     curve = draw_loss_curve(plan.folder)
     if curve:
         log.text(f"Loss curve: {curve}; report: {plan.folder.report}")
     if result.stopped_early:
         log.text(
             f"Stopped early after step {result.steps}: no better validation for"
-            f" {state.since_best}; best {plan.best.describe(state.best)}."
+            f" {engine.since_best}; best {plan.best.describe(engine.best)}."
         )
     elif result.finished:
         log.text(f"Done: {result.steps} steps, loss {result.loss or math.nan:.4g}.")
-    elif state.stopped_by is not None:
+    elif engine.stopped_by is not None:
         # For people it is the error that follows; nobody may be there to read that.
-        name = signal.Signals(state.stopped_by).name
+        name = signal.Signals(engine.stopped_by).name
         log.note(f"Stopped by {name} after step {result.steps}; the checkpoint is written.")
     else:
         log.text(f"Time is up after step {result.steps}. Go on with: {plan.request.command}")

@@ -1,11 +1,14 @@
-"""When things are due and how fast to learn: pure functions of the step."""
+"""When things are due, how fast to learn, what is best: pure functions of step and metrics."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
-from tpukit.train.config import TrainConfig
+from tpukit.errors import UsageError
+from tpukit.train.config import METRIC, TrainConfig
 
 FEWEST_STEPS = 5
 """Minimum number of steps between two validations at the end of a pass."""
@@ -41,3 +44,44 @@ def is_due(done: int, every: int, total: int) -> bool:
     `done` counts finished steps.
     """
     return done > 0 and (done % every == 0 or done == total)
+
+
+# -- the best checkpoint -------------------------------------------------------------------------
+@dataclass(frozen=True)
+class BestMetric:
+    """A validation metric and whether more of it is better."""
+
+    name: str
+    largest: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name in `best`: `loss` for `valid_loss`."""
+        return self.name.removeprefix("valid_")
+
+    def improves(self, scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Whether these scores are better than the best so far."""
+        found = scores.get(self.name, math.nan)
+        before = best.get(self.key, -math.inf if self.largest else math.inf)
+        return found > before if self.largest else found < before
+
+    def require_among(self, scores: Mapping[str, float]) -> None:
+        """Raises UsageError where validation did not give this metric."""
+        if scores and self.name not in scores:
+            raise UsageError(
+                f"best_metric {self.name!r} is not among the validation metrics:"
+                f" {', '.join(scores)}.",
+                "Name one of these with --set best_metric=NAME (max:NAME where more is better).",
+            )
+
+    def describe(self, best: Mapping[str, float]) -> str:
+        """`valid_loss 0.31 of step 400`."""
+        if self.key not in best:
+            return f"{self.name} (never finite)"
+        return f"{self.name} {best[self.key]:.4g} of step {best['step']:.0f}"
+
+
+def parse_best_metric(text: str) -> BestMetric | None:
+    """`NAME`, `min:NAME` or `max:NAME`, of a metric whose name begins with valid_; else None."""
+    match = METRIC.fullmatch(text)
+    return BestMetric(match[2], match[1] == "max") if match else None

@@ -30,8 +30,9 @@ from tpukit.hardware.backend import (
     TorchOps,
 )
 from tpukit.train import schedule
+from tpukit.train.checkpoint import load_weights
 from tpukit.train.config import TaskSettings, build
-from tpukit.train.data.batch_plan import (
+from tpukit.train.data import (
     VALIDATION_EPOCH,
     BatchPlan,
     MicroBatch,
@@ -40,12 +41,12 @@ from tpukit.train.data.batch_plan import (
     SampleKey,
     SampleSource,
     ShuffledPlan,
+    StreamPlan,
+    is_stream,
+    named,
     sample_rng,
     stack_samples,
 )
-from tpukit.train.data.stream import StreamPlan, is_stream
-from tpukit.train.data.tuples import named
-from tpukit.train.storage.state_dict import load_weights
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
@@ -195,7 +196,7 @@ class Task(ABC):
         else:
             self.settings = build(self.options, settings, str)
 
-    # -- what must be given ---------------------------------------------------------------------
+    # -- what must be given -----------------------------------------------------------------------
     @abstractmethod
     def build_model(self, ops: ModelOps) -> nn.Module:
         """The model on the CPU, freshly initialised from torch's seeded generator."""
@@ -214,7 +215,7 @@ class Task(ABC):
         micro-batches and devices. Other entries are logged, weighted alike.
         """
 
-    # -- what has a default ---------------------------------------------------------------------
+    # -- what has a default -----------------------------------------------------------------------
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the arithmetic: a resumed run must have the same."""
         return {}
@@ -341,7 +342,7 @@ class Task(ABC):
         """Writes a run's weights and artifacts for use without tpukit; the files.
 
         Default: a safetensors file of the model's state dict, with a README
-        (`exported_weights.export`).
+        (`weights.export`).
         """
         raise NotImplementedError("Task.export: `super()` has none; leave the method out")
 

@@ -50,7 +50,8 @@ def test_a_script_trains_and_tests_as_the_command_does(trained, tmp_path, first)
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_batch_of_its_task_is_measured(devices):
     limits = ["--start", "4", "--max", "4", "--devices", devices, "--json"]
     found = result(tpukit("probe-batch", "--task", TASK, "--hw", "cpu", *limits, env=NEW_PROCESS))

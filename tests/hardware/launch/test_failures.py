@@ -20,7 +20,7 @@ from tpukit.hardware import select
 from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.launch.launcher import STATUS_VARIABLE
 from tpukit.hardware.options import HardwareOptions
-from tpukit.train.storage.nodes import require_same_nodes
+from tpukit.train.resume import require_same_nodes
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "5", "--max-steps", "300"]
 

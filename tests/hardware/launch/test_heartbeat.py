@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from tpukit.hardware.launch import heartbeat
-from tpukit.hardware.launch.heartbeat import Heartbeat
+from tpukit.hardware.launch import failures as heartbeat
+from tpukit.hardware.launch.failures import Heartbeat
 
 
 @pytest.fixture

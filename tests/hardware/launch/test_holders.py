@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.errors import HardwareError, JobError
-from tpukit.hardware.host import RealHost
+from tpukit.hardware.host import Host
 from tpukit.hardware.launch.child import Child
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
@@ -20,10 +20,10 @@ from tpukit.train.config import TrainConfig
 
 OWNER = """
 import fcntl, json, os, sys, time
-from tpukit.hardware.host import RealHost
+from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import wait_until_free
 path, descriptor = sys.argv[1], int(sys.argv[2])
-wait_until_free(RealHost(), [path])
+wait_until_free(Host(), [path])
 file, answer = open(path), "opened"
 try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,14 +62,14 @@ def test_a_device_that_stays_held_is_not_waited_for_for_ever(device, capsys):
     code = f"import time; f = open({device!r}); print('open', flush=True); time.sleep(300)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"open\n"
-        wait_until_free(RealHost(), [device], seconds=0.2)
+        wait_until_free(Host(), [device], seconds=0.2)
         holder.kill()
     assert f"for process {holder.pid} (" in capsys.readouterr().err
 
 
 def test_what_this_process_or_its_parent_holds_is_not_waited_for(device, capsys):
     with Path(device).open():
-        wait_until_free(RealHost(), [device])
+        wait_until_free(Host(), [device])
     assert capsys.readouterr().err == ""
 
 

@@ -11,31 +11,20 @@ import time
 
 import psutil
 import pytest
-from runs import MARK, SUPPORT, environment, marked_processes
+from runs import MARK, SUPPORT, environment, marked_processes, script
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.launch.launcher import check_port
 
-LAUNCH = """
-import sys
-from tpukit.errors import TpukitError
-from tpukit.hardware.launch.launcher import launch
-from tpukit.hardware.options import HardwareOptions
-try:
-    options = HardwareOptions(hw="cpu", devices=2, max_restarts=int(sys.argv[2]))
-    sys.exit(launch(sys.argv[1:2], 2, options, module="rank_script"))
-except TpukitError as error:
-    print("Error:", error.message, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+PATH = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def start(scenario, mark="none", restarts=0):
-    paths = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    extra = {"PYTHONPATH": os.pathsep.join(paths), MARK: mark}
+def start(scenario, mark="none"):
+    """Launched in new processes."""
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, scenario, str(restarts)],
-        env=environment(extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, SUPPORT / "launched.py", scenario, "0"],
+        env=environment({"PYTHONPATH": PATH, MARK: mark}),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -44,13 +33,20 @@ def finish(process):
     return process.returncode, out, stderr
 
 
-def test_all_ranks_end_well():
-    code, out, stderr = finish(start("end"))
+def launched(scenario, restarts=0):
+    """Exit code and outputs of ranks, torchrun and its launcher that are forks."""
+    done = script("launched.py", scenario, restarts, env={"PYTHONPATH": PATH})
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("how", [launched, lambda name: finish(start(name))], ids=["forks", "new"])
+def test_all_ranks_end_well(how):
+    code, out, stderr = how("end")
     assert (code, out) == (0, "done 0 of 2\n"), stderr
 
 
 def test_bad_input_is_printed_once_with_its_own_code():
-    code, _, stderr = finish(start("bad-input"))
+    code, _, stderr = launched("bad-input")
     assert code == 2
     assert stderr.count("Error:") == 1
     assert "Traceback" not in stderr
@@ -58,13 +54,13 @@ def test_bad_input_is_printed_once_with_its_own_code():
 
 def test_a_rank_that_fails_ends_while_the_others_wait_for_it():
     """Destroying the process group, which blocks here as on GPUs, is left out."""
-    code, _, stderr = finish(start("second-raises"))
+    code, _, stderr = launched("second-raises")
     assert code == 2
     assert "rank 1: only the second knows" in stderr or "[rank 1] Error: only the" in stderr
 
 
 def test_a_rank_that_failed_is_restarted_with_the_others():
-    code, out, stderr = finish(start("second-raises-once", restarts=1))
+    code, out, stderr = launched("second-raises-once", restarts=1)
     assert (code, out) == (0, "done 0\n"), stderr
 
 
@@ -77,13 +73,13 @@ def test_the_error_is_shown_while_another_rank_hangs():
 
 
 def test_the_stderr_tail_of_the_failed_rank_is_shown():
-    code, _, stderr = finish(start("second-fails"))
+    code, _, stderr = launched("second-fails")
     assert code == 2
     assert "[rank 1] Error: only the second knows" in stderr
 
 
 def test_a_killed_rank_is_named():
-    code, _, stderr = finish(start("second-is-killed"))
+    code, _, stderr = launched("second-is-killed")
     assert code == 1
     assert "rank 1 ended by SIGKILL" in stderr
     assert "Traceback" not in stderr
@@ -124,24 +120,15 @@ def test_a_busy_port_is_an_error():
     ("options", "env", "stderr"),
     [
         pytest.param(
-            "hw='tpu'",
+            ["tpu"],
             {"PJRT_DEVICE": "CPU"},
             "one process drives all devices",
             marks=pytest.mark.xla,
         ),
-        ("hw='cpu', devices=4", {}, "started 2 ranks"),
+        (["cpu", "4"], {}, "started 2 ranks"),
     ],
 )
 def test_world_sizes_that_would_train_apart_are_refused(options, env, stderr):
-    code = (
-        "from tpukit.hardware.select import open_backend; from tpukit.errors import TpukitError\n"
-        "from tpukit.hardware.options import HardwareOptions\n"
-        f"try: open_backend(HardwareOptions({options}))\n"
-        "except TpukitError as error: print(error.message, error.hint)"
-    )
     launcher = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **env}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(launcher), capture_output=True, text=True,
-        check=False, timeout=120,
-    )  # fmt: skip
+    done = script("opened.py", *options, env=launcher)
     assert stderr in done.stdout, done.stderr[-2000:]

@@ -94,6 +94,11 @@ def test_batch_norm_updates_its_running_statistics():
     assert found["tpu"] == pytest.approx(found["cpu"], rel=1e-2)
 
 
+def test_cross_entropy_and_its_derivatives_are_the_cpus():
+    for case_, differences in case("cross_entropy").items():
+        assert max(differences) < 1e-5, (case_, differences)
+
+
 ZOO = [
     *("timm-resnet", "timm-vision_transformer", "timm-convnext"),
     *("transformers-gpt2", "transformers-bert", "transformers-llama"),

@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tpukit.hardware.memory import Memory
-from tpukit.hardware.xla import tpu_memory
-from tpukit.hardware.xla.tpu_memory import SampledMemory, duty_cycle_percent, fullest_device
+from tpukit.hardware import memory as hardware_memory
+from tpukit.hardware.memory import Memory, SampledMemory
+from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
 
 GIB = 2**30
 
@@ -40,7 +40,7 @@ def test_the_fullest_device_counts(metrics, as_text):
 def test_what_libtpu_does_not_know_is_unknown(metrics, values):
     metrics["hbm_capacity_usage"], metrics["hbm_capacity_total"] = values, [16 * GIB] * len(values)
     assert fullest_device() is None
-    assert SampledMemory().read() is None
+    assert SampledMemory(fullest_device, 0.02).read() is None
 
 
 def test_the_least_busy_chip_is_the_load(metrics):
@@ -54,7 +54,7 @@ def test_without_libtpu_memory_is_unknown(monkeypatch):
     assert duty_cycle_percent() is None
 
 
-def test_a_peak_between_two_reads_is_seen(monkeypatch):
+def test_a_peak_between_two_reads_is_seen():
     used, sampled = [2 * GIB], threading.Event()
 
     def read():
@@ -62,13 +62,12 @@ def test_a_peak_between_two_reads_is_seen(monkeypatch):
             sampled.set()
         return Memory(used[0], used[0], 16 * GIB)
 
-    monkeypatch.setattr(tpu_memory, "fullest_device", read)
-    memory = SampledMemory()
+    memory = SampledMemory(read, 0.02)
     try:
         assert memory.read() == Memory(2 * GIB, 2 * GIB, 16 * GIB)
         used[0] = 9 * GIB
         assert sampled.wait(30)
-        threading.Event().wait(2 * tpu_memory.SECONDS_BETWEEN_SAMPLES)
+        threading.Event().wait(0.04)
         used[0] = 3 * GIB
         assert memory.read() == Memory(3 * GIB, 9 * GIB, 16 * GIB)
         memory.start_anew()
@@ -78,10 +77,9 @@ def test_a_peak_between_two_reads_is_seen(monkeypatch):
 
 
 def test_a_library_that_does_not_answer_is_left_alone(monkeypatch):
-    monkeypatch.setattr(tpu_memory, "SECONDS_TO_ANSWER", 0.1)
+    monkeypatch.setattr(hardware_memory, "SECONDS_TO_ANSWER", 0.1)
     hangs = threading.Event()
-    monkeypatch.setattr(tpu_memory, "fullest_device", lambda: hangs.wait() and None)
-    memory = SampledMemory()
+    memory = SampledMemory(lambda: hangs.wait() and None, 0.02)
     assert memory.read() is None
     hangs.set()
     assert memory.read() is None

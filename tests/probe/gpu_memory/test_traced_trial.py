@@ -158,3 +158,9 @@ def test_an_unknown_gpu_names_near_ones():
     with pytest.raises(ConfigError) as caught:
         find_any("rtx4091")
     assert "rtx4090" in (caught.value.hint or "")
+
+
+def test_less_than_a_gibibyte_is_refused():
+    with pytest.raises(ConfigError, match="less than 1 GiB") as caught:
+        find_any("0GB")
+    assert "24GB" in (caught.value.hint or "")

@@ -39,6 +39,12 @@ USES = {
     "move-autocast": ["from torch_xla.amp import autocast\nautocast(d)"],
     "move-device-text": [
         "x.to('xla')",
+        "device = 'xla'",
+        "device: str = 'xla'",
+        "device = 'xla' if tpu else 'cpu'",
+        "def f(device='xla'): pass",
+        "if x.device.type == 'xla': pass",
+        "names = ['cpu', 'xla']",
         "d = torch.device('xla:1')",
         "init_process_group('xla', init_method='xla://')",
     ],
@@ -60,7 +66,7 @@ USES = {
 }
 
 STAYS = [
-    "import torch\nx.to('cuda')\nprint('xla is fast')\nd = {'xla': 1}",
+    "import torch\nx.to('cuda')\nprint('xla is fast')\nd = {'xla': 1}\nd['xla']\ngetattr(torch, 'xla')",
     "import mine.torch_xla_model as xm\nxm.mark_step()",
     "from .torch_xla import device\ndevice()",
     "import os\nos.environ['OMP_NUM_THREADS'] = '1'",
@@ -85,6 +91,7 @@ FIXED = [
         'import os\nprint(int(os.environ.get("WORLD_SIZE", "1")))',
     ),
     ("x.to('xla:0')", "x.to('tpu:0')"),
+    ("device: str = 'xla' if tpu else 'cpu'", "device: str = 'tpu' if tpu else 'cpu'"),
     (
         "init_process_group('xla', init_method='xla://')",
         "init_process_group('tpu', init_method='env://')",

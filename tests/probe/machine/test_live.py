@@ -13,12 +13,13 @@ import psutil
 import pytest
 from recorded_host import RecordedHost
 
-from tpukit.probe.machine import RealHost, gather
+from tpukit.hardware.host import Host
 from tpukit.probe.machine.checks import CheckOptions
-from tpukit.probe.machine.checks.live import STEPS, child_results, run_live_checks
+from tpukit.probe.machine.checks.live import STEPS, run_live_checks
+from tpukit.probe.machine.facts import gather
 
 ANSWER = "import os, json, sys\ndef say(**a): os.write(int(sys.argv[-2]), (json.dumps(a) + '\\n').encode())\n"
-FIRST = "say(id='torch-starts', status='pass', message='torch 2', fix=None)\n"
+FIRST = "say(message='torch 2')\n"
 CHILDREN = {
     "never ends": "import time\ntime.sleep(1000)\n",
     "ends but for a child of its own": "import subprocess, sys, time\n"
@@ -30,20 +31,17 @@ CHILDREN = {
 }
 
 
-def played(monkeypatch, code: str, seconds: float = 1.5):
+def played(code: str, seconds: float = 1.5):
     """The results when the child runs this code instead of its own."""
-    command = ["-c", ANSWER + code]
-    monkeypatch.setattr(
-        "tpukit.probe.machine.checks.live.child_results", lambda _, s: child_results(command, s)
-    )
     facts = gather(RecordedHost({"packages": {"torch": "2.9.0"}}), quick=True)
-    return list(run_live_checks(facts, CheckOptions(live_seconds=seconds)))
+    command = ["-c", ANSWER + code]
+    return list(run_live_checks(facts, CheckOptions(live_seconds=seconds), command))
 
 
 @pytest.mark.parametrize("name", CHILDREN)
-def test_child_that_hangs(monkeypatch, name):
+def test_child_that_hangs(name):
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    results = played(monkeypatch, FIRST + CHILDREN[name])
+    results = played(FIRST + CHILDREN[name])
     assert [r.id for r in results] == list(STEPS)
     assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
     assert "no answer within 1.5 s" in results[1].verdict.message
@@ -60,20 +58,20 @@ def test_child_that_hangs(monkeypatch, name):
          "different versions"),
     ],
 )  # fmt: skip
-def test_child_that_crashes(monkeypatch, code, said):
-    results = played(monkeypatch, FIRST + code + "\n", seconds=20)
+def test_child_that_crashes(code, said):
+    results = played(FIRST + code + "\n", seconds=20)
     assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
     assert said in results[1].verdict.message
 
 
-def test_child_that_ends_well_leaves_nothing_open(monkeypatch):
+def test_child_that_ends_well_leaves_nothing_open():
     before = len(list(Path("/proc/self/fd").iterdir()))
-    played(monkeypatch, FIRST, seconds=20)
+    played(FIRST, seconds=20)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_the_checks_here():
-    facts = gather(RealHost(), quick=True)
+    facts = gather(Host(), quick=True)
     results = list(run_live_checks(facts, CheckOptions(hw="cpu", live_seconds=200)))
     assert [r.verdict.status for r in results] == ["pass"] * 4, results
     assert "bf16 within" in results[2].verdict.message
@@ -86,14 +84,14 @@ def test_the_checks_on_virtual_devices(monkeypatch):
     pytest.importorskip("torch_xla")
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "4")
-    facts = gather(RealHost(), quick=True)
+    facts = gather(Host(), quick=True)
     results = list(run_live_checks(facts, CheckOptions(hw="tpu", live_seconds=250)))
     assert [r.verdict.status for r in results] == ["pass"] * 4, results
     assert "4 devices" in results[1].verdict.message
 
 
 def test_a_device_that_is_not_here():
-    facts = gather(RealHost(), quick=True)
+    facts = gather(Host(), quick=True)
     if facts.kind != "cpu":
         pytest.skip("there is one")
     results = list(run_live_checks(facts, CheckOptions(hw="gpu", live_seconds=200)))
@@ -103,7 +101,7 @@ def test_a_device_that_is_not_here():
 
 # -- the real host -----------------------------------------------------------------------------------
 def test_program_that_hangs_or_is_not_there():
-    host = RealHost()
+    host = Host()
     start = time.monotonic()
     assert host.run(["sleep", "1000"], 0.3) is None
     assert host.run(["no-such-program"], 1) is None
@@ -114,7 +112,7 @@ def test_program_that_hangs_or_is_not_there():
 
 def test_server_that_does_not_answer():
     """A metadata server that takes the connection's time: the limit ends it."""
-    host = RealHost()
+    host = Host()
     start = time.monotonic()
     assert not host.reaches("192.0.2.1", 80, 0.5)
     assert not host.reaches("no-such-host.invalid", 80, 0.5)
@@ -130,7 +128,7 @@ def test_a_file_held_by_a_process_is_found(tmp_path):
             assert child.stdout.readline() == "open\n"
             from tpukit.hardware.launch.holders import find_holders
 
-            (holder,) = find_holders(RealHost(), [str(held)])
+            (holder,) = find_holders(Host(), [str(held)])
             assert holder.pid == child.pid
             assert "python" in holder.name
         finally:
@@ -138,7 +136,7 @@ def test_a_file_held_by_a_process_is_found(tmp_path):
 
 
 def test_real_host_answers_what_is_not_there():
-    host = RealHost()
+    host = Host()
     assert host.read("/no/such/file") is None
     assert host.read("/") is None
     assert host.names("/no/such") == []

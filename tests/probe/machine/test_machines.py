@@ -10,8 +10,8 @@ from recorded_host import RecordedHost
 
 from tpukit.commands.reports.machine import as_json, for_others
 from tpukit.errors import DataError
-from tpukit.probe.machine import gather
 from tpukit.probe.machine.checks import QUICK, CheckOptions, run_check
+from tpukit.probe.machine.facts import gather
 
 MACHINES = Path(__file__).parent / "machines"
 GIB = 2**30

@@ -9,7 +9,7 @@ import pytest
 
 from tpukit.hardware.detect import Hardware, TpuChips
 from tpukit.hardware.options import HardwareOptions
-from tpukit.io.cache import cache_folder
+from tpukit.io.folders import cache_folder
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.targets import find_target

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import SUPPORT, result, script
 
 from tpukit.hardware.launch import launcher
 from tpukit.probe.trial import TaskSource, TrialRequest, TrialSetup
@@ -14,7 +15,6 @@ from tpukit.probe.trials.evaluators import MeasuredEvaluator
 from tpukit.probe.trials.worker import TrialRunner
 from tpukit.train.config import TrainConfig
 
-SUPPORT = Path(__file__).parents[2] / "support"
 FITS = {"trial": {"batch": 4, "fits": True, "used_bytes": 5}}
 FULL = {"trial": {"batch": 4, "fits": False, "error": "CUDA out of memory"}}
 LOST = {"error": {"message": "connection lost", "hint": None, "id": "task-failed", "exit_code": 1}}
@@ -25,8 +25,8 @@ def result_of(monkeypatch):
     def run(ranks, said: str = "", code: int = 0):
         def launch(arguments, processes, options, *, module):
             folder = Path(arguments[-1]).parent
-            for rank, result in enumerate(ranks):
-                (folder / f"rank-{rank}").write_text(json.dumps(result))
+            for rank, written in enumerate(ranks):
+                (folder / f"rank-{rank}").write_text(json.dumps(written))
             print(said, file=sys.stderr)
             return code
 
@@ -73,30 +73,28 @@ def test_a_gpu_s_library_that_fails_by_the_size_is_short_of_memory(monkeypatch):
         assert "CUBLAS" in runner.result(alone)["error"]["message"]
 
 
+def searched(task: str, *batches: int, limit: int = 0, env=None, **settings) -> list[dict]:
+    """The trials of a search, whose processes are forks."""
+    spec = f"{SUPPORT / 'probe_tasks.py'}:{task}"
+    return result(script("searched.py", spec, json.dumps(settings), limit, *batches, env=env))
+
+
 def test_a_search_says_what_has_fitted():
-    spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:Cublas", "data_path": "",
-            "settings": {"bad_rows": 6, "width": 64}}  # fmt: skip
-    source = TaskSource("tpukit.registry.classes:load_task", spec)
-    with MeasuredEvaluator(source, TrainConfig(hw="cpu"), None) as evaluator:
-        trials = evaluator.evaluate([TrialRequest(n) for n in (4, 8)])
-    assert [trial.fits for trial in trials] == [True, False]
+    trials = searched("Cublas", 4, 8, bad_rows=6, width=64)
+    assert [trial["fits"] for trial in trials] == [True, False]
 
 
 @pytest.fixture
-def processes(tmp_path, monkeypatch):
+def processes(tmp_path):
     """The processes that build a task, and those that build a model, in a search of this task."""
-    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    notes = tmp_path / "notes"
 
     def search(task: str) -> tuple[list[str], list[str]]:
-        spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}
-        source = TaskSource("tpukit.registry.classes:load_task", spec)
-        config = TrainConfig(hw="cpu", memory_limit=400_000_000)
-        with MeasuredEvaluator(source, config, None) as evaluator:
-            trials = evaluator.evaluate([TrialRequest(n) for n in (2, 3, 400, 3)])
-        assert [trial.fits for trial in trials] == [True, True, False, True]
-        assert trials[1].used_bytes == pytest.approx(trials[3].used_bytes, rel=0.02)
-        assert all(trial.fresh for trial in trials)
-        lines = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+        trials = searched(task, 2, 3, 400, 3, limit=400_000_000, env={"TPUKIT_NOTES": str(notes)})
+        assert [trial["fits"] for trial in trials] == [True, True, False, True]
+        assert trials[1]["used_bytes"] == pytest.approx(trials[3]["used_bytes"], rel=0.02)
+        assert all(trial["fresh"] for trial in trials)
+        lines = [line.split() for line in notes.read_text().splitlines()]
         return tuple([pid for kind, pid in lines if kind == what] for what in ("task", "model"))
 
     return search
@@ -117,7 +115,7 @@ def test_a_task_with_a_thread_of_its_own_is_not_forked(processes):
 
 def test_a_fork_takes_no_less_memory_than_a_process(tmp_path, monkeypatch):
     """Stacks of the threads that a fork lacks would hold the trial's own, outside of the limit."""
-    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    monkeypatch.setenv("TPUKIT_NOTES", str(tmp_path / "notes"))
     used = {}
     for task in ("Noted", "Threaded"):
         spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}

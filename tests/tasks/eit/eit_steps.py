@@ -41,7 +41,11 @@ def main(out: str, hw: str) -> None:
         compiled.append(backend.compilations())
     maps = task.example_batches(ROWS)[0]["voltages"].numpy()[:5]
     learner.model.eval()
-    images = task.sampler(ROWS).reconstruct(learner.model, backend, [View(maps)], 2)
+    images = (
+        task.trained(learner.model, backend)
+        .sampler(ROWS)
+        .reconstruct(learner.model, backend, [View(maps)], 2)
+    )
     left = []
     if hw == "tpu":
         import torch_xla.debug.metrics as met

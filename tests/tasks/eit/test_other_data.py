@@ -10,8 +10,7 @@ import pytest
 
 from tpukit import cli
 from tpukit.commands.output import Output
-from tpukit.tasks.eit.generate import DatasetPlan, make_dataset
-from tpukit.tasks.eit.simulation.simulate import SimulationSettings
+from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 
 
 @pytest.fixture
@@ -31,8 +30,7 @@ def train(tmp_path, monkeypatch, capsys):
 
 
 def make(folder: Path, seed: int) -> None:
-    settings = SimulationSettings(seed=seed)
-    make_dataset(DatasetPlan(folder, 10, settings=settings), workers=1)
+    make_dataset(SimulatedData(10, seed, workers=1), folder)
 
 
 def test_a_run_resumes_on_its_data_wherever_it_lies_and_on_no_other(train, tmp_path):

@@ -10,7 +10,7 @@ from ema_pytorch import EMA
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import AdamSettings
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.eit.data.normalisation import Normalisation
+from tpukit.tasks.eit.data.dataset import Normalisation
 from tpukit.tasks.eit.model import network
 from tpukit.tasks.eit.task import NORMALISATION_FILE, EITTask
 from tpukit.train.config import resolve

@@ -7,9 +7,7 @@ import pytest
 from PIL import Image
 
 from tpukit.errors import DataError
-from tpukit.tasks.images.data.damaged import check_headers
-from tpukit.tasks.images.data.dataset import NO_IMAGE, ImageFiles
-from tpukit.tasks.images.data.image_decoding import decode
+from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers, decode
 from tpukit.tasks.images.data.listing import LabelledImages
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)

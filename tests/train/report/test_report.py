@@ -19,13 +19,12 @@ from tpukit.errors import TaskFailedError
 from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest
+from tpukit.train.report.curves import MOST_POINTS, MetricSeries, Series
 from tpukit.train.report.history import History
-from tpukit.train.report.markup import number_text
-from tpukit.train.report.metric_table import MetricCell, metric_lines, metric_table
-from tpukit.train.report.run_report import RunReport, report_test
-from tpukit.train.report.series import MOST_POINTS, MetricSeries, Series
+from tpukit.train.report.page import RunReport, report_test
+from tpukit.train.report.tested import MetricCell, metric_lines, metric_table, number_text
 from tpukit.train.run import train_run
-from tpukit.train.storage.run_folder import RunFolder, open_run, write_config
+from tpukit.train.run_folder import RunFolder, open_run, write_config
 
 MOST_BYTES = 3_000_000
 SECRET = "hf_7f3a9cdonotshowthis"

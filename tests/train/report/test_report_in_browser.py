@@ -9,8 +9,8 @@ import pytest
 from browser import CHROMIUM, browser
 from PIL import Image
 
-from tpukit.train.report.run_report import RunReport
-from tpukit.train.storage.run_folder import RunFolder, write_config
+from tpukit.train.report.page import RunReport
+from tpukit.train.run_folder import RunFolder, write_config
 
 CHART = "document.querySelector('#charts svg')"
 LABELS = "[...document.querySelectorAll('#charts figure:first-child text')].map(t => t.textContent)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 from tpukit.commands.options.own_options import (
@@ -29,21 +28,20 @@ def explain_usage(error: Any, arguments: Sequence[str], commands: Sequence[str])
     """Adds to a usage error what was probably meant; `commands` are those of the program."""
     option = getattr(error, "option_name", None)
     if option is not None:
-        if hints := list(_option_hints(option.lstrip("-"), arguments, _command_of(error))):
+        command = error.ctx and error.ctx.command
+        if hints := list(_option_hints(option.lstrip("-"), arguments, command)):
             error.possibilities = None
             error.message += ". " + " ".join(hints)
     elif error.message.startswith("No such command") and "Did you mean" not in error.message:
         if near := difflib.get_close_matches(arguments[0], commands, n=1):
             error.message = f"{error.message.rstrip('.')}. Did you mean {near[0]}?"
     elif found := EXPECTED.match(error.message):
-        value = _value_of(getattr(error, "param", None), arguments)
+        flags = getattr(getattr(error, "param", None), "opts", ())
+        given = (value_of(flag, arguments) for flag in flags)
+        value = next((text for text in given if text is not None), None)
         error.message = f"{shown(value)} is not {KINDS[found[1]]}."
     else:
         error.message = error.message.removeprefix("Value error, ")
-
-
-def _command_of(error: Any) -> Any:
-    return error.ctx.command if error.ctx is not None else None
 
 
 def _option_hints(option: str, arguments: Sequence[str], command: Any) -> Iterator[str]:
@@ -71,12 +69,3 @@ def _way_of(command: str, task: str, option: str) -> str:
     own = command_of(task) if command in ("train", "summarize-train") else command
     chosen = "" if DEFAULT_TASKS[own] == task else f" --task {task}"
     return f"For {task}: tpukit {own}{chosen} {option}."
-
-
-def _value_of(param: Any, arguments: Sequence[str]) -> str | None:
-    """What a command line gives to an option."""
-    for argument, after in pairwise([*arguments, ""]):
-        flag, _, value = argument.partition("=")
-        if flag in getattr(param, "opts", ()):
-            return value if "=" in argument else after
-    return None

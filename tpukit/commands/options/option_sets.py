@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -15,6 +14,7 @@ import typer
 
 from tpukit.errors import ConfigError
 from tpukit.io.units import parse_bytes, parse_duration
+from tpukit.registry.declared import source_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Given = dict[str, Any]
@@ -44,8 +44,10 @@ OwnOptions = Annotated[Given, OWN]
 """The parameter of a command that receives the options of a task."""
 
 
-def options_of(config: type, panels: Mapping[str, Sequence[str]]) -> OptionSet:
+def options_of(config: type, panels: Mapping[str | None, Sequence[str]] | None = None) -> OptionSet:
     """Typer options for some fields of a config dataclass, by the panels that `--help` shows.
+
+    Without `panels` for all, in the panel of every option.
 
     Name, type, default and help are the field's: its docstring is the help text, followed by the
     default where the docstring does not speak of one. Annotate a parameter of a command decorated
@@ -58,33 +60,14 @@ def options_of(config: type, panels: Mapping[str, Sequence[str]]) -> OptionSet:
     return OptionSet([
         option_parameter(name, hints[name], help_text(docs[name], defaults[name]),
                          defaults[name], panel)
-        for panel, names in panels.items()
+        for panel, names in (panels or {None: [*defaults]}).items()
         for name in names
     ])  # fmt: skip
 
 
 def field_docs(config: type) -> dict[str, str]:
-    """The docstring that follows each field of a dataclass, its bases' included, from the source.
-
-    One line each; a field without a docstring is an error in the code.
-    """
-    docs: dict[str, str] = {}
-    for base in reversed([base for base in config.__mro__ if dataclasses.is_dataclass(base)]):
-        [definition] = ast.parse(inspect.getsource(base)).body
-        assert isinstance(definition, ast.ClassDef)
-        docs |= {name: text for name, _, text in documented_fields(definition)}
-    return docs
-
-
-def documented_fields(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign, str]]:
-    """Name, definition and docstring (one line) of each field that has one."""
-    for field, after in zip(definition.body, definition.body[1:], strict=False):
-        match field, after:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                yield name, field, " ".join(text.split())
+    """The docstring that follows each field of a dataclass, its bases' included, in one line."""
+    return {field.name: field.text for field in source_of(config).fields()}
 
 
 def help_text(doc: str, default: Any) -> str:

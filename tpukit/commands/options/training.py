@@ -122,9 +122,9 @@ class GivenSettings:
         """
         from tpukit.registry.classes import default_data_path, find_task, make_task, own_class
         from tpukit.train.plan import TrainingRequest
-        from tpukit.train.storage.exported_weights import settings_of
-        from tpukit.train.storage.run_folder import RunFolder
+        from tpukit.train.run_folder import RunFolder
         from tpukit.train.task import Preset, Task
+        from tpukit.train.weights import settings_of
 
         if isinstance(task, Task):
             cls = own_class(type(task))
@@ -203,22 +203,17 @@ def read_settings(
     given: Given, sources: SettingSources, task_options: Mapping[str, Any]
 ) -> GivenSettings:
     """What a command was given; `task_options` are the task's own options (None: not given)."""
-    train, task = _split_settings(sources.settings or [])
-    own = {name: value for name, value in task_options.items() if value is not None}
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    settings = parse_settings(sources.settings or [])
+    train = {name: value for name, value in settings.items() if name in names}
+    task = {name: value for name, value in task_options.items() if value is not None}
+    task |= {name: value for name, value in settings.items() if name not in names}
     file = read_config_file(sources.config) if sources.config else ConfigFile({}, {})
     set_here = [f"{name}={os.environ[name]}" for name in DECIDING if name in os.environ]
     # --no-resume again would set the stopped run aside.
     words = [word for word in sys.argv[1:] if word != "--no-resume"]
     command = shlex.join([*set_here, "tpukit", *words])
-    return GivenSettings(merge(given, train), {**own, **task}, file, sources.preset, command)
-
-
-def _split_settings(pairs: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`--set NAME=VALUE` pairs: those of the training, those of the task."""
-    train_names = {field.name for field in dataclasses.fields(TrainConfig)}
-    settings = parse_settings(pairs)
-    train = {name: value for name, value in settings.items() if name in train_names}
-    return train, {name: value for name, value in settings.items() if name not in train_names}
+    return GivenSettings(merge(given, train), task, file, sources.preset, command)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:

@@ -123,9 +123,12 @@ def _where(found: Recommendation) -> str:
 
 
 def table(trials: tuple[Trial, ...]) -> Iterator[str]:
-    """One row a trial."""
+    """One row a trial; of a batch that was predicted more than once, the last prediction."""
     yield f"{'batch a device':>14}  {'memory':>18}  {'verdict':<8} {'speed':>14}  {'took':>7}"
+    last = {(trial.batch, trial.accumulate): trial for trial in trials}
     for trial in trials:
+        if trial.used_range and trial is not last[trial.batch, trial.accumulate]:
+            continue
         steps = f" x {trial.accumulate}" if trial.accumulate > 1 else ""
         speed = f"{trial.samples_per_second:.3g} samples/s" if trial.samples_per_second else "-"
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.io.units import GIB, format_bytes
-from tpukit.train.report.metric_table import MetricCell, cell_text, metric_table
+from tpukit.train.report.tested import MetricCell, cell_text, metric_table
 
 Table = list[list[str]]
 
@@ -73,7 +73,7 @@ def show_picture(display: Any, png: bytes) -> None:
     display.display(display.Image(data=png, format="png"))
 
 
-# -- tables ----------------------------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------------------------
 def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
     """Plain fields; metrics, beside those of other methods; trials; a CSV file's first rows."""
     best = fields.get("best")
@@ -139,7 +139,7 @@ def _first_rows(path: Path) -> Table:
         return [[cell[:PREVIEWED_CHARACTERS] for cell in row] for row in rows if row]
 
 
-# -- pictures --------------------------------------------------------------------------------------
+# -- pictures ------------------------------------------------------------------------------------
 def result_pictures(fields: Mapping[str, Any]) -> Iterator[bytes]:
     """The loss curve of a training run, the pictures of `test`, the memory of `probe-batch`."""
     named = [*fields.get("pictures", []), fields.get("picture")]

@@ -8,13 +8,13 @@ from typing import Any
 
 from tpukit import __version__
 from tpukit.commands.output import Output
+from tpukit.hardware.host import Host
 from tpukit.io.secrets import without_secrets
 from tpukit.io.units import counted
 from tpukit.knowledge.environment import allowed
-from tpukit.probe.machine import Facts, RealHost, gather
 from tpukit.probe.machine.checks import CheckOptions, Result, run_checks
-from tpukit.probe.machine.checks.gpu import device_list
-from tpukit.probe.machine.checks.tpu import describe_devices
+from tpukit.probe.machine.checks.devices import describe_devices, device_list
+from tpukit.probe.machine.facts import Facts, gather
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "-   "}
 _ACTION = ("fail", "warn")
@@ -25,7 +25,7 @@ def check_machine(
     options: CheckOptions, output: Output, *, quick: bool, strict: bool, report: bool, verbose: bool
 ) -> int:
     """Runs every check, prints what needs action first; the exit code."""
-    facts = gather(RealHost(), quick=quick)
+    facts = gather(Host(), quick=quick)
     if not report and not output.as_json:
         output.text(f"tpukit {__version__} on {facts.place.name}: {describe_devices(facts)}")
         if not quick and sys.stdout.isatty():
@@ -50,7 +50,7 @@ def check_hardware(options: CheckOptions, output: Output, *, strict: bool) -> in
     from tpukit.probe.selftest.parts import run_selftest
 
     results = list(run_selftest(options, output.text))
-    facts = gather(RealHost(), quick=False)
+    facts = gather(Host(), quick=False)
     seconds = sum(result.seconds for result in results)
     output.text()
     output.text(issue_report(facts, results, f"self-test ({seconds:.0f} s)"))

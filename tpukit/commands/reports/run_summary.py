@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.reports.inline import notebook_display, show_picture, show_table
 from tpukit.errors import ConfigError
-from tpukit.train.report.embedded_pictures import pictures_of
-from tpukit.train.storage.run_folder import RunFolder, read_config
-from tpukit.train.storage.run_log import loss_curve, read_metrics
+from tpukit.train.report.pictures import pictures_of
+from tpukit.train.run_folder import RunFolder, read_config
+from tpukit.train.run_log import loss_curve, read_metrics
 
 if TYPE_CHECKING:
     from tpukit.registry.trained import TrainedTask
@@ -65,8 +65,12 @@ def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
     train = [row for row in rows if row["kind"] == "train"]
     valid = [row for row in rows if row["kind"] == "valid"]
     yield "task", str(task.get("name"))
-    yield "ran on", _where(decided, config.get("versions", {}))
-    yield "data", _data(decided)
+    device = (
+        f"{decided.get('device')}, {decided.get('devices')} device(s), {decided.get('precision')}"
+    )
+    yield "ran on", f"{device}; torch {config.get('versions', {}).get('torch')}"
+    counts = decided.get("training_samples"), decided.get("validation_samples")
+    yield "data", f"{counts[0]} training, {counts[1]} validation samples"
     if not train:
         yield "metrics", "none yet"
         return
@@ -81,16 +85,6 @@ def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
         yield "best", f"{_numbers(best)} at step {best['step']}"
     if pictures := pictures_of(folder.path):
         yield "pictures", ", ".join(str(p.relative_to(folder.path)) for p in pictures)
-
-
-def _where(decided: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
-    device = f"{decided.get('device')}, {decided.get('devices')} device(s), "
-    return f"{device}{decided.get('precision')}; torch {versions.get('torch')}"
-
-
-def _data(decided: Mapping[str, Any]) -> str:
-    training, validation = decided.get("training_samples"), decided.get("validation_samples")
-    return f"{training} training, {validation} validation samples"
 
 
 def _numbers(row: Mapping[str, Any]) -> str:

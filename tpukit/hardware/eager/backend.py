@@ -35,7 +35,7 @@ from tpukit.hardware.backend import (
 from tpukit.hardware.collectives import (
     Collectives,
     GlooCollectives,
-    SingleRank,
+    init_method,
     launched_world_size,
 )
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
@@ -43,28 +43,23 @@ from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, ch
 from tpukit.hardware.eager.distributed import (
     DDP,
     FSDP,
-    Parallelism,
     SingleProcess,
     split_mixed_groups,
 )
-from tpukit.hardware.eager.grad_scaling import (
-    PlainUpdate,
-    ScaledUpdate,
-    Update,
-    clip_factor,
-)
+from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
-from tpukit.hardware.launch.rendezvous import init_method
 from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
-from tpukit.hardware.optimizers.adopted import adopt, gradients_of, set_rates
-from tpukit.hardware.optimizers.choice import (
+from tpukit.hardware.optimizers import (
+    adopt,
     choose_capturable,
+    gradients_of,
     named_optimizer,
     require_whole_matrices,
+    set_rates,
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.io.process import allowed_cores, die_with_parent, quiet_stdout
+from tpukit.io.process import allowed_cores, die_with_parent, output_sent_to
 from tpukit.knowledge.accelerators import peak_flops
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -79,8 +74,8 @@ class EagerBackend(TorchOps):
         eager: EagerDevice,
         precision: Precision,
         collectives: Collectives,
-        parallelism: Parallelism,
-        update: Update,
+        parallelism: SingleProcess,
+        update: PlainUpdate,
         *,
         compiles: bool,
     ) -> None:
@@ -125,7 +120,7 @@ class EagerBackend(TorchOps):
             " ranks' mean (--set sync_batchnorm=true: by the rows of all ranks)"
         }
 
-    # -- models and batches ------------------------------------------------------------------
+    # -- models and batches -----------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         if is_recorded():
             return recomputed(function, *tensors)
@@ -171,7 +166,7 @@ class EagerBackend(TorchOps):
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return self.eager.batches(loader)
 
-    # -- the step ----------------------------------------------------------------------------
+    # -- the step ---------------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
         dtype = DTYPES.get(precision or self.precision)
         if dtype is None:
@@ -183,13 +178,8 @@ class EagerBackend(TorchOps):
             return self.eager.run(function, batches, numbers)
         return function(batches, *numbers)
 
-    def micro_batch(
-        self, model: nn.Module, *, first: bool, last: bool
-    ) -> AbstractContextManager[Callable[[Tensor], None]]:
-        return self._micro_batch(model, first=first, last=last)
-
     @contextmanager
-    def _micro_batch(
+    def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
     ) -> Iterator[Callable[[Tensor], None]]:
         if is_recorded() and not first:
@@ -235,7 +225,7 @@ class EagerBackend(TorchOps):
         self.eager.surface_errors(self._results)
         self._results = []
 
-    # -- over ranks and to the host -------------------------------------------------------
+    # -- over ranks and to the host ---------------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.collectives.all_reduce_sum(tensor)
 
@@ -253,7 +243,7 @@ class EagerBackend(TorchOps):
         for name, target in targets.items():
             self.parallelism.fill(target, values[name])
 
-    # -- state, memory, compilation ------------------------------------------------------------
+    # -- state, memory, compilation ---------------------------------------------------------------
     def state(self) -> BackendState:
         return {"random": self.eager.random_state(), "scaler": self.update.state()}
 
@@ -298,9 +288,9 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         share_cores(local_world)
     if kind == "gpu":
         check_cuda()
-    with quiet_stdout():
+    with output_sent_to(os.devnull, 1):  # gloo logs each connection
         eager, parallelism = _start(kind, options, world)
-        collectives = SingleRank() if world == 1 else GlooCollectives(world, _timeout(options))
+        collectives = Collectives() if world == 1 else GlooCollectives(world, _timeout(options))
     precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
     eager.set_arithmetic(precision, deterministic=options.deterministic)
     if options.deterministic:
@@ -351,7 +341,7 @@ def share_cores(ranks: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
-def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevice, Parallelism]:
+def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevice, SingleProcess]:
     """This rank's device, and how it shares a model with the other ranks, which it has joined."""
     if kind == "tpu":
         from tpukit.hardware.eager.torch_tpu import start_torch_tpu
@@ -397,7 +387,7 @@ def _parallelism(
     device: torch.device,
     options: HardwareOptions,
     world: int,
-) -> Parallelism:
+) -> SingleProcess:
     if world == 1:
         return SingleProcess(place)
     if not options.shard:
@@ -410,7 +400,7 @@ def _parallelism(
     return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
 
 
-def _scaling(precision: Precision, device: torch.device) -> Update:
+def _scaling(precision: Precision, device: torch.device) -> PlainUpdate:
     if precision != "fp16":
         return PlainUpdate()
     return ScaledUpdate(GradScaler(device.type), device)

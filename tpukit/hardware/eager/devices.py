@@ -8,8 +8,9 @@ import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,62 +32,23 @@ from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
 
-class EagerDevice(Protocol):
+class EagerDevice:
     """What a CPU, a GPU and a TPU do differently."""
 
     device: torch.device
-    versions: Mapping[str, str]
-    """Version of each package that belongs to the device."""
-    compiles: bool
-    """Whether torch.compile is the default."""
-    native_bf16: bool
-    recomputes: bool
-    """Whether `recompute` checkpoints activations: memory is scarcer than time."""
-    compiles_everything: bool
-    """See `Backend`."""
-
-    def name(self) -> str: ...
-    def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None: ...
-    def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]: ...
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
-        """See `Backend`."""
-        ...
-
-    def limit_memory(self, limit_bytes: int) -> None: ...
-    def surface_errors(self, results: Sequence[Tensor]) -> None:
-        """Raises a step's errors in that step, where they would otherwise appear later."""
-        ...
-
-    def compilations(self) -> int: ...
-    def usage(self) -> DeviceUsage: ...
-    def memory_meter(self) -> AbstractContextManager[ReadMemory]: ...
-    def random_state(self) -> dict[str, str]: ...
-    def set_random_state(self, state: Mapping[str, str]) -> None: ...
-
-
-class CpuDevice:
-    """The CPU of this host."""
-
     versions: Mapping[str, str] = {}
+    """Version of each package that belongs to the device."""
     compiles = False
+    """Whether torch.compile is the default."""
     native_bf16 = False
-    recomputes = False
+    recomputes = True
+    """Whether `recompute` checkpoints activations: memory is scarcer than time."""
     compiles_everything = False
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.limit_bytes: int | None = None
-        # What the ranks of this host may hold, each its share.
-        room = max(0, available_bytes() - reserve_bytes())
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.room_bytes = resident_bytes()[0] + room // ranks
-        self.bytes_before_limit = 0
-        self.peak_bytes = 0
+    """See `Backend`."""
+    limit_bytes: int | None = None
 
     def name(self) -> str:
-        return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+        raise NotImplementedError
 
     def set_arithmetic(self, precision: Precision, *, deterministic: bool) -> None:
         pass
@@ -97,7 +59,55 @@ class CpuDevice:
     def run(
         self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
     ) -> Any:
+        """See `Backend`."""
         return function(batches, *numbers)
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        raise NotImplementedError
+
+    def surface_errors(self, results: Sequence[Tensor]) -> None:
+        """Raises a step's errors in that step, where they would otherwise appear later."""
+
+    def compilations(self) -> int:
+        return compiled_graphs()
+
+    def usage(self) -> DeviceUsage:
+        return DeviceUsage(self.memory(), keeps_freed_memory=True)
+
+    def memory(self) -> Memory | None:
+        raise NotImplementedError
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        return meter_device_memory(self.memory)
+
+    def generators(self) -> dict[str, torch.Generator]:
+        return {"cpu": torch.default_generator}
+
+    def random_state(self) -> dict[str, str]:
+        return {n: state_text(each.get_state()) for n, each in self.generators().items()}
+
+    def set_random_state(self, state: Mapping[str, str]) -> None:
+        for name, generator in self.generators().items():
+            if name in state:
+                generator.set_state(state_from_text(state[name]))
+
+
+class CpuDevice(EagerDevice):
+    """The CPU of this host."""
+
+    recomputes = False
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        # What the ranks of this host may hold, each its share.
+        room = max(0, available_bytes() - reserve_bytes())
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.room_bytes = resident_bytes()[0] + room // ranks
+        self.bytes_before_limit = 0
+        self.peak_bytes = 0
+
+    def name(self) -> str:
+        return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
     def limit_memory(self, limit_bytes: int) -> None:
         _start_thread_pools()
@@ -107,16 +117,10 @@ class CpuDevice:
         self.bytes_before_limit = data_bytes()
         limit_host_memory(limit_bytes)
 
-    def surface_errors(self, results: Sequence[Tensor]) -> None:
-        pass
-
-    def compilations(self) -> int:
-        return compiled_graphs()
-
     def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory())
+        return DeviceUsage(self.memory())
 
-    def _memory(self) -> Memory:
+    def memory(self) -> Memory:
         if self.limit_bytes is None:
             return Memory(*resident_bytes(), self.room_bytes)
         # What the limit counts; the kernel keeps no peak of it.
@@ -127,19 +131,9 @@ class CpuDevice:
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         return meter_process_memory(self.limit_bytes)
 
-    def random_state(self) -> dict[str, str]:
-        return {"cpu": state_text(torch.get_rng_state())}
 
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        torch.set_rng_state(state_from_text(state["cpu"]))
-
-
-class CudaDevice:
+class CudaDevice(EagerDevice):
     """One NVIDIA GPU."""
-
-    versions: Mapping[str, str] = {}
-    recomputes = True
-    compiles_everything = False
 
     def __init__(self, device: torch.device) -> None:
         # accelerate names no index for a single process, and some of torch.cuda needs one.
@@ -150,7 +144,6 @@ class CudaDevice:
         # torch.compile writes its kernels with Triton, which starts at compute capability 7.0.
         has_triton = importlib.util.find_spec("triton") is not None
         self.compiles = has_triton and self.capability >= (7, 0)
-        self.limit_bytes: int | None = None
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def name(self) -> str:
@@ -169,11 +162,6 @@ class CudaDevice:
                 # The allocator must not reuse the memory while this stream still reads it.
                 tensor.record_stream(current)
             yield batch
-
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
-        return function(batches, *numbers)
 
     def _send(self, batch: Mapping[str, Tensor]) -> tuple[Batch, torch.cuda.Event]:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
@@ -197,22 +185,16 @@ class CudaDevice:
         self.limit_bytes = limit_bytes
         torch.cuda.set_per_process_memory_fraction(limit_bytes / total, self.device)
 
-    def surface_errors(self, results: Sequence[Tensor]) -> None:
-        pass
-
-    def compilations(self) -> int:
-        return compiled_graphs()
-
     def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory(), self._utilization_percent(), keeps_freed_memory=True)
+        return replace(super().usage(), utilization_percent=self._utilization_percent())
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         # What an earlier trial left in the allocator's cache is not this one's peak.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        return meter_device_memory(self._memory)
+        return super().memory_meter()
 
-    def _memory(self) -> Memory:
+    def memory(self) -> Memory:
         """The peak and the limit are of what the allocator reserves: CUDA's context, NCCL's
         buffers and other processes have the rest."""
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -228,16 +210,9 @@ class CudaDevice:
         except Exception:  # no nvidia-ml-py, or a driver that does not report it
             return None
 
-    def random_state(self) -> dict[str, str]:
-        return {
-            "cpu": state_text(torch.get_rng_state()),
-            "cuda": state_text(torch.cuda.get_rng_state(self.device)),
-        }
-
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        torch.set_rng_state(state_from_text(state["cpu"]))
-        if "cuda" in state:
-            torch.cuda.set_rng_state(state_from_text(state["cuda"]), self.device)
+    def generators(self) -> dict[str, torch.Generator]:
+        own: torch.Generator = torch.cuda.default_generators[self.device.index]
+        return {**super().generators(), "cuda": own}
 
 
 def _keep_convolutions_in_fp32() -> None:

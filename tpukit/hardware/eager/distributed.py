@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,29 +19,12 @@ from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
 from tpukit.hardware.modules import local, repeated_blocks
 
 
-class Parallelism(Protocol):
-    """Where a model's parameters and gradients are, over the ranks of a run.
+class SingleProcess:
+    """Where a model's parameters and gradients are over the ranks of a run: here on a single one.
 
     After the last micro-batch every rank holds the sum of all gradients, or its shard of it.
+    sync_batchnorm: whether BatchNorm normalizes by the rows of all ranks.
     """
-
-    sync_batchnorm: bool
-    """Whether BatchNorm normalizes by the rows of all ranks."""
-
-    def prepare(self, model: nn.Module, *, train: bool) -> nn.Module: ...
-    def unwrap(self, model: nn.Module) -> nn.Module: ...
-    def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any: ...
-    def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]: ...
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of all gradients together, of all shards."""
-        ...
-
-    def whole(self, tensor: Tensor) -> Tensor: ...
-    def fill(self, target: Tensor, value: Tensor) -> None: ...
-
-
-class SingleProcess:
-    """A single rank holds everything."""
 
     def __init__(
         self, place: Callable[[nn.Module], nn.Module], *, sync_batchnorm: bool = False
@@ -62,6 +45,7 @@ class SingleProcess:
         return nullcontext()
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of all gradients together, of all shards."""
         return torch.nn.utils.get_total_norm(gradients)
 
     def whole(self, tensor: Tensor) -> Tensor:
@@ -132,7 +116,7 @@ class DDP(SingleProcess):
             share_buffers(model)
 
 
-class FSDP:
+class FSDP(SingleProcess):
     """Every rank holds a shard of each parameter, its gradient and its optimizer state."""
 
     def __init__(
@@ -142,14 +126,12 @@ class FSDP:
         *,
         sync_batchnorm: bool = False,
     ) -> None:
+        # Without a place `fully_shard` moves the model.
+        super().__init__(place or (lambda model: model), sync_batchnorm=sync_batchnorm)
         self.mesh = mesh
-        self.sync_batchnorm = sync_batchnorm
-        self.place = place
-        """Function that moves a model, if `fully_shard` cannot."""
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
-        if self.place is not None:
-            model = self.place(model)
+        model = self.place(model)
         scalars = set(_scalars(model))
         for scalar in scalars:
             scalar.data = scalar.data.to(self.mesh.device_type)
@@ -178,9 +160,6 @@ class FSDP:
                 id="shard",
             ) from error
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
-
     @contextmanager
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
         if isinstance(model, FSDPModule):
@@ -202,8 +181,8 @@ class FSDP:
 
     def whole(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor):
-            return tensor.full_tensor().detach()
-        return tensor.detach()
+            tensor = tensor.full_tensor()
+        return super().whole(tensor)
 
     def fill(self, target: Tensor, value: Tensor) -> None:
         if isinstance(target, DTensor):
@@ -211,7 +190,7 @@ class FSDP:
             value = distribute_tensor(
                 value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
             )
-        target.detach().copy_(value)
+        super().fill(target, value)
 
 
 def _scalars(model: nn.Module) -> list[nn.Parameter]:

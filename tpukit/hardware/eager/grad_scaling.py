@@ -4,49 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from tpukit.hardware.modules import local
-from tpukit.hardware.optimizers.adopted import gradients_of
-
-
-class Update(Protocol):
-    """Turns summed gradients into a step."""
-
-    def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Before each backward pass of a rank's loss, a sum over its rows."""
-        ...
-
-    def scale_loss(self, loss: Tensor) -> Tensor: ...
-    def gradient_scale(self) -> Tensor | float:
-        """The factor that the gradients carry already."""
-        ...
-
-    def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
-        """Multiplies the gradients by `factor` and steps; `norm` is their norm before."""
-        ...
-
-    def state(self) -> dict[str, float]: ...
-    def set_state(self, state: Mapping[str, float]) -> None: ...
+from tpukit.hardware.optimizers import gradients_of
 
 
 class PlainUpdate:
-    """fp32 and bf16."""
+    """Turns summed gradients into a step: of fp32 and bf16."""
 
     def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
-        pass
+        """Before each backward pass of a rank's loss, a sum over its rows."""
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         return loss
 
     def gradient_scale(self) -> Tensor | float:
+        """The factor that the gradients carry already."""
         return 1.0
 
     def apply(self, optimizer: torch.optim.Optimizer, factor: Tensor, norm: Tensor) -> None:
+        """Multiplies the gradients by `factor` and steps; `norm` is their norm before."""
         torch._foreach_mul_(local_gradients(optimizer), factor)
         optimizer.step()
 
@@ -57,7 +38,7 @@ class PlainUpdate:
         pass
 
 
-class ScaledUpdate:
+class ScaledUpdate(PlainUpdate):
     """fp16: the loss is scaled up, and a step whose gradients overflow is skipped."""
 
     def __init__(self, scaler: GradScaler, device: torch.device) -> None:

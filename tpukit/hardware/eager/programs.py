@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pickle
 import random
+import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,24 +33,14 @@ from tpukit.hardware.memory import is_out_of_memory_text
 PACKAGE = Path(__file__).parents[2]
 NOT_USERS = ("/site-packages/", "/lib/python3", f"{PACKAGE}/hardware/", f"{PACKAGE}/train/")
 """Parts of the paths of code that is not the user's."""
-
-
 SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""
-
-
 UNKNOWN_ARGUMENT = "identified an argument that was not provided"
 """Its error for a tensor that one of its operators used without asking Python."""
-
-
 Plain = list[tuple[Any, dict[str, Any]]]
 """Objects with their attributes that are numbers or texts."""
-
-
 _GENERATOR: ContextVar[Any] = ContextVar("generator", default=None)
 """The recorded form of the device's generator."""
-
-
 COMPUTED = object()
 """The place of a tensor among what a step returns."""
 
@@ -87,8 +79,7 @@ class Recorder(TorchDispatchMode):
         self.changed: list[Kept] = []
         """Those that the step has written, once it has ended."""
         self.operator = ""
-        """The last one, or the one that failed."""
-        self._has_failed = False
+        """The last one."""
         self._own: dict[int, tuple[Any, str]] = {}
         """Storages that the step made, and where; a weak reference keeps its number in use."""
         self._from_before: dict[int, Kept] = {}
@@ -98,39 +89,34 @@ class Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._has_failed:
-            self.operator = str(function)
-        args, kwargs = self._with_constants(function, args, kwargs)
-        for tensor in _tensors((args, kwargs)):
-            if tensor.device.type == self.device.type:
-                self._take(tensor)
+        self.operator = str(function)
+        args = self._with_constants(function, args, kwargs)
+        self.take(t for t in _tensors((args, kwargs)) if t.device.type == self.device.type)
         for tensor in _written_by(function, args, kwargs):
-            self._write(tensor)
-        try:
-            result = function(*args, **kwargs)
-        except Exception:
-            self._has_failed = True
-            raise
+            if not self._is_own(tensor):
+                raise NotOneProgramError("it changes a tensor on the host")
+            self._written.add(tensor.untyped_storage()._cdata)
+        result = function(*args, **kwargs)
         for tensor in _tensors(result):
             self._add(tensor)
         return result
 
-    def _with_constants(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _with_constants(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Values that come from the host within the step become constants of the program."""
         aten = torch.ops.aten
-        if function is aten.lift_fresh.default and args[0].device.type == self.device.type:
-            if not self._is_own(args[0]):
-                args = (_constant(args[0]),)
-                self._add(args[0])
+        kind, index = self.device.type, int(function is aten.copy_.default)
+        if function is aten.lift_fresh.default:
+            is_constant = args[0].device.type == kind and not self._is_own(args[0])
         elif function in (aten._to_copy.default, aten.copy_.default):
-            index = int(function is aten.copy_.default)
             target = args[0].device if index else kwargs.get("device") or args[0].device
-            source = args[index]
-            if source.device.type == "cpu" and torch.device(target).type == self.device.type:
-                constant = _constant(source)
-                self._add(constant)
-                args = (*args[:index], constant, *args[index + 1 :])
-        return args, kwargs
+            is_constant = args[index].device.type == "cpu" and torch.device(target).type == kind
+        else:
+            return args
+        if is_constant:
+            constant = _constant(args[index])
+            self._add(constant)
+            args = (*args[:index], constant, *args[index + 1 :])
+        return args
 
     def _is_own(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._own
@@ -139,11 +125,6 @@ class Recorder(TorchDispatchMode):
         reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         if reference.cdata not in self._own:
             self._own[reference.cdata] = (reference, self.operator)
-
-    def _write(self, tensor: Tensor) -> None:
-        if not self._is_own(tensor):
-            raise NotOneProgramError("it changes a tensor on the host")
-        self._written.add(tensor.untyped_storage()._cdata)
 
     def _take(self, tensor: Tensor) -> None:
         """Makes a tensor from outside an argument, in place: what is written is a copy of it."""
@@ -169,8 +150,8 @@ class Recorder(TorchDispatchMode):
         tensor.data = before.clone()
         self._add(tensor)
 
-    def take(self, tensors: Sequence[Tensor]) -> None:
-        """Makes arguments of tensors that an operator may use without asking Python."""
+    def take(self, tensors: Iterable[Tensor]) -> None:
+        """Makes arguments of those that are from outside."""
         for tensor in tensors:
             self._take(tensor)
 
@@ -183,11 +164,9 @@ class Recorder(TorchDispatchMode):
     def end(self, returned: Sequence[Tensor]) -> None:
         """Raises where a tensor that the step made lives on: no later step would renew it."""
         gc.collect()
-        self.changed = [
-            kept for kept in self.kept if kept.tensor.untyped_storage()._cdata in self._written
-        ]
-        known = [*(kept.tensor for kept in self.kept), *returned]
-        allowed = {tensor.untyped_storage()._cdata for tensor in known}
+        places = {kept.tensor.untyped_storage()._cdata: kept for kept in self.kept}
+        self.changed = [kept for number, kept in places.items() if number in self._written]
+        allowed = places.keys() | {tensor.untyped_storage()._cdata for tensor in returned}
         for number, (reference, operator) in self._own.items():
             if number not in allowed and not reference.expired():
                 self.operator = operator
@@ -323,7 +302,7 @@ def recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return result
 
 
-# -- programs --------------------------------------------------------------------------------------
+# -- programs ------------------------------------------------------------------------------------
 @dataclass
 class Recording:
     """A step's operations, and where its arguments come from."""
@@ -333,9 +312,8 @@ class Recording:
     text: str
     """StableHLO, by which two recordings are compared."""
     module: Any
-    kept: list[Kept]
-    changed: list[Kept]
-    """Those that the first results are the new values of."""
+    recorder: Recorder
+    """The first results are the new values of what it found to be changed."""
     returned: tuple[list[Any], Any]
     """What the function returned, flattened: `COMPUTED` stands for a tensor of the other
     results."""
@@ -360,9 +338,10 @@ class StepProgram:
         """What the function returns, and the tensors that the program computed."""
         given = [inputs[a] if isinstance(a, int) else a for a in self.arguments]
         outputs = list(self.run(given))
-        for kept, value in zip(self.recording.changed, outputs, strict=False):
+        changed = self.recording.recorder.changed
+        for kept, value in zip(changed, outputs, strict=False):
             kept.set(value)
-        rest = iter(outputs[len(self.recording.changed) :])
+        rest = iter(outputs[len(changed) :])
         leaves, structure = self.recording.returned
         filled = [next(rest) if leaf is COMPUTED else leaf for leaf in leaves]
         return tree_unflatten(filled, structure), outputs
@@ -402,11 +381,12 @@ class StepPrograms:
         program, self.results = programs[key], ()
         if program is None:
             return function(batches, *numbers)
-        returned, self.results = program(self._inputs(batches, numbers))
+        returned, self.results = program(self.inputs(batches, numbers))
         self.executed += 1
         return returned
 
-    def _inputs(self, batches: Sequence[Batch], numbers: Sequence[float]) -> list[Tensor]:
+    def inputs(self, batches: Sequence[Batch], numbers: Sequence[float]) -> list[Tensor]:
+        """What a program is given: the batches' tensors, then the numbers."""
         sent = torch.tensor(numbers, dtype=torch.float32).to(self.device)
         return [*(tensor for batch in batches for tensor in batch.values()), sent]
 
@@ -419,10 +399,9 @@ class StepPrograms:
         known: StepProgram | None,
     ) -> StepProgram | None:
         """The program of a step after its first or second recording; None where it has none."""
-        inputs = self._inputs(batches, numbers)
+        inputs = self.inputs(batches, numbers)
         host_state = _host_state()
         plain = _plain_values(getattr(function, "__self__", None))
-        _materialize(_living(self.device))
         try:
             recording = self.recorded(function, batches, inputs)
             if (changed := _first_changed(plain)) is not None:
@@ -449,58 +428,42 @@ class StepPrograms:
     def recorded(
         self, function: Callable[..., Any], batches: Sequence[Batch], inputs: Sequence[Tensor]
     ) -> Recording:
-        """The operations of a step; `inputs`: the batches' tensors, then the numbers."""
-        taken = inputs
-        for _ in range(2):
+        """The operations of a step on `inputs`."""
+        _materialize(_living(self.device))
+        taken = list(inputs)
+        for attempt in range(3):
+            recorder = Recorder(self.device)
             try:
-                return self._record(function, batches, inputs[-1], taken)
-            except RuntimeError as error:
-                if UNKNOWN_ARGUMENT in str(error):
-                    taken = [*inputs, *filter(Tensor.is_contiguous, _living(self.device))]
-                elif SHARED_MEMORY not in str(error):
+                return self._trace(recorder, lambda: function(batches, *inputs[-1].unbind()), taken)
+            except Exception as error:
+                reason = str(error)
+                if SHARED_MEMORY in reason:
+                    for kept in recorder.changed:
+                        kept.send_again()
+                if attempt == 2 or not (SHARED_MEMORY in reason or UNKNOWN_ARGUMENT in reason):
+                    error.add_note(recorder.operator)
                     raise
-        return self._record(function, batches, inputs[-1], taken)
-
-    def _record(
-        self,
-        function: Callable[..., Any],
-        batches: Sequence[Batch],
-        numbers: Tensor,
-        taken: Sequence[Tensor],
-    ) -> Recording:
-        """taken: arguments, whether the recorder sees that they are used or not."""
-        recorder = Recorder(self.device)
-        try:
-            return self._trace(recorder, function, batches, numbers, taken)
-        except Exception as error:
-            if SHARED_MEMORY in str(error):
-                for kept in recorder.changed:
-                    kept.send_again()
-            error.add_note(recorder.operator)
-            raise
-        finally:
-            recorder.restore()
+            finally:
+                recorder.restore()
+            if UNKNOWN_ARGUMENT in reason:
+                taken = [*inputs, *filter(Tensor.is_contiguous, _living(self.device))]
+        raise AssertionError
 
     def _trace(
-        self,
-        recorder: Recorder,
-        function: Callable[..., Any],
-        batches: Sequence[Batch],
-        numbers: Tensor,
-        taken: Sequence[Tensor],
+        self, recorder: Recorder, step: Callable[[], Any], taken: Sequence[Tensor]
     ) -> Recording:
+        """taken: arguments, whether the recorder sees that they are used or not."""
         own: Any = torch.get_device_module(self.device.type)
         tpu = _recorder()
         with _recording(own.default_generators[0]) as generator:
             random_before = tpu.get_device_state_tensor(generator)
             recorder.take(taken)
             with recorder:
-                leaves, structure = tree_flatten(function(batches, *numbers.unbind()))
+                leaves, structure = tree_flatten(step())
                 returned = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
             leaves = [COMPUTED if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             recorder.end(returned)
-            changed = recorder.changed
-            results = [kept.tensor.detach() for kept in changed] + returned
+            results = [kept.tensor.detach() for kept in recorder.changed] + returned
             arguments = [kept.before for kept in recorder.kept]
             random_after = tpu.get_device_state_tensor(generator)
             is_random = random_after.data_ptr() != random_before.data_ptr()
@@ -509,18 +472,18 @@ class StepPrograms:
                 results.append(random_after)
             module = tpu.build_mlir(results, arguments)
             text = tpu.serialize_mlir_text(module)
-        found = (leaves, structure)
-        return Recording(arguments, results, text, module, recorder.kept, changed, found, is_random)
+        return Recording(arguments, results, text, module, recorder, (leaves, structure), is_random)
 
     def _compiled(
         self, recording: Recording, name: str, inputs: Sequence[Tensor], plain: Plain
     ) -> StepProgram:
-        changed = set(map(id, recording.changed))
+        found = recording.recorder
+        changed = set(map(id, found.changed))
         with _recording_mode():
             compiled = _recorder().traverse_and_compile(
                 result_tensors=recording.results,
                 argument_tensors=recording.arguments,
-                donated_inputs=[i for i, kept in enumerate(recording.kept) if id(kept) in changed],
+                donated_inputs=[i for i, kept in enumerate(found.kept) if id(kept) in changed],
                 module_name=f"tpukit_{name}",
             )
         runner = _recorder().make_compiled_runner(
@@ -529,7 +492,7 @@ class StepPrograms:
         # The operations are not needed any more.
         recording.results, recording.arguments, recording.module = [], [], None
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
-        arguments = [places.get(id(kept.tensor), kept.tensor) for kept in recording.kept]
+        arguments = [places.get(id(kept.tensor), kept.tensor) for kept in found.kept]
         return StepProgram(runner, recording, arguments, plain)
 
 
@@ -558,28 +521,23 @@ def _difference(before: str, now: str) -> str:
     return next((f" ({a.strip()} -> {b.strip()})"[:200] for a, b in pairs if a != b), "")
 
 
-def _host_state() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    of_numpy = (name, cast("Any", keys).tobytes(), *rest)
-    return random.getstate(), of_numpy, torch.get_rng_state().numpy().tobytes()
+def _host_state() -> bytes:
+    of_torch = torch.get_rng_state().numpy()
+    return pickle.dumps((random.getstate(), np.random.get_state(), of_torch))
 
 
-def _set_host_state(state: tuple[Any, ...]) -> None:
-    own, (name, keys, *rest), of_torch = state
+def _set_host_state(state: bytes) -> None:
+    own, of_numpy, of_torch = pickle.loads(state)
     random.setstate(own)
-    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
-    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(torch.from_numpy(of_torch))
 
 
 def _why(error: Exception) -> str:
     """The operator, the user's line and the reason, in one line."""
-    trace = error.__traceback__
-    places = []
-    while trace is not None:
-        places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    users = [place for place in places if not any(part in place[0] for part in NOT_USERS)]
-    where = f" at {users[-1][0]}:{users[-1][1]}" if users else ""
+    places = traceback.extract_tb(error.__traceback__)
+    users = [p for p in places if not any(part in p.filename for part in NOT_USERS)]
+    where = f" at {users[-1].filename}:{users[-1].lineno}" if users else ""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     operator = getattr(error, "__notes__", ["it"])[-1]
     return f"a step runs as several programs: {operator}{where}: {reason}"

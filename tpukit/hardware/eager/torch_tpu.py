@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stderr
+from contextlib import redirect_stderr
 from typing import Any
 
 import torch
@@ -19,24 +19,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpukit.errors import HardwareError, JobError
-from tpukit.hardware.backend import Batch, DeviceUsage, Memory, Precision, ReadMemory
-from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT
+from tpukit.hardware.backend import Batch, Memory, Precision
+from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
+from tpukit.hardware.eager.devices import EagerDevice
 from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
-from tpukit.hardware.launch.rendezvous import init_method
-from tpukit.hardware.memory import LATE_FAILURE, meter_device_memory
-from tpukit.hardware.modules import move_tensors, state_from_text, state_text
+from tpukit.hardware.memory import LATE_FAILURE
+from tpukit.hardware.modules import move_tensors
 from tpukit.hardware.prefetch import prefetch
 
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
 
 
-class TpuDevice:
+class TpuDevice(EagerDevice):
     """One device of a TPU: each rank sees its own alone, as the first."""
 
     compiles = True
     native_bf16 = True
-    recomputes = True
     compiles_everything = True
 
     def __init__(self) -> None:
@@ -111,13 +110,7 @@ class TpuDevice:
     def compilations(self) -> int:
         return int(self._tpu._get_cache_stats().num_compilations)
 
-    def usage(self) -> DeviceUsage:
-        return DeviceUsage(self._memory(), keeps_freed_memory=True)
-
-    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
-        return meter_device_memory(self._memory)
-
-    def _memory(self) -> Memory | None:
+    def memory(self) -> Memory | None:
         if not self._counts_memory:
             return None
         accelerator: Any = torch.accelerator  # as torch 2.11 has it
@@ -125,14 +118,8 @@ class TpuDevice:
         used = accelerator.memory_allocated(self.device)
         return Memory(used, accelerator.max_memory_allocated(self.device), total or None)
 
-    def random_state(self) -> dict[str, str]:
-        own = self._tpu.default_generators[0].get_state()
-        return {"cpu": state_text(torch.get_rng_state()), "tpu": state_text(own)}
-
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        torch.set_rng_state(state_from_text(state["cpu"]))
-        if "tpu" in state:
-            self._tpu.default_generators[0].set_state(state_from_text(state["tpu"]))
+    def generators(self) -> dict[str, torch.Generator]:
+        return {**super().generators(), "tpu": self._tpu.default_generators[0]}
 
 
 def start_torch_tpu(world_size: int) -> TpuDevice:

@@ -1,4 +1,4 @@
-"""Operators that torch_tpu 0.2.0 computes in too low a precision, or in part."""
+"""Operators that torch_tpu 0.2.0 computes in too low a precision, in part, or in much memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def replace_operators() -> None:
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         library.impl(name, partial(_cast_and_run, operator), "AutocastPrivateUse1")
     library.impl("batch_norm", batch_norm, "AutogradPrivateUse1")
+    library.impl("cross_entropy_loss", cross_entropy, "AutogradPrivateUse1")
 
 
 def _cast_and_run(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -68,3 +69,76 @@ def batch_norm(
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_(variance.to(running_var.dtype), momentum)
     return normalized
+
+
+def cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Cross entropy that a program computes from the scores as they are kept, in bf16 too.
+
+    torch_tpu's gathers from fp32 log-probabilities and scatters into fp32 probabilities: each has
+    memory of its own.
+    """
+    if target.is_floating_point() or not scores.numel():
+        plain: Tensor = torch.ops.aten.cross_entropy_loss.default.decompose(
+            scores, target, weight, reduction, ignore_index, label_smoothing
+        )
+        return plain
+    axis = min(1, scores.ndim - 1)
+    losses: Tensor = CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        scores.movedim(axis, -1), target, weight, ignore_index, label_smoothing
+    )
+    if reduction == 0:
+        return losses
+    total = losses.sum()
+    if reduction == 2:
+        return total
+    counted = (target != ignore_index).to(scores.dtype)
+    if weight is not None:
+        counted = counted * weight[target.clamp(0, len(weight) - 1)]
+    return total / counted.sum()
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Losses (...) of scores (..., classes): each class has a share of its row.
+
+    The shares are made again for the gradient, and the probabilities, which the compiler finds to
+    be the same: second derivatives go through them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, target: Tensor, weight: Tensor | None, ignored: int, smooth: float
+    ) -> Tensor:
+        ctx.save_for_backward(scores, target, weight)
+        ctx.options = ignored, smooth
+        shares = _shares(scores, target, weight, ignored, smooth)
+        distances = scores.logsumexp(-1, keepdim=True) - scores
+        # A class that a mask gave -inf has no share.
+        return torch.where(shares != 0, shares * distances, 0.0).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        scores, target, weight = ctx.saved_tensors
+        shares = _shares(scores, target, weight, *ctx.options)
+        probabilities = (scores - scores.logsumexp(-1, keepdim=True)).exp()
+        of_scores = shares.sum(-1, keepdim=True) * probabilities - shares
+        return gradient.unsqueeze(-1) * of_scores, None, None, None, None
+
+
+def _shares(
+    scores: Tensor, target: Tensor, weight: Tensor | None, ignored: int, smooth: float
+) -> Tensor:
+    """(..., classes): 1 for the target, or less where labels are smoothed; 0 in ignored rows."""
+    count = scores.shape[-1]
+    classes = torch.arange(count, device=scores.device, dtype=torch.int32)
+    is_target = (classes == target.unsqueeze(-1).int()).to(scores.dtype)
+    shares = is_target * (1 - smooth) + smooth / count if smooth else is_target
+    if weight is not None:
+        shares = shares * weight
+    return shares * (target != ignored).unsqueeze(-1)

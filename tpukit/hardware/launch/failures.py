@@ -1,4 +1,7 @@
-"""What a failed rank leaves for the others: its own words instead of a lost connection."""
+"""What a failed rank leaves for the others: its own error instead of a lost connection.
+
+Both travel through the store of torch.distributed: the first error, and each node's signs of life.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import os
 import platform
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from tpukit.errors import InterruptedRunError, JobError, TpukitError
-from tpukit.hardware.launch.heartbeat import SECONDS_TO_ASK, Heartbeat, asked_in_time
 
 KEY = "tpukit/first-failure"
 LOST = re.compile(
@@ -96,3 +100,71 @@ def _lost(words: str | None, text: str, silent: list[str]) -> JobError:
         "resumes from the last checkpoint (by itself with --max-restarts N).",
         id="node-lost",
     )
+
+
+# -- signs of life ---------------------------------------------------------------------------------
+SECONDS = 3.0
+"""Between two signs of life of a node."""
+SECONDS_TO_ASK = 10.0
+"""A node that gives no sign for so long, or a store, is taken for lost."""
+
+
+class Heartbeat:
+    """The signs of life of this node, and those of the others; nothing where there is one node."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store.clone()
+        self.node = int(os.environ.get("GROUP_RANK", "0"))
+        self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        self.first = os.environ.get("MASTER_ADDR", "the first node")
+        self.ended = threading.Event()
+
+    def start(self) -> None:
+        """Begins to give signs, from one rank of each node."""
+        if self.nodes > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
+            threading.Thread(target=self._beat, daemon=True).start()
+
+    def stop(self) -> None:
+        self.ended.set()
+
+    def silent_nodes(self) -> list[str]:
+        """The other nodes that give no sign of life, by name; takes up to 20 seconds."""
+        if self.nodes == 1:
+            return []
+        silent: list[str] = []
+        answered = asked_in_time(lambda: silent.extend(self._silent()), 2 * SECONDS_TO_ASK)
+        # The first node has the store.
+        return silent if answered else [self.first]
+
+    def _beat(self) -> None:
+        with suppress(Exception):
+            self.store.set(f"tpukit/node-{self.node}", platform.node())
+            while not self.ended.wait(SECONDS):
+                self.store.set(f"tpukit/alive-{self.node}", str(time.monotonic()))
+
+    def _silent(self) -> list[str]:
+        others = [number for number in range(self.nodes) if number != self.node]
+        before = {number: self._read(f"tpukit/alive-{number}") for number in others}
+        until = time.monotonic() + SECONDS_TO_ASK
+        while others and time.monotonic() < until:
+            time.sleep(0.5)
+            others = [n for n in others if self._read(f"tpukit/alive-{n}") == before[n]]
+        return [self._read(f"tpukit/node-{n}") or f"number {n}" for n in others]
+
+    def _read(self, key: str) -> str:
+        return self.store.get(key).decode(errors="replace") if self.store.check([key]) else ""
+
+
+def asked_in_time(question: Any, seconds: float) -> bool:
+    """Whether a question to the store, whose host may have ended, was answered in time."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception):
+            question()
+            answered.set()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answered.is_set()

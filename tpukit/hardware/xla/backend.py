@@ -34,13 +34,13 @@ from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
     Collectives,
     GlooCollectives,
-    SingleRank,
     launched_world_size,
 )
 from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_files
-from tpukit.hardware.host import RealHost
+from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
+    SampledMemory,
     TensorMemoryLimit,
     limit_tensor_memory,
     meter_device_memory,
@@ -52,14 +52,12 @@ from tpukit.hardware.modules import (
     state_from_text,
     state_text,
 )
-from tpukit.hardware.optimizers.adopted import adopt, gradients_of
-from tpukit.hardware.optimizers.choice import named_optimizer
+from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
-from tpukit.hardware.xla.model_code import running
-from tpukit.hardware.xla.ops import XlaOps
+from tpukit.hardware.xla.ops import XlaOps, running
 from tpukit.hardware.xla.optimizer import (
     XlaAdafactor,
     XlaAdamW,
@@ -67,10 +65,12 @@ from tpukit.hardware.xla.optimizer import (
     host_zeros,
     step_in_graph,
 )
-from tpukit.hardware.xla.tpu_memory import SampledMemory, duty_cycle_percent
+from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+SECONDS_BETWEEN_SAMPLES = 0.02
+"""Period of the samples of a TPU's memory in seconds; libtpu keeps no peak."""
 
 
 class XlaBackend(XlaOps):
@@ -95,7 +95,7 @@ class XlaBackend(XlaOps):
         self.device = mesh.device
         self.precision: Precision = precision
         self.memory_limit = memory_limit
-        self._sampled = SampledMemory()
+        self._sampled = SampledMemory(fullest_device, SECONDS_BETWEEN_SAMPLES)
         self._compiled = 0
         """Programs when the memory limit was last enforced."""
         self.collectives = collectives
@@ -127,7 +127,7 @@ class XlaBackend(XlaOps):
             **({"BatchNorm": "normalizes by the rows of all devices"} if shares else {}),
         }
 
-    # -- models and batches ------------------------------------------------------------------
+    # -- models and batches -----------------------------------------------------------------------
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         self.mesh.place(model)
         return model
@@ -163,7 +163,7 @@ class XlaBackend(XlaOps):
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self.mesh.send_batch)
 
-    # -- the step ----------------------------------------------------------------------------
+    # -- the step ---------------------------------------------------------------------------------
     @contextmanager
     def autocast(self, precision: Precision | None = None) -> Iterator[None]:
         dtype = DTYPES.get(precision or self.precision)
@@ -255,7 +255,7 @@ class XlaBackend(XlaOps):
             # Bounds the memory: the number of steps in flight on a CPU varies.
             xm.wait_device_ops()
 
-    # -- over ranks and to the host -------------------------------------------------------
+    # -- over ranks and to the host ---------------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         # One program spans all hosts: what it computes from a batch is of the whole batch already.
         return tensor
@@ -271,7 +271,7 @@ class XlaBackend(XlaOps):
         for name, target in targets.items():
             self.mesh.fill(target, values[name])
 
-    # -- state, memory, compilation ------------------------------------------------------------
+    # -- state, memory, compilation ---------------------------------------------------------------
     def state(self) -> BackendState:
         # The number can pass 2^63, so it is kept as text.
         now = self._random_after_step
@@ -355,7 +355,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     register_lowerings()
     choose_products(precision)
     if not is_emulated(os.environ):
-        host = RealHost()
+        host = Host()
         wait_until_free(host, tpu_device_files(host))
     with busy_named():
         mesh = DeviceMesh.open(shard=options.shard)
@@ -392,7 +392,7 @@ def _hosts() -> Collectives:
     """The other hosts of a pod, which run the same command. Written as the runtime documents it."""
     count = xr.process_count()
     if count == 1:
-        return SingleRank()
+        return Collectives()
     import torch.distributed as dist
     import torch_xla.distributed.xla_backend  # noqa: F401 - registers xla://
 

@@ -20,7 +20,7 @@ from tpukit.hardware.detect import CHIP_BOUNDS, Hardware, emulates_kernels
 from tpukit.hardware.launch.child import Child, ChildDiedError
 from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.options import HardwareOptions
-from tpukit.io.cache import JsonCache, cache_folder
+from tpukit.io.folders import JsonCache, cache_folder
 
 TRIAL_SECONDS = 240.0
 """Time limit of a trial: a TPU opens, and ten small programs are compiled, in a minute."""
@@ -59,16 +59,15 @@ def kernels_work(
     runs: run folders that may keep results too, as a cache is lost with a notebook's session.
     may_try: whether the device is free for a child process.
     """
-    cache, key = _cache(), _key(device, options)
-    caches = [cache, *map(_beside, (*_compiled(options), *runs))]
+    key, caches = _key(device, options), _caches(options, runs)
     result: Mapping[str, Any] = next(filter(None, (c.read(key) for c in caches)), HELD)
     if result is HELD and may_try:
         log(f"Trying the attention kernels on {device} once, up to {TRIAL_SECONDS:.0f} s ...")
-        result = try_and_keep(device, hardware, options)
+        result = try_kernels(hardware, options, TRIAL_SECONDS)
     if result["opened"]:
         keep_result(device, options, result, runs)
     if not result["works"]:
-        kept = f" Kept in {cache.path(key)}." if result["opened"] else ""
+        kept = f" Kept in {caches[0].path(key)}." if result["opened"] else ""
         log(
             f"Attention without its kernels: on {device} {result['reason']}.{kept} --kernels on"
             " uses them all the same."
@@ -77,10 +76,10 @@ def kernels_work(
 
 
 def try_and_keep(
-    device: str, hardware: Hardware, options: HardwareOptions, seconds: float | None = None
+    device: str, hardware: Hardware, options: HardwareOptions, seconds: float
 ) -> dict[str, Any]:
     """The result of `try_kernels`, kept where the device did open."""
-    result = try_kernels(hardware, options, seconds or TRIAL_SECONDS)
+    result = try_kernels(hardware, options, seconds)
     if result["opened"]:
         keep_result(device, options, result)
     return result
@@ -93,24 +92,17 @@ def keep_result(
     runs: Sequence[Path] = (),
 ) -> None:
     """Keeps a result (else the cache's) in the cache, beside compiled programs and in `runs`."""
-    key = _key(device, options)
-    if found := result or _cache().read(key):
-        runs = [run for run in runs if run.is_dir()]
-        for cache in (_cache(), *map(_beside, (*_compiled(options), *runs))):
+    key, caches = _key(device, options), _caches(options, [run for run in runs if run.is_dir()])
+    if found := result or caches[0].read(key):
+        for cache in caches:
             if cache.read(key) is None:
                 cache.write(key, found)
 
 
-def _cache() -> JsonCache:
-    return _beside(cache_folder())
-
-
-def _beside(folder: Path) -> JsonCache:
-    return JsonCache(folder / "kernels", FORMAT)
-
-
-def _compiled(options: HardwareOptions) -> list[Path]:
-    return [Path(options.compile_cache)] if options.compile_cache else []
+def _caches(options: HardwareOptions, runs: Sequence[Path]) -> list[JsonCache]:
+    """The cache, those beside compiled programs, and those of run folders."""
+    compiled = [Path(options.compile_cache)] if options.compile_cache else []
+    return [JsonCache(folder / "kernels", FORMAT) for folder in (cache_folder(), *compiled, *runs)]
 
 
 def try_kernels(hardware: Hardware, options: HardwareOptions, time_limit: float) -> dict[str, Any]:

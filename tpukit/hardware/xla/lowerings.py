@@ -20,7 +20,7 @@ from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch.library import Library
 
-from tpukit.hardware.xla.model_code import attention_under_autocast
+from tpukit.hardware.xla.ops import attention_under_autocast
 from tpukit.hardware.xla.resize import RESIZES, pool_backward, resize, resize_backward, windows
 
 aten = torch.ops.aten
@@ -173,7 +173,7 @@ class DeviceModule:
         xm.set_rng_state(state)
 
 
-# -- written here ------------------------------------------------------------------------------
+# -- written here --------------------------------------------------------------------------------
 def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
     return torch.view_as_complex(torch.stack([real, imaginary], -1))
 
@@ -322,7 +322,7 @@ OWN: dict[str, Callable[..., Any]] = {
 """What torch has no decomposition of; differentiated as it is written."""
 
 
-# -- where torch_xla's own is right for some arguments only ------------------------------------
+# -- where torch_xla's own is right for some arguments only --------------------------------------
 def _index_put_(
     original: Any, keys: Any, target: Tensor, indices: Sequence[Tensor | None], values: Tensor,
     accumulate: bool = False, *rest: Any,

@@ -38,7 +38,7 @@ class DeviceMesh:
         device = torch_xla.device()
         return cls(xs.Mesh(np.arange(count), (count,), (AXIS,)), device, shard=shard)
 
-    # -- sending -----------------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------------
     def send(self, value: Tensor, spec: Spec | None = None) -> Tensor:
         """A copy of a host tensor on the device, with memory of its own."""
         sharding = None if spec is None else self._sharding(spec)
@@ -60,7 +60,7 @@ class DeviceMesh:
     def _sharding(self, spec: Spec) -> Any:
         return xs.ShardingSpec(self.mesh, spec, minibatch=xr.process_count() > 1)
 
-    # -- models ------------------------------------------------------------------------------
+    # -- models -----------------------------------------------------------------------------------
     def place(self, model: nn.Module) -> None:
         """Moves a model to the devices in place; ties between its parameters stay."""
         move_tensors(model, lambda p: self.send(p, self.parameter_spec(p)), self.send)
@@ -91,7 +91,7 @@ class DeviceMesh:
         """Zeros with memory of their own: a lazy zero would make the first step another graph."""
         return self.send(torch.zeros(tensor.shape, dtype=tensor.dtype), self.parameter_spec(tensor))
 
-    # -- reading and filling -------------------------------------------------------------------
+    # -- reading and filling ----------------------------------------------------------------------
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole copies on the CPU. Those that are still lazy are computed by one program."""
         lazy = [tensor for tensor in tensors.values() if is_on_xla(tensor)]

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, ParameterGroup
-from tpukit.hardware.optimizers.adopted import set_rates
-from tpukit.hardware.optimizers.choice import choose_capturable
+from tpukit.hardware.optimizers import choose_capturable, set_rates
 
 UNLIKE_ZERO = 1e-12
 """A rate in place of 0, which would be a constant of another graph, as 1 would be."""

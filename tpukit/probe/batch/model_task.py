@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
-from tpukit.train.mistakes.imported import import_user_file, import_user_module
 from tpukit.train.task import Datasets, Task
+from tpukit.train.user_code import import_user_file, import_user_module
 
 Factory = Callable[..., nn.Module]
 FLOATS = ("float32", "bfloat16", "float16")
@@ -144,7 +144,7 @@ def tensors_in(outputs: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(outputs, field.name))
 
 
-# -- the function that builds a model --------------------------------------------------------------
+# -- the function that builds a model ------------------------------------------------------------
 def model_label(model: str | Factory | nn.Module) -> str:
     """A model in messages."""
     if isinstance(model, str):

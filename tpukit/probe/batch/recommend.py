@@ -176,7 +176,7 @@ class Recommender:
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
         )
 
-    # -- the largest ---------------------------------------------------------------------------
+    # -- the largest ------------------------------------------------------------------------------
     def _search(self) -> Bracket:
         settings, top = self.settings, self.settings.top
         if self.evaluator.target is None:
@@ -315,7 +315,7 @@ class Recommender:
                 return trial
         return None
 
-    # -- the one to use ------------------------------------------------------------------------
+    # -- the one to use ---------------------------------------------------------------------------
     def _choose(self, largest: int) -> tuple[int, str | None]:
         """The fastest batch that leaves the margin free; near ties go to the larger one."""
         margin = f"{self.settings.margin:.0%}"
@@ -403,7 +403,7 @@ class Recommender:
         estimates = [e for t in trials if (e := estimate_step(self.evaluator.target, t))]
         return max((batch / e.seconds for e in estimates), default=0.0)
 
-    # -- the global batch size -------------------------------------------------------------------
+    # -- the global batch size --------------------------------------------------------------------
     def _accumulate(self, size: int, recommended: int) -> tuple[int, int, str | None]:
         """Samples a device and accumulation steps for a global batch size, checked by a trial."""
         devices = self.evaluator.devices

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tpukit.io.ranges import BATCH, DECAY, Range, setting
 from tpukit.probe.trial import Trial
 
 FARTHEST_JUMP = 64
@@ -54,6 +55,10 @@ TryBatch = Callable[[int, Reason], Trial]
 Affordable = Callable[["Bracket"], float]
 
 
+MONTH = Range(1, 30 * 86400, whole=False)
+"""Seconds that a limit on time may have."""
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """Which batches are tried, and which one is recommended.
@@ -61,22 +66,22 @@ class SearchSettings:
     The options of `probe-batch` are made from these fields and their docstrings.
     """
 
-    start: int = 4
+    start: int = setting(4, BATCH)
     """First batch a device to try."""
-    max: int | None = None
+    max: int | None = setting(None, BATCH)
     """Largest batch a device to try (default: 4096; 1024 with --target), of the training samples at
     most."""
-    multiple_of: int = 1
+    multiple_of: int = setting(1, BATCH)
     """Try multiples of this only."""
-    margin: float = 0.05
+    margin: float = setting(0.05, DECAY)
     """Part of the memory that the recommended batch leaves free."""
-    global_batch_size: int | None = None
+    global_batch_size: int | None = setting(None, BATCH)
     """Find the gradient accumulation steps that reach this global batch size (default: none)."""
-    time_limit: float | None = None
+    time_limit: float | None = setting(None, MONTH)
     """Time after which a trial is ended (default: 10m on a CPU; 30m where programs compile)."""
-    trial_time: float | None = None
+    trial_time: float | None = setting(None, MONTH)
     """Start no trial that would take longer (default: 2m on a CPU, else the time limit)."""
-    max_time: float | None = None
+    max_time: float | None = setting(None, MONTH)
     """Start no trial after this time (default: 15m on a CPU)."""
     exact: bool = False
     """With --target, find the largest batch to the last sample (default: within 10 %)."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import HardwareError
-from tpukit.io.cache import cache_folder
 from tpukit.io.files import replacing_folder
+from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.knowledge.versions import jax_seen_with, same_release, seen_together
 

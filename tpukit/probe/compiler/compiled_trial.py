@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tpukit.errors import JobError
 from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.options import Precision
-from tpukit.io.cache import cache_folder
+from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.units import GIB
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.client import installed_versions
@@ -20,7 +20,6 @@ from tpukit.probe.compiler.compile import (
     TpuCompiler,
     program_key,
 )
-from tpukit.probe.compiler.program_costs import CostCache, ProgramCosts, costs_of
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
@@ -31,6 +30,8 @@ SURELY_LESS = 0.9
 """Part of training's memory below which an evaluation is compiled at the fast setting alone (which
 reports too little; see `FAST_EFFORT`)."""
 LISTED_ALLOCATIONS = 8
+FORMAT = 3
+"""Version of the fields of `hlo.ProgramCosts` in the cache."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Compiled:
     """A program and what it needs."""
 
     program: Program
-    costs: ProgramCosts
+    costs: hlo.ProgramCosts
 
     @property
     def held(self) -> int:
@@ -49,7 +50,7 @@ class Compiled:
 class CachedCompiler:
     """Compiles programs for one target; reads costs that were kept."""
 
-    def __init__(self, target: Target, cache: CostCache) -> None:
+    def __init__(self, target: Target, cache: JsonCache) -> None:
         self.target = target
         self.cache = cache
         self.compiles = 0
@@ -67,16 +68,16 @@ class CachedCompiler:
         }
         known = self.cache.read(key)
         if known is not None:
-            return Compiled(program, ProgramCosts(**known))
+            return Compiled(program, hlo.ProgramCosts(**known))
         found = self._costs(program, effort)
         self.cache.write(key, dataclasses.asdict(found))
         return Compiled(program, found)
 
-    def _costs(self, program: Program, effort: Effort) -> ProgramCosts:
+    def _costs(self, program: Program, effort: Effort) -> hlo.ProgramCosts:
         self._compiler = self._compiler or TpuCompiler(self.target.topology, self.target.devices)
         self.compiles += 1
         try:
-            return costs_of(self._compiler.compile(program, effort), program.kernel_share)
+            return hlo.costs_of(self._compiler.compile(program, effort), program.kernel_share)
         except CompilerRefusedError as error:
             text = str(error)
             if not is_out_of_memory_text(text):
@@ -86,7 +87,7 @@ class CachedCompiler:
                     id="task-failed",
                 ) from error
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
-            return ProgramCosts(
+            return hlo.ProgramCosts(
                 refusal=summary_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
             )
 
@@ -98,7 +99,7 @@ class CompiledTrials:
         self.task = task
         self.config = config
         self.target = target
-        self.compiler = CachedCompiler(target, CostCache(cache_folder()))
+        self.compiler = CachedCompiler(target, JsonCache(cache_folder() / "compiled", FORMAT))
 
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
@@ -190,6 +191,6 @@ def _over_step(values: Sequence[float], accumulate: int) -> float:
     return values[0] * accumulate + sum(values[1:])
 
 
-def _sum_collectives(programs: Sequence[ProgramCosts]) -> dict[str, int]:
+def _sum_collectives(programs: Sequence[hlo.ProgramCosts]) -> dict[str, int]:
     total = sum((Counter(costs.collectives) for costs in programs), Counter())
     return dict(sorted(total.items()))

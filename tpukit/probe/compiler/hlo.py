@@ -1,12 +1,13 @@
-"""Parses scheduled HLO and the compiler's error messages: collectives, kernels, allocations."""
+"""What a compiled program needs: parsed from its HLO, or from the compiler's error message."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
 ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?")
@@ -209,7 +210,7 @@ def _padded_elements(sizes: list[int], minor_to_major: list[int], tiling: str) -
     return math.prod(sizes)
 
 
-# -- out-of-memory messages -----------------------------------------------------------------------
+# -- out-of-memory messages ----------------------------------------------------------------------
 
 USED_OF = re.compile(r"Used ([0-9.]+[KMGT]?) of ([0-9.]+[KMGT]?) hbm")
 ONE_BUFFER = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
@@ -250,3 +251,57 @@ def parse_hbm_size(text: str) -> int:
     if not match:
         raise ValueError(f"invalid amount of memory {text!r}")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
+
+
+# -- all of it -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ProgramCosts:
+    """What one program needs on one device, as JSON can hold it. Sizes in bytes."""
+
+    total: int = 0
+    """All memory needed at once: arguments, outputs (aliased ones once), temporaries, code."""
+    temporaries: int = 0
+    code: int = 0
+    flops: float = 0.0
+    """Operations of one run on one device, those of fused attention added by formula."""
+    kernel_flops: float = 0.0
+    """The part of `flops` in fused attention."""
+    bytes_accessed: float = 0.0
+    collectives: Mapping[str, int] = field(default_factory=dict)
+    collective_bytes: int = 0
+    largest: Sequence[Mapping[str, Any]] = ()
+    """The largest allocations; see `Allocation`."""
+    refusal: str | None = None
+    """The compiler's message where the program does not fit."""
+
+
+def scheduled_hlo(executable: Any) -> str:
+    """The text of a compiled program."""
+    return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
+def costs_of(executable: Any, kernel_share: float = 1.0) -> ProgramCosts:
+    """Memory, operations and collectives of a compiled program.
+
+    kernel_share: see `Program`.
+    """
+    memory = executable.get_compiled_memory_stats()
+    costs = executable.cost_analysis()
+    costs = costs[0] if isinstance(costs, Sequence) else costs
+    text = scheduled_hlo(executable)
+    in_kernels = kernel_flops(text) * kernel_share
+    return ProgramCosts(
+        total=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        flops=float(costs.get("flops", 0.0)) + in_kernels,
+        kernel_flops=in_kernels,
+        bytes_accessed=float(costs.get("bytes accessed", 0.0)),
+        collectives=collectives(text),
+        collective_bytes=collective_bytes(text),
+        largest=[asdict(allocation) for allocation in largest_buffers(text)],
+    )

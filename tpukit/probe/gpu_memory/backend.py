@@ -15,13 +15,12 @@ from tpukit.hardware.backend import (
     OptimizerSettings,
     ParameterGroup,
 )
-from tpukit.hardware.collectives import SingleRank
+from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import SingleProcess
-from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, Update
-from tpukit.hardware.optimizers.adopted import PER_GROUP, trained_of
-from tpukit.hardware.optimizers.choice import named_optimizer
+from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate
+from tpukit.hardware.optimizers import PER_GROUP, named_optimizer, trained_of
 from tpukit.hardware.options import Precision
 from tpukit.probe.gpu_memory.recorder import StorageRecorder
 
@@ -51,7 +50,7 @@ class RecordedBackend(EagerBackend):
             "gpu",
             FakeGpu(native_bf16=native_bf16),
             precision,
-            SingleRank(),
+            Collectives(),
             one if devices == 1 else RecordedDDP(recorder),
             _update(precision),
             compiles=False,
@@ -165,7 +164,7 @@ class SteppingScaler(GradScaler):
         return result
 
 
-def _update(precision: Precision) -> Update:
+def _update(precision: Precision) -> PlainUpdate:
     if precision != "fp16":
         return PlainUpdate()
     update = ScaledUpdate(SteppingScaler("cpu"), torch.device("cpu"))

@@ -22,10 +22,10 @@ from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
+from tpukit.train.checks import MODEL, check_examples, expect
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
-from tpukit.train.mistakes.returned import MODEL, check_examples, expect
 from tpukit.train.task import PlanSettings, Task
 
 OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?")

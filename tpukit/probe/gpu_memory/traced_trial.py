@@ -24,8 +24,9 @@ CUDNN_BYTES = 256 * MIB
 """Largest workspace of a convolution that is expected; cuDNN's benchmark may choose more."""
 NCCL_BYTES = (180 * MIB, 420 * MIB)
 """Least and most that a communicator of NCCL and its streams take beside the allocator."""
-FRAGMENTS = 0.03
-"""Part of the reserved memory by which real runs, whose streams are several, may exceed one's."""
+UNPREDICTED = 0.12
+"""Part of the reserved memory by which real runs may exceed the prediction: fragments of several
+streams, and what is unknown (the one public measurement that was compared lies 11 % above)."""
 AGREE = 0.002
 """Relative difference below which an extrapolated trace is as good as a traced one."""
 LISTED, LISTED_MODULES = 8, 12
@@ -101,7 +102,9 @@ class TracedTrials:
         packed, fits = replay(found.sizes, found.events, room)
         # Where cached segments are released in time, less is reserved.
         used = (packed if fits else free).most_reserved + beside
-        most = int(min(free.most_reserved, room if fits else free.most_reserved) * (1 + FRAGMENTS))
+        most = int(
+            min(free.most_reserved, room if fits else free.most_reserved) * (1 + UNPREDICTED)
+        )
         alive = alive_at_peak(found)
         memory = _by_kind(found, alive)
         reserved = used - beside - sum(memory.values())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
-from tpukit.probe.lint.cuda_forms import find_cuda_forms
+from tpukit.probe.lint.cuda_forms import find_cuda_forms, find_xla_texts
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
 from tpukit.probe.lint.names import Names, Scope, children, source_text
@@ -135,7 +135,7 @@ class _Finder:
                 self.visit_body(handler, scope)
         self.visit_body(node, scope, (*node.orelse, *node.finalbody))
 
-    # -- names -----------------------------------------------------------------
+    # -- names ------------------------------------------------------------------------------------
     def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
         if isinstance(node, ast.Name):
             self._loaded.add(node.id)
@@ -186,7 +186,7 @@ class _Finder:
             self._constants = _constants_of(self.module.tree)
         return self._constants
 
-    # -- imports ---------------------------------------------------------------
+    # -- imports ----------------------------------------------------------------------------------
     def _import(self, node: ast.Import) -> None:
         for alias in node.names:
             row, name = self._module_row(alias.name)
@@ -225,7 +225,7 @@ class _Finder:
             if local not in self._loaded:
                 self._found(alias, row, full)
 
-    # -- environment variables -------------------------------------------------
+    # -- environment variables --------------------------------------------------------------------
     def _environment_item(self, node: ast.Subscript, scope: Scope) -> None:
         row = variable_row(node.slice, self.table)
         if row is None or self.names.resolve(node.value, scope) != ["os.environ"]:
@@ -244,6 +244,8 @@ class _Finder:
             forms = find_old_forms(self.module.tree, self.names)
             if "cuda-text" in self.table.by_form:
                 forms = chain(forms, find_cuda_forms(self.module.tree, self.names))
+            if "move-device-text" in self.table.by_form:
+                forms = chain(forms, find_xla_texts(self.module.tree))
             for node, id, name in forms:
                 row = self.table.by_form.get(id)
                 old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
@@ -262,7 +264,7 @@ class _Finder:
             for row, old, name in find_in_command(text.value, self.table):
                 self._add(only_set(row), self.module.span(text), old, name, None)
 
-    # -- places ----------------------------------------------------------------
+    # -- places -----------------------------------------------------------------------------------
     def _found(
         self,
         node: ast.expr | ast.alias | ast.stmt,
@@ -327,7 +329,7 @@ def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:
     return any(isinstance(kind, ast.Name) and kind.id in wanted for kind in kinds)
 
 
-# -- conditions of a row ----------------------------------------------------
+# -- conditions of a row -------------------------------------------------------------------------
 def _applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
     """Whether a call row's conditions hold for a call. constants: values assigned to names."""
     given = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -1,4 +1,5 @@
-"""Finds what CUDA code does without a qualified name: `"cuda"`, `x.cuda()`, `optimizer.step()`."""
+"""Finds what CUDA code does without a qualified name (`"cuda"`, `x.cuda()`, `optimizer.step()`),
+and torch_xla's device by its name."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from tpukit.probe.lint.names import Names, source_text
 
 _DEVICE = re.compile(r"cuda(?::\d+)?")
+_XLA = re.compile(r"xla(?::\d+|://)?")
+"""A device, a backend, or where ranks meet."""
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
 _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
@@ -22,6 +25,16 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     for node, id in _within(tree, in_forward=False):
         if id != "cuda-sync" or not uses_xla:
             yield node, id, source_text(node)[:40]
+
+
+def find_xla_texts(tree: ast.Module) -> Iterator[tuple[ast.expr, str, str]]:
+    """As `find_cuda_forms`: torch_xla's device, as a text."""
+    for holder in ast.walk(tree):
+        for child in ast.iter_child_nodes(holder):
+            if not isinstance(child, ast.Constant) or not isinstance(child.value, str):
+                continue
+            if _XLA.fullmatch(child.value) and not _is_looked_up(child, holder):
+                yield child, "move-device-text", repr(child.value)
 
 
 def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
@@ -45,15 +58,18 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
 
 
 def _text(text: ast.Constant, holder: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """A device's name, where it is neither a key nor looked up."""
     if isinstance(holder, ast.keyword) and holder.arg == "map_location":
         yield text, "cuda-map-location"
-        return
-    looked_up = isinstance(holder, ast.Call) and _LOOKS_UP.search(source_text(holder.func))
+    elif not _is_looked_up(text, holder):
+        yield text, "cuda-text"
+
+
+def _is_looked_up(text: ast.Constant, holder: ast.AST) -> bool:
+    """Whether a text is a key, an attribute's name or a statement of its own."""
+    if isinstance(holder, ast.Call):
+        return _LOOKS_UP.search(source_text(holder.func)) is not None
     is_key = isinstance(holder, ast.Dict) and text in holder.keys
-    if looked_up or is_key or isinstance(holder, ast.Subscript | ast.Expr):
-        return
-    yield text, "cuda-text"
+    return is_key or isinstance(holder, ast.Subscript | ast.Expr)
 
 
 def _method(

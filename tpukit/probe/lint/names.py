@@ -67,7 +67,7 @@ class Names:
         self._collect_body(tree, self.module)
         self.has_stars = any(scope.stars for scope in self.scopes.values())
 
-    # -- what a name means ----------------------------------------------------------------------
+    # -- what a name means ------------------------------------------------------------------------
     def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:
         """Every qualified name that an expression may mean; empty where that is unknown."""
         if steps <= 0:

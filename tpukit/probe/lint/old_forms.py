@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tpukit.probe.lint.names import Names, Scope, children, source_text
 
@@ -19,10 +18,6 @@ def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, s
 
 def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     for child in children(node):
-        if isinstance(child, ast.Call):
-            yield from _device_texts((*child.args, *(k.value for k in child.keywords)))
-        elif isinstance(child, ast.Assign):
-            yield from _device_texts((child.value,))
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             method = child.func.attr
             given = len(child.args)
@@ -31,14 +26,6 @@ def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.exp
             elif method == "next" and _iterates_a_loader(child, scope, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
         yield from _within(child, names.scopes.get(child, scope), names)
-
-
-def _device_texts(values: Iterable[ast.expr]) -> Iterator[tuple[ast.expr, str, str]]:
-    """`"xla"`, given as a device or a backend; `xla://`, where ranks meet."""
-    for value in values:
-        text = value.value if isinstance(value, ast.Constant) else None
-        if isinstance(text, str) and re.fullmatch(r"xla(?::\d+|://)?", text):
-            yield value, "move-device-text", source_text(value)
 
 
 def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:

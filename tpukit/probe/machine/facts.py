@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.hardware.detect import (
-    Gpu,
-    TpuChips,
+    Hardware,
     detect_hardware,
     driver_version,
     query_driver,
@@ -16,7 +15,6 @@ from tpukit.hardware.detect import (
 )
 from tpukit.hardware.host import Disk, Host, cuda_build
 from tpukit.hardware.launch.holders import LOCK_FILE, Holder, find_holders
-from tpukit.hardware.options import Kind
 
 REPORTED = (
     "torch", "torch-xla", "torch-tpu", "libtpu", "libtpu-nightly", "jax", "jaxlib", "torchvision",
@@ -54,22 +52,13 @@ class CpuFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Hardware):
     """The hardware and software of a machine."""
 
-    kind: Kind
-    """Hardware that training would use."""
-    tpu: TpuChips | None
     holders: tuple[Holder, ...]
     """Processes that have the TPU open."""
     lock_file: bool
     """Whether libtpu's lock file is there."""
-    gpus: tuple[Gpu, ...]
-    """GPUs that training may use."""
-    hidden_gpus: int
-    """Number of GPUs that CUDA_VISIBLE_DEVICES hides."""
-    emulated: bool
-    """Whether PJRT_DEVICE=CPU makes `--hw tpu` emulation on CPU (virtual devices)."""
     virtual_devices: int
     """Number of virtual devices of the emulation: CPU_NUM_DEVICES."""
     driver: str | None
@@ -107,13 +96,9 @@ def gather(host: Host, *, quick: bool, folder: str = ".") -> Facts:
         gpus = query_driver(host, gpus)
     memory, limited = _memory(host)
     return Facts(
-        kind=hardware.kind,
-        tpu=tpu,
+        **{**vars(hardware), "gpus": gpus},
         holders=find_holders(host, [*tpu_device_files(host), LOCK_FILE]) if tpu else (),
         lock_file=tpu is not None and host.exists(LOCK_FILE),
-        gpus=gpus,
-        hidden_gpus=hardware.hidden_gpus,
-        emulated=hardware.emulated,
         virtual_devices=_virtual_devices(host) if hardware.emulated else 1,
         driver=next((gpu.driver for gpu in gpus if gpu.driver), None) or driver_version(host),
         cpu=_cpu(host),
@@ -161,13 +146,8 @@ def _granted_cores(host: Host) -> float | None:
 def _memory(host: Host) -> tuple[int | None, bool]:
     match = re.search(r"^MemTotal:\s*(\d+) kB", host.read("/proc/meminfo") or "", re.MULTILINE)
     total = int(match.group(1)) * 1024 if match else None
-    limits = (
-        (host.read(path) or "").strip()
-        for path in (
-            "/sys/fs/cgroup/memory.max",
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        )
-    )
+    files = ("memory.max", "memory/memory.limit_in_bytes")
+    limits = ((host.read(f"/sys/fs/cgroup/{file}") or "").strip() for file in files)
     limit = next((int(text) for text in limits if text.isdigit()), _NO_LIMIT)
     if total is None:
         return (limit, True) if limit < _NO_LIMIT else (None, False)

@@ -1,1 +1,1 @@
-"""`doctor --selftest`: whether this hardware computes, trains and resumes as it should."""
+"""What `doctor` computes in child processes: the live checks, and `--selftest`."""

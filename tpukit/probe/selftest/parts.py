@@ -15,18 +15,10 @@ from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.units import format_duration
-from tpukit.probe.machine.checks.live import reason_of
-from tpukit.probe.machine.checks.verdict import (
-    CheckOptions,
-    Result,
-    Verdict,
-    failed,
-    skipped,
-    warned,
-)
+from tpukit.probe.machine.checks.live import CHILD, ENVIRONMENT, reason_of, verdict_of
+from tpukit.probe.machine.checks.verdict import CheckOptions, Result, failed, skipped
 from tpukit.registry.declared import find_source, registered
 
-WORKER = "tpukit.probe.selftest.answering_parts"
 SELFTEST_SECONDS = 600.0
 """Default time limit of the whole self-test."""
 STEPS, KILLED_AT = 20, 17
@@ -77,8 +69,7 @@ class Bench(AbstractContextManager["Bench"]):
         if where not in self._children:
             kind = "device" if where == "cpu" else where
             hw = "cpu" if where == "cpu" else self.hw
-            command = ("-m", WORKER, kind, hw)
-            self._children[where] = Child({"PYTHONFAULTHANDLER": "1"}, command)
+            self._children[where] = Child(ENVIRONMENT, (*CHILD, kind, hw))
         self._children[where].send({"part": part, **arguments})
         try:
             return self._children[where].receive(self.deadline)
@@ -266,18 +257,8 @@ def _run(part: Part, bench: Bench, limit: float) -> TimedResult:
         bench.deadline = started + limit
         try:
             answer = part.run(bench)
-            verdict, values = _verdict(answer), answer.get("values", {})
+            verdict, values = verdict_of(answer, FIX), answer.get("values", {})
         except ChildDiedError as error:
             verdict = failed(reason_of(error.death, limit), FIX)
     seconds = round(time.monotonic() - started, 1)
     return TimedResult(part.id, part.label, verdict, seconds, values)
-
-
-def _verdict(answer: Mapping[str, Any]) -> Verdict:
-    if "error" in answer:
-        return failed(answer["error"], answer["fix"] or FIX)
-    if answer.get("skip"):
-        return skipped(answer["message"])
-    if "warning" in answer:
-        return warned(answer["message"], answer["warning"])
-    return Verdict("pass", answer["message"])

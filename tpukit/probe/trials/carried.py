@@ -18,8 +18,8 @@ import cloudpickle
 
 from tpukit.errors import ConfigError
 from tpukit.probe.trial import TaskSource
-from tpukit.train.mistakes.imported import USER_MODULE
 from tpukit.train.task import Task
+from tpukit.train.user_code import USER_MODULE
 
 
 @contextmanager

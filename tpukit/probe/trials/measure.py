@@ -21,13 +21,13 @@ from tpukit.probe.trial import (
     TrialRequest,
     memory_by_kind,
 )
+from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.loader import example_batches
-from tpukit.train.mistakes.returned import check_examples
-from tpukit.train.storage.checkpoint import BackgroundWriter, Snapshot, TrainState
-from tpukit.train.storage.run_folder import RunFolder
-from tpukit.train.storage.run_log import RunLog
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_log import RunLog
 from tpukit.train.task import PlanSettings, Task
 
 WARM_ROWS = 2

@@ -9,7 +9,7 @@ from typing import Self
 
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import detect_hardware
-from tpukit.hardware.host import RealHost
+from tpukit.hardware.host import Host
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind
 from tpukit.probe.compiler.client import find_client
@@ -28,7 +28,7 @@ def target_here(options: HardwareOptions) -> Target | None:
 
     None where there is none, the compiler does not know it, or is not installed in its versions.
     """
-    hardware = detect_hardware(RealHost())
+    hardware = detect_hardware(Host())
     tpu = None if hardware.emulated or find_kind(options) != "tpu" else hardware.tpu
     if tpu is None or tpu.generation is None or tpu.generation.compiler is None:
         return None

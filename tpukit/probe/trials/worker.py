@@ -35,7 +35,7 @@ from tpukit.io.process import die_with_parent
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.compiler.source_map import model_frame
 from tpukit.probe.trial import Trial, TrialRequest, TrialSetup, summary_line
-from tpukit.train.mistakes.raised import task_failure
+from tpukit.train.user_code import task_failure
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend

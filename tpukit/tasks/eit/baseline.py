@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from tpukit.tasks.eit.data.conditioning import IMAGE_SIZE, VOLTAGES
+from tpukit.tasks.eit.data.voltages import IMAGE_SIZE, VOLTAGES
 from tpukit.tasks.eit.metrics import disk_mask
-from tpukit.tasks.eit.simulation.disk_mesh import DiskMesh
-from tpukit.tasks.eit.simulation.forward import forward_model
+from tpukit.tasks.eit.simulation.forward import DiskMesh, forward_model
 from tpukit.tasks.eit.simulation.inclusions import pixel_centres
 
 Array = NDArray[np.float64]

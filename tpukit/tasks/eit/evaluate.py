@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from tpukit.hardware.backend import Backend
-from tpukit.io.files import write_file, writing_errors
+from tpukit.io.files import write_csv, writing_errors
 from tpukit.tasks.eit.baseline import noser, tikhonov
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
-from tpukit.tasks.eit.metrics import (
-    RANGES,
-    Values,
-    measure_all,
-    pooled_rmse,
-)
+from tpukit.tasks.eit.metrics import RANGES, Values, measure_all, pooled_rmse
 from tpukit.tasks.eit.model.diffusion import Reconstructions
 from tpukit.tasks.eit.pictures import draw_grid, save_predictions
-from tpukit.tasks.eit.reconstruction import run_data_path, sample_images
+from tpukit.tasks.eit.predict import Log, Trained, sample_images
 from tpukit.tasks.eit.settings import SamplingOptions
-from tpukit.tasks.eit.task import EITTask, Log
-from tpukit.train.mean_interval import mean_interval
+from tpukit.train.evaluation import mean_interval
 from tpukit.train.requests import EvaluationRequest
 
 Images = NDArray[np.float32]
@@ -53,22 +43,20 @@ class Reconstructed:
     images: Images
 
 
-def evaluate_images(
-    task: EITTask, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
-) -> dict[str, Any]:
+def evaluate_images(trained: Trained, request: EvaluationRequest, log: Log) -> dict[str, Any]:
     """The JSON fields of `tpukit test`. Every rank must call it; rank 0 writes."""
     data = request.data or "simulated"
     path = request.data_path
     if path is None and data == "simulated" and request.run is not None:
-        path = run_data_path(task, log)
+        path = trained.data_path(log)
     frames = open_test_set(data, path, request.limit)
     out = request.out or _default_folder(request, data)
-    if backend.is_main:
+    if trained.backend.is_main:
         with writing_errors(out):
             out.mkdir(parents=True, exist_ok=True)
     samples = (request.options or SamplingOptions()).samples
-    made = sample_images(task, model, backend, frames, request, log)
-    if not backend.is_main:
+    made = sample_images(trained, frames, request, log)
+    if not trained.backend.is_main:
         return {}
     with writing_errors(out):
         return _report(frames, _with_baselines(frames, made, samples), data, out, log)
@@ -91,7 +79,7 @@ def _with_baselines(frames: TestSet, made: Reconstructions, samples: int) -> lis
     return ways
 
 
-# -- metrics ---------------------------------------------------------------------------------------
+# -- metrics -------------------------------------------------------------------------------------
 
 
 def _report(
@@ -128,7 +116,9 @@ def _report(
                 result["intervals"][name] = interval
             if metric == "rmse":
                 result["metrics"][f"rmse_pooled{way}{suffix}"] = pooled_rmse(values)
-        _write_table(out / "metrics.csv", frames.names, measured)
+        rows = zip(frames.names, *measured.values(), strict=True)
+        table = ([name, *(f"{value:.6g}" for value in row)] for name, *row in rows)
+        write_csv(out / "metrics.csv", [["sample", *measured], *table])
         result["per_sample"] = str(out / "metrics.csv")
         log(f"{frames.title}: {len(frames.names)} samples")
         log("PSNR as published: on x/2 + 1/2, its peak that of each true image.")
@@ -172,13 +162,3 @@ def _draw_rows(
     drawn += "; more in more/" * (rows.start == 0 and count > ROWS)
     caption = f"{frames.title}, {drawn}." + (f" {CALIBRATION}" if frames.real else "")
     draw_grid(path, columns, frames.names[rows], notes, caption)
-
-
-def _write_table(path: Path, names: list[str], measured: dict[str, Values]) -> None:
-    """A row a sample, a column a metric and way."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["sample", *measured])
-    for row, name in enumerate(names):
-        writer.writerow([name, *(f"{values[row]:.6g}" for values in measured.values())])
-    write_file(path, stream.getvalue().encode())

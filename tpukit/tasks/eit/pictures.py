@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.io.files import write_file
+from tpukit.tasks.eit.metrics import Images, disk_mask
 
-Images = NDArray[np.floating[Any]]
 INCHES = 1.5
 COLOURS = ("-1: resistive", "0: background", "+1: conductive")
 """Labels below the colour bar."""
@@ -64,8 +64,6 @@ def draw_grid(
 
 def _masked(image: Images) -> Images:
     """The image with everything outside the disk left white."""
-    from tpukit.tasks.eit.metrics import disk_mask
-
     return np.where(disk_mask(image.shape[-1]), image, np.nan)
 
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import Range, range_problems
-from tpukit.tasks.eit.model.diffusion import DiffusionConfig
+from tpukit.tasks.eit.model.diffusion import Diffusion
 from tpukit.tasks.eit.model.network import SIZES, NetworkConfig
 from tpukit.train.task import TrainingDefaults
 
 REFERENCE_SUFFIX = "-reference"
 """A size with it is the same network in published instead of lean form."""
+STEPS = Range(1, Diffusion.steps)
+"""Range of the number of sampling steps."""
 
 PUBLISHED_TRAINING = TrainingDefaults(
     global_batch_size=64,
@@ -81,8 +83,7 @@ class EITConfig:
             raise ConfigError(f"loss {self.loss!r} is neither l1 nor l2.")
         if self.refinement and not SIZES[self.base_size].refinement_channels:
             raise ConfigError(f"size {self.size} has no refinement: leave it out, or false.")
-        steps = {"sampling_steps": Range(1, DiffusionConfig.steps)}
-        if problems := range_problems(vars(self), steps, str):
+        if problems := range_problems(vars(self), {"sampling_steps": STEPS}, str):
             raise ConfigError(problems[0])
 
     @property
@@ -117,7 +118,6 @@ class SamplingOptions:
     """Images per measurement; their mean is evaluated."""
 
     def __post_init__(self) -> None:
-        steps = Range(1, DiffusionConfig.steps)
-        ranges = {"sampling_steps": steps, "samples": Range(1, 10**6)}
+        ranges = {"sampling_steps": STEPS, "samples": Range(1, 10**6)}
         if problems := range_problems(vars(self), ranges):
             raise ConfigError(" ".join(problems), "`tpukit test --help` lists the options.")

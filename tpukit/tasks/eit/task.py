@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,23 +15,22 @@ from torch import Tensor, nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.tasks.eit.data.dataset import (
+    Normalisation,
     data_normalisation,
     existing_data_path,
     open_split,
     split_files,
 )
-from tpukit.tasks.eit.data.normalisation import Normalisation
-from tpukit.tasks.eit.data.ridge_regression import fit_images
 from tpukit.tasks.eit.generate import SimulatedData
-from tpukit.tasks.eit.model.diffusion import Diffusion, DiffusionConfig, Sampler
+from tpukit.tasks.eit.model.diffusion import Diffusion
 from tpukit.tasks.eit.model.lean import lean_network
-from tpukit.tasks.eit.model.network import Network, reference_network
+from tpukit.tasks.eit.model.network import Network, fit_images, reference_network
 from tpukit.tasks.eit.model.published import load_published, read_published
+from tpukit.tasks.eit.predict import Log, Trained, image_file, predict_images
 from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import Datasets, Preset, Sample, Task, stack_samples
 
-Log = Callable[[str], None]
 NORMALISATION_FILE = "normalisation.npz"
 
 
@@ -63,7 +62,7 @@ class EITTask(Task):
         """Settings are the fields of `EITConfig`; `normalisation` is a run's, None: the data's."""
         self.config = EITConfig(**settings)
         self.defaults = TRAINING[self.config.size]
-        self.diffusion = Diffusion(DiffusionConfig())
+        self.diffusion = Diffusion()
         self.normalisation = normalisation
 
     def datasets(self) -> Datasets:
@@ -119,7 +118,7 @@ class EITTask(Task):
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Adds `t`, `of_image`, `of_noise` (numbers) and `noise` (1, 128, 128)."""
-        t = int(rng.integers(self.diffusion.config.steps))
+        t = int(rng.integers(self.diffusion.steps))
         of_image, of_noise = self.diffusion.noisy_parts(t)
         # torch draws normal numbers faster than numpy: this is most of a sample's cost.
         source = torch.Generator().manual_seed(int(rng.integers(2**32)))
@@ -149,7 +148,7 @@ class EITTask(Task):
     # -- a trained run ----------------------------------------------------------------------------
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
         """The weights of a checkpoint of the published code."""
-        return read_published(path).weights
+        return read_published(path)
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         model = self.build_model(ops)
@@ -162,26 +161,20 @@ class EITTask(Task):
         """Reconstructs a test set; metrics, baselines and pictures."""
         from tpukit.tasks.eit.evaluate import evaluate_images
 
-        return evaluate_images(self, model, backend, request, log)
+        return evaluate_images(self.trained(model, backend), request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.eit.predict import image_file
-
         image_file(request)
 
     def predict(
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the images of a folder of measurements to one file."""
-        from tpukit.tasks.eit.predict import predict_images
+        return predict_images(self.trained(model, backend), request, log)
 
-        return predict_images(self, model, backend, request, log)
-
-    def sampler(self, rows: int, *, steps: int | None = None, seed: int = 0) -> Sampler:
-        """Samples images in batches of `rows` over all ranks."""
-        config = self.config if steps is None else replace(self.config, sampling_steps=steps)
-        chosen = self.diffusion.sampling_steps(config.sampling_steps)
-        return Sampler(chosen, self.config.network.image_side, rows, seed)
+    def trained(self, model: nn.Module, backend: Backend) -> Trained:
+        """A trained model, to sample images with."""
+        return Trained(model, backend, self.config, self.normalisation)
 
 
 def _column(values: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import loader_workers
-from tpukit.io.files import write_file, writing_errors
+from tpukit.io.files import write_csv, writing_errors
 from tpukit.io.process import WorkerInit
-from tpukit.tasks.images.data.damaged import check_headers, name_files
+from tpukit.tasks.images.data.files import check_headers, name_files
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
     find_training_images,
@@ -34,11 +33,12 @@ from tpukit.tasks.images.metrics import (
 )
 from tpukit.tasks.images.pictures import draw_confusion, draw_mistakes
 from tpukit.tasks.images.settings import ImagesConfig
-from tpukit.tasks.images.task import ImagesTask, Log
-from tpukit.train.inference import infer
+from tpukit.tasks.images.training import ImageTraining
+from tpukit.train.evaluation import infer
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.requests import EvaluationRequest
 
+Log = Callable[[str], None]
 SHOWN_MISTAKES = 12
 ROWS_PER_DEVICE = 64
 """Rows of an evaluation batch on each device."""
@@ -47,7 +47,7 @@ Z = 1.959964
 
 
 def evaluate_classes(
-    task: ImagesTask, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+    task: ImageTraining, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
 ) -> dict[str, Any]:
     """The JSON fields of `tpukit test`. Every rank must call it; rank 0 writes."""
     images = _test_images(task, request)
@@ -74,7 +74,7 @@ def evaluate_classes(
 
 
 def class_probabilities(
-    task: ImagesTask,
+    task: ImageTraining,
     model: nn.Module,
     backend: Backend,
     images: LabelledImages,
@@ -95,7 +95,7 @@ def class_probabilities(
     return found[:, :-1], found[:, -1] > 0
 
 
-def _test_images(task: ImagesTask, request: EvaluationRequest) -> LabelledImages:
+def _test_images(task: ImageTraining, request: EvaluationRequest) -> LabelledImages:
     """The run's validation images, or a folder or table with labels."""
     settings = {**vars(task.config)}
     if request.data_path is not None:
@@ -121,7 +121,7 @@ def _test_images(task: ImagesTask, request: EvaluationRequest) -> LabelledImages
     )
 
 
-# -- metrics ---------------------------------------------------------------------------------------
+# -- metrics -------------------------------------------------------------------------------------
 def accuracies(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, float]:
     """Top-1, top-5 (of more than five classes), the mean of the classes' own, and the loss."""
     found = {
@@ -143,7 +143,7 @@ def proportion_interval(share: float, count: int) -> list[float]:
 
 
 def _report(
-    task: ImagesTask,
+    task: ImageTraining,
     images: LabelledImages,
     probabilities: Probabilities,
     out: Path,
@@ -192,10 +192,8 @@ def worst_mistakes(probabilities: Probabilities, labels: NDArray[np.int64]) -> N
 
 
 def _write_predictions(path: Path, images: LabelledImages, probabilities: Probabilities) -> None:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["file", "label", "predicted", "probability"])
+    rows: list[tuple[object, ...]] = [("file", "label", "predicted", "probability")]
     for file, label, row in zip(images.files, images.labels, probabilities, strict=True):
         best = int(row.argmax())
-        writer.writerow([file, images.classes[label], images.classes[best], f"{row[best]:.6g}"])
-    write_file(path, stream.getvalue().encode())
+        rows.append((file, images.classes[label], images.classes[best], f"{row[best]:.6g}"))
+    write_csv(path, rows)

@@ -5,7 +5,6 @@ Image `i` of a part is a function of (seed, part, i) alone.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import random
@@ -19,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from tpukit.errors import ConfigError
-from tpukit.io.files import write_file
+from tpukit.io.files import write_csv, write_file
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
 
 if TYPE_CHECKING:
@@ -135,8 +134,8 @@ class ShapeImages:
                 if part == "test":
                     labels.append((f"{index:06}", name))
                 progress.advance()
-        _write_csv(out / "test.csv", [("id",), *((name,) for name, _ in labels)])
-        _write_csv(out / "test_labels.csv", [("id", "label"), *labels])
+        write_csv(out / "test.csv", [("id",), *((name,) for name, _ in labels)])
+        write_csv(out / "test_labels.csv", [("id", "label"), *labels])
         log(
             f"{counts['train']:,} training, {counts['valid']:,} validation and {counts['test']:,}"
             f" test images of {len(CLASSES)} classes in {out}"
@@ -151,9 +150,3 @@ def _write(path: Path, image: Image.Image) -> None:
     stream = io.BytesIO()
     image.save(stream, "png")
     write_file(path, stream.getvalue(), sync=False)
-
-
-def _write_csv(path: Path, rows: list[tuple[str, ...]]) -> None:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    write_file(path, stream.getvalue().encode())

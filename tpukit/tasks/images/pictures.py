@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.io.files import write_file
-from tpukit.tasks.images.data.image_decoding import decode
+from tpukit.tasks.images.data.files import decode
 from tpukit.tasks.images.data.listing import LabelledImages
 
 NAMED_CLASSES = 40

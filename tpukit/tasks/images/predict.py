@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, zip_longest
@@ -16,8 +14,8 @@ from torch import nn
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import write_file
-from tpukit.tasks.images.data.damaged import check_headers, first_names
+from tpukit.io.files import write_csv
+from tpukit.tasks.images.data.files import check_headers, first_names
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
     column_of,
@@ -26,9 +24,9 @@ from tpukit.tasks.images.data.listing import (
     image_files_directly,
     table_rows,
 )
-from tpukit.tasks.images.evaluate import class_probabilities
+from tpukit.tasks.images.evaluate import Log, class_probabilities
 from tpukit.tasks.images.metrics import Probabilities
-from tpukit.tasks.images.task import ImagesTask, Log
+from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.requests import PredictionRequest
 
 DEFAULT_OUT = Path("submission.csv")
@@ -47,7 +45,7 @@ class ToPredict:
     """Names of the columns: the id's, then the class's, or each class as one."""
 
 
-def find_images(task: ImagesTask, request: PredictionRequest) -> ToPredict:
+def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
     """The images of a table, of a sample submission, or of a folder.
 
     Raises DataError naming what is missing.
@@ -67,12 +65,12 @@ def find_images(task: ImagesTask, request: PredictionRequest) -> ToPredict:
     return ToPredict(ids, files_of(ids, _folder(task, request), str(table)), (column, *others))
 
 
-def check_images(task: ImagesTask, request: PredictionRequest) -> None:
+def check_images(task: ImageTraining, request: PredictionRequest) -> None:
     """Raises what is known of the images to predict before a device is opened."""
     files = find_images(task, request).files
     neutral_row(task)
     for other in request.averaged:
-        assert isinstance(other.task, ImagesTask)
+        assert isinstance(other.task, ImageTraining)
         if other.task.class_names != task.class_names:
             raise ConfigError(
                 f"{other.run.path} has other classes than {request.run.path}"
@@ -88,7 +86,7 @@ def _first_difference(these: Sequence[str] | None, those: Sequence[str] | None) 
     return next(f"{one!r} instead of {other!r}" for one, other in pairs if one != other)
 
 
-def _columns_of_sample(table: Path, others: Sequence[str], task: ImagesTask) -> tuple[str, ...]:
+def _columns_of_sample(table: Path, others: Sequence[str], task: ImageTraining) -> tuple[str, ...]:
     """The columns beside the id: one of classes, or one for each class, in the sample's order."""
     classes = task.class_names or ()
     if sorted(others) == sorted(classes):
@@ -103,12 +101,12 @@ def _columns_of_sample(table: Path, others: Sequence[str], task: ImagesTask) -> 
     )
 
 
-def _test_table(task: ImagesTask, request: PredictionRequest) -> Path | None:
+def _test_table(task: ImageTraining, request: PredictionRequest) -> Path | None:
     table = Path(request.data_path or task.config.data_path) / "test.csv"
     return table if table.is_file() else None
 
 
-def _folder(task: ImagesTask, request: PredictionRequest) -> Path:
+def _folder(task: ImageTraining, request: PredictionRequest) -> Path:
     given = request.data_path
     if given is not None and given.is_dir() and image_files_directly(given):
         return given
@@ -116,7 +114,7 @@ def _folder(task: ImagesTask, request: PredictionRequest) -> Path:
 
 
 def predict_classes(
-    task: ImagesTask, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+    task: ImageTraining, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
 ) -> dict[str, Any]:
     """Writes the submission; the JSON fields of `tpukit predict`. Every rank must call it."""
     found = find_images(task, request)
@@ -124,7 +122,7 @@ def predict_classes(
     images = LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
     probabilities, readable = class_probabilities(task, model, backend, images)
     for other in request.averaged:
-        assert isinstance(other.task, ImagesTask)
+        assert isinstance(other.task, ImageTraining)
         model = other.model_on(backend)
         further, also = class_probabilities(other.task, model, backend, images)
         probabilities, readable = probabilities + further, readable & also
@@ -142,7 +140,7 @@ def predict_classes(
     return {"task": task.name, "rows": len(found.ids), "path": str(out), "damaged": damaged}
 
 
-def neutral_row(task: ImagesTask) -> tuple[Probabilities, int]:
+def neutral_row(task: ImageTraining) -> tuple[Probabilities, int]:
     """What stands for an image that cannot be read: (classes,) probabilities, and a class.
 
     Raises ConfigError where `damaged_row` is neither a kind of row nor a class.
@@ -160,7 +158,7 @@ def neutral_row(task: ImagesTask) -> tuple[Probabilities, int]:
     return np.eye(len(classes), dtype=np.float32)[classes.index(wanted)], classes.index(wanted)
 
 
-def _about_damaged(ids: Sequence[str], total: int, task: ImagesTask) -> str:
+def _about_damaged(ids: Sequence[str], total: int, task: ImageTraining) -> str:
     wanted = task.config.damaged_row
     if wanted == "frequencies" and task.class_counts is None:
         wanted = "uniform, as this run keeps no frequencies"
@@ -171,21 +169,19 @@ def _about_damaged(ids: Sequence[str], total: int, task: ImagesTask) -> str:
 def write_submission(
     out: Path,
     found: ToPredict,
-    task: ImagesTask,
+    task: ImageTraining,
     probabilities: Probabilities,
     best: NDArray[np.int64],
 ) -> None:
     """A row an image: its id, and its class (`best`) or each class's probability."""
     classes, own = list(task.class_names or ()), found.columns[1:]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(found.columns)
     order = [classes.index(name) for name in own] if set(own) == set(classes) else None
-    for name, row, place in zip(found.ids, probabilities, best, strict=True):
-        cells = [f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[place]]
-        writer.writerow([name, *cells])
+    rows = [
+        [name, *([f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[place]])]
+        for name, row, place in zip(found.ids, probabilities, best, strict=True)
+    ]
     try:
-        write_file(out, stream.getvalue().encode())
+        write_csv(out, [found.columns, *rows])
     except OSError as error:
         raise DataError(
             f"{out} cannot be written: {error.strerror}.", "Choose another --out."

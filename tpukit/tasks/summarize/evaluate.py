@@ -40,8 +40,7 @@ from tpukit.tasks.summarize.summary_scores import (
     result_lines,
     write_predictions,
 )
-from tpukit.train.inference import ROWS_PER_DEVICE
-from tpukit.train.mean_interval import mean_interval
+from tpukit.train.evaluation import ROWS_PER_DEVICE, mean_interval
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import PlanSettings, Sample
 
@@ -191,7 +190,7 @@ def mean_loss(
     return float(total / weight)
 
 
-# -- scores -------------------------------------------------------------------------------------
+# -- scores --------------------------------------------------------------------------------------
 def score_rows(
     rows: Sequence[Row], made: Sequence[str], train_csv: Path, columns: Columns, log: Log
 ) -> dict[str, float]:

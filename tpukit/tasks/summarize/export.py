@@ -18,7 +18,7 @@ from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
 from tpukit.tasks.summarize.model.decoder import DecoderConfig
 from tpukit.tasks.summarize.model.families import FAMILIES
 from tpukit.tasks.summarize.model.weights import their_tensors
-from tpukit.train.storage.exported_weights import README_FILE, write_export
+from tpukit.train.weights import README_FILE, write_export
 
 _README = """# A fine-tuned language model
 

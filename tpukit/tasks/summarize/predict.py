@@ -138,7 +138,7 @@ def predict_rows(
     return len(ids)
 
 
-# -- the journal ----------------------------------------------------------------------------------
+# -- the journal ---------------------------------------------------------------------------------
 class Journal:
     """Finished chunks, one JSON line each, under a key that says what they belong to."""
 

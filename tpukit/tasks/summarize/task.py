@@ -117,7 +117,7 @@ class SummarizeTask(Task):
         self.config.check()
         self.defaults = replace(FINE_TUNING, lr=1e-3) if self.config.from_scratch else FINE_TUNING
 
-    # -- data -----------------------------------------------------------------------------------
+    # -- data -------------------------------------------------------------------------------------
     @property
     def train_file(self) -> Path:
         path = Path(self.config.data_path)
@@ -191,7 +191,7 @@ class SummarizeTask(Task):
                 )
         return cache
 
-    # -- batches --------------------------------------------------------------------------------
+    # -- batches ----------------------------------------------------------------------------------
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
         if self._packs(settings):
@@ -234,7 +234,7 @@ class SummarizeTask(Task):
         vocabulary = self.model_config.vocabulary_size
         return [example_batch(bucket, settings.devices, vocabulary) for bucket in costliest]
 
-    # -- model ----------------------------------------------------------------------------------
+    # -- model ------------------------------------------------------------------------------------
     @cached_property
     def pretrained(self) -> Pretrained | None:
         """The weights to start from; None from scratch."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tpukit.train.report.series import NewLines, Series
+from tpukit.train.report.curves import NewLines, Series
 
 KEPT_LINES = 40
 MOST_WARNINGS = 50

@@ -1,71 +1,169 @@
-"""report.html: one page with everything in it, made from the files of a run folder."""
+"""report.html of a run folder: one page with everything in it, renewed while the run goes on."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import tpukit
+from tpukit.io.files import write_file
+from tpukit.io.secrets import HIDDEN, without_secrets
 from tpukit.io.units import format_bytes, format_duration
-from tpukit.train.report.charts import charts_of
-from tpukit.train.report.embedded_pictures import MOST_BYTES, EmbeddedPictures, pictures_of
+from tpukit.train.report.curves import MOST_POINTS, MetricSeries, charts_of
 from tpukit.train.report.history import History
-from tpukit.train.report.markup import escaped, joined, number_text, value_table
-from tpukit.train.report.result_section import result_sections
-from tpukit.train.report.series import MOST_POINTS, MetricSeries
-from tpukit.train.storage.run_folder import RunFolder, read_config, read_last_best
+from tpukit.train.report.pictures import MOST_BYTES, data_uri, pictures_of
+from tpukit.train.report.tested import metric_table, number_text
+from tpukit.train.run_folder import RunFolder, TrainedRun, read_config, read_last_best
+
+LONGEST_TEXT = 2000
+"""Characters of one value."""
+MOST_ROWS = 200
+"""Maximum rows of one table."""
+MOST_TESTS = 20
+MOST_EXAMPLES = 10
 
 
-def render_page(
-    folder: RunFolder, metrics: MetricSeries, history: History, pictures: EmbeddedPictures
-) -> str:
+class RunReport:
+    """Writes report.html; each renewal reads only what the logs gained since the last one."""
+
+    def __init__(self, folder: RunFolder, warn: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._warn = warn
+        self._metrics = MetricSeries(folder.metrics)
+        self._history = History(folder.log)
+        self._failed = False
+
+    def renew(self) -> bool:
+        """Writes the page anew; whether it could. A page must not end a run: an error is one
+        warning."""
+        try:
+            self._metrics.read()
+            self._history.read()
+            page = render_page(self.folder, self._metrics, self._history)
+            write_file(self.folder.report, page.encode(errors="replace"))
+        except Exception as error:
+            if not self._failed:
+                self._warn(f"Warning: {self.folder.report} could not be written: {error}")
+            self._failed = True
+            return False
+        return True
+
+
+def report_test(run: TrainedRun, fields: Mapping[str, Any], log: Callable[[str], None]) -> None:
+    """Keeps the JSON fields of a test in the run's folder and renews its page."""
+    folder = RunFolder(run.path)
+    try:
+        keep_test(folder, fields, run.checkpoint.state.step)
+    except Exception as error:  # a read-only run, or values that JSON cannot hold
+        log(f"{folder.report} does not show this test: {error}.")
+        return
+    if RunReport(folder, log).renew():
+        log(f"Report: {folder.report}")
+
+
+# -- tests.json ----------------------------------------------------------------------------------
+KEPT = ("task", "data", "samples", "skipped", "metrics", "metric_names", "methods",
+        "intervals", "best", "worst")  # fmt: skip
+"""The fields of `test --json` that are kept."""
+
+
+def keep_test(folder: RunFolder, fields: Mapping[str, Any], step: int) -> None:
+    """Keeps the result of a test on a data set, in place of the one before."""
+    time = datetime.now().isoformat(timespec="seconds")
+    kept = {name: fields[name] for name in KEPT if name in fields}
+    tests = {
+        **read_tests(folder),
+        str(fields.get("data", "")): {**kept, "step": step, "time": time},
+    }
+    write_file(folder.tests, json.dumps(tests, indent=1, default=str).encode())
+
+
+def read_tests(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """The results by data set; none where the file is missing or damaged."""
+    try:
+        tests = json.loads(folder.tests.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = tests.items() if isinstance(tests, dict) else ()
+    return {name: test for name, test in known if isinstance(test, dict)}
+
+
+# -- the page --------------------------------------------------------------------------------------
+def render_page(folder: RunFolder, metrics: MetricSeries, history: History) -> str:
     """The whole page. Raises CheckpointError where config.toml is missing or damaged."""
     config = read_config(folder)
-    data = {"charts": charts_of(metrics), "clock": history.clock.thinned(MOST_POINTS)}
-    style, script = _resource("page.css"), _resource("page.js")
-    curve = _picture(folder.path / "loss.png", "loss curve", pictures, MOST_BYTES // 10)
-    return Template(_resource("page.html")).substitute(
-        title=escaped(folder.path.resolve().name),
-        task=escaped(config["task"].get("name")),
-        status=escaped(_status(metrics, history, config)),
-        tiles=joined(_tiles(folder, metrics, history, config)),
-        command=f"<pre>{escaped(history.command)}</pre>" if history.command else "",
-        warnings=_warnings(history),
-        tests=f'<div class="tests">{joined(result_sections(folder))}</div>',
-        curves=Template(_resource("curves.html")).substitute(
-            picture=curve,
-            validation="" if metrics.valid else '<p class="note">No validation yet.</p>',
-        )
-        if data["charts"]
-        else "<p>No metrics yet.</p>",
-        pictures=_gallery(folder, pictures),
-        facts=value_table(_facts(folder, history, config), "facts"),
-        details=joined(_details(history, config)),
-        # `</script>` in a name would end the block.
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        style=style,
-        script=script,
-        style_sum=_sum_of_source(style),
-        script_sum=_sum_of_source(script),
-        version=escaped(tpukit.__version__),
+    paths = pictures_of(folder.path)
+    share = MOST_BYTES // max(4, len(paths))
+    pictures = [(path.relative_to(folder.path), data_uri(path, share)) for path in paths]
+    tests = sorted(read_tests(folder).values(), key=lambda t: str(t.get("time")), reverse=True)
+    page: str = _template().render(
+        title=folder.path.resolve().name,
+        config=config,
+        history=history,
+        status=_status(metrics, history, config),
+        tiles=_tiles(folder, metrics, history, config),
+        tests=tests[:MOST_TESTS],
+        data={"charts": charts_of(metrics), "clock": history.clock.thinned(MOST_POINTS)},
+        curve=data_uri(folder.path / "loss.png", MOST_BYTES // 10),
+        has_validation=bool(metrics.valid),
+        pictures=[(name, uri) for name, uri in pictures if uri],
+        facts=_facts(folder, history, config),
+        style=_resource("page.css"),
+        script=_resource("page.js"),
+        version=tpukit.__version__,
         time=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        MOST_ROWS=MOST_ROWS,
     )
+    return page
+
+
+@cache
+def _template() -> Any:
+    """page.html, whose values are escaped, without secrets, and not too long."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, finalize=_shown)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.filters |= {
+        "checksum": _checksum, "filename": lambda path: Path(path).name, "number": number_text,
+        "metric_table": metric_table, "samples": _samples, "without_secret": _without_secret,
+    }  # fmt: skip
+    return environment.from_string(_resource("page.html"))
+
+
+def _shown(value: Any) -> Any:
+    if hasattr(value, "__html__"):
+        return value
+    text = without_secrets(str(value))
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ..."
+
+
+def _without_secret(value: Any, name: str) -> Any:
+    """The value of a name, hidden where both together look like a secret."""
+    return HIDDEN if HIDDEN in without_secrets(f"{name}={value}") else value
 
 
 def _resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _sum_of_source(text: str) -> str:
+def _checksum(text: str) -> str:
     """What the page's Content-Security-Policy allows: this style or script and no other."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _samples(found: Any) -> list[dict[str, Any]]:
+    """The best or the worst samples of a test that names some, each with every column."""
+    rows = [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+    names = dict.fromkeys((name for row in rows for name in row), "")
+    return [{**names, **row} for row in rows[:MOST_EXAMPLES]]
 
 
 # -- the head of the page --------------------------------------------------------------------------
@@ -84,65 +182,30 @@ def _status(metrics: MetricSeries, history: History, config: Mapping[str, Any]) 
 
 def _tiles(
     folder: RunFolder, metrics: MetricSeries, history: History, config: Mapping[str, Any]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str, str]]:
+    """Name, value and note of each."""
     total = config.get("decided", {}).get("total_steps")
-    yield _tile("Steps", f"{_last_step(metrics, history):,}", f"of {total:,}" if total else "")
+    yield "Steps", f"{_last_step(metrics, history):,}", f"of {total:,}" if total else ""
     if loss := metrics.train.get("loss"):
         (_, first, *_), (step, last, *_) = loss.points[0], loss.points[-1]
         note = f"at step {step:,}; {number_text(first)} at first"
-        yield _tile("Training loss", number_text(last), note)
+        yield "Training loss", number_text(last), note
     best = read_last_best(folder)
     for name in (name for name in best if name != "step"):
         note = f"at step {best.get('step', 0):,.0f}"
-        yield _tile(f"Best validation {name.replace('_', ' ')}", number_text(best[name]), note)
+        yield f"Best validation {name.replace('_', ' ')}", number_text(best[name]), note
     if rate := metrics.mean_rate:
-        yield _tile("Rate", number_text(rate), "samples/s, mean")
+        yield "Rate", number_text(rate), "samples/s, mean"
     if peak := metrics.train.get("memory_peak"):
-        yield _tile("Peak memory", format_bytes(max(point[3] for point in peak.points)))
+        yield "Peak memory", format_bytes(max(point[3] for point in peak.points)), ""
     compilations = metrics.train.get("compilations")
     if compilations and (count := compilations.points[-1][1]):
-        yield _tile("Compilations", f"{count:,.0f}")
+        yield "Compilations", f"{count:,.0f}", ""
     if history.sessions:
         sessions = f"in {history.sessions} sessions" if history.sessions > 1 else ""
-        yield _tile("Training time", format_duration(history.seconds), sessions)
+        yield "Training time", format_duration(history.seconds), sessions
 
 
-def _tile(name: str, value: str, note: str = "") -> str:
-    small = f"<small>{escaped(note)}</small>" if note else ""
-    return f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}{small}</dd></div>"
-
-
-def _warnings(history: History) -> str:
-    if not history.warnings:
-        return ""
-    lines = [
-        f"<li>{escaped(w.text.removeprefix('Warning: '))}"
-        f' <span class="note">{w.last:%Y-%m-%d %H:%M:%S}{f", {w.count} times" * (w.count > 1)}'
-        "</span></li>"
-        for w in history.warnings.values()
-    ]
-    return f'<section class="warnings"><h2>Warnings</h2><ul>{joined(lines)}</ul></section>'
-
-
-# -- pictures --------------------------------------------------------------------------------------
-def _gallery(folder: RunFolder, pictures: EmbeddedPictures) -> str:
-    paths = pictures_of(folder.path)
-    share = MOST_BYTES // max(4, len(paths))
-    shown = [_picture(path, path.relative_to(folder.path), pictures, share) for path in paths]
-    if not any(shown):
-        return ""
-    return f'<section><h2>Pictures</h2><div class="gallery">{joined(shown)}</div></section>'
-
-
-def _picture(path: Path, name: object, pictures: EmbeddedPictures, most_bytes: int) -> str:
-    uri = pictures.uri(path, most_bytes)
-    if uri is None:
-        return ""
-    image = f'<div class="scroll" tabindex="0"><img src="{uri}" alt="{escaped(name)}"></div>'
-    return f"<figure>{image}<figcaption>{escaped(name)}</figcaption></figure>"
-
-
-# -- what was run ----------------------------------------------------------------------------------
 def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> dict[str, Any]:
     task, decided = config["task"], config.get("decided", {})
     counts = [f"{decided[f'{part}_samples']:,} {part} samples"
@@ -158,18 +221,3 @@ def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> di
         "began": f"{history.began:%Y-%m-%d %H:%M:%S}" if history.began else "",
     }
     return {name: value for name, value in facts.items() if value}
-
-
-def _details(history: History, config: Mapping[str, Any]) -> Iterator[str]:
-    names = {"train": "Training", "task": "Task", "decided": "Decided", "versions": "Versions"}
-    parts = joined(
-        f"<div><h3>{title}</h3>{value_table(config[name])}</div>"
-        for name, title in names.items()
-        if config.get(name)
-    )
-    yield (
-        "<details open><summary>Configuration and versions</summary>"
-        f'<div class="tables">{parts}</div></details>'
-    )
-    log = joined(map(escaped, history.tail))
-    yield f"<details><summary>Last lines of the log</summary><pre>{log}</pre></details>"

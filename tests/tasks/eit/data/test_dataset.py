@@ -15,17 +15,18 @@ from runs import environment
 
 from tpukit.errors import CheckpointError, DataError
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.eit.data import packed
-from tpukit.tasks.eit.data.conditioning import voltage_map
-from tpukit.tasks.eit.data.dataset import data_normalisation, existing_data_path, open_split
-from tpukit.tasks.eit.data.normalisation import (
+from tpukit.tasks.eit.data import samples as packed
+from tpukit.tasks.eit.data.dataset import (
     Normalisation,
+    data_normalisation,
+    existing_data_path,
     find_normalisation,
+    open_split,
     save_normalisation,
 )
-from tpukit.tasks.eit.data.packed import list_samples, load_samples
-from tpukit.tasks.eit.data.sample_file import has_image, read_sample
-from tpukit.tasks.eit.generate import DatasetPlan, make_dataset
+from tpukit.tasks.eit.data.samples import has_image, list_samples, load_samples, read_sample
+from tpukit.tasks.eit.data.voltages import voltage_map
+from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 from tpukit.tasks.eit.task import EITTask
 
 YS, XS = np.full((208, 1), 1e-5, np.float32), np.zeros((128, 128), np.float32)
@@ -35,7 +36,7 @@ YS, XS = np.full((208, 1), 1e-5, np.float32), np.zeros((128, 128), np.float32)
 def source(tmp_path_factory):
     """20 samples of the simulator."""
     folder = tmp_path_factory.mktemp("source") / "data"
-    make_dataset(DatasetPlan(folder, 20), workers=1)
+    make_dataset(SimulatedData(20, workers=1), folder)
     return folder
 
 
@@ -272,7 +273,7 @@ def test_without_any_room_files_are_read_into_memory(tmp_path, monkeypatch, caps
 PACK = """
 import sys
 from pathlib import Path
-from tpukit.tasks.eit.data.packed import list_samples, load_samples
+from tpukit.tasks.eit.data.samples import list_samples, load_samples
 samples = load_samples(list_samples(Path(sys.argv[1])))
 print(len(samples.ys), float(samples.xs[-1, 0, 0]))
 """

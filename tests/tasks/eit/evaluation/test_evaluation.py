@@ -13,13 +13,12 @@ from scipy.io import loadmat
 
 from tpukit.errors import DataError
 from tpukit.tasks.eit import evaluate
+from tpukit.tasks.eit.data.dataset import Normalisation
 from tpukit.tasks.eit.data.measured import TestSet, check_units, open_test_set
-from tpukit.tasks.eit.data.normalisation import Normalisation
-from tpukit.tasks.eit.data.symmetry import SYMMETRIES
+from tpukit.tasks.eit.data.voltages import SYMMETRIES
 from tpukit.tasks.eit.evaluate import Reconstructed
-from tpukit.tasks.eit.generate import DatasetPlan, make_dataset
+from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 from tpukit.tasks.eit.pictures import draw_grid
-from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
 METRICS = ("correlation", "rmse", "psnr", "ssim")
 
@@ -28,8 +27,7 @@ METRICS = ("correlation", "rmse", "psnr", "ssim")
 def place(tmp_path_factory):
     """A data set, the measured sets' layout (made of simulated frames), and a run of one step."""
     root = tmp_path_factory.mktemp("place")
-    settings = SimulationSettings(electrode_degrees=4.0)
-    make_dataset(DatasetPlan(root / "data", 30, settings=settings), workers=1)
+    make_dataset(SimulatedData(30, electrode_degrees=4.0, workers=1), root / "data")
     for name, scale in (("uef2017", 1040.856), ("test2023", 1978.0)):
         (root / "data" / name).mkdir()
         for path in sorted((root / "data" / "valid").glob("*.npz")):
@@ -145,7 +143,7 @@ def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
 )
 def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
     """Of electrodes that come clockwise, a quarter turn is another one."""
-    make_dataset(DatasetPlan(tmp_path / "data", 300), workers=1)
+    make_dataset(SimulatedData(300, workers=1), tmp_path / "data")
     for path in (tmp_path / "data").glob("*/*.npz"):
         with np.load(path) as sample:
             ys, xs = symmetry.of_voltages(sample["ys"][:, 0]), sample["xs"]

@@ -7,6 +7,7 @@ from scipy.stats import pearsonr
 from skimage.metrics import structural_similarity
 
 from tpukit.tasks.eit.baseline import noser, tikhonov
+from tpukit.tasks.eit.generate import SimulatedData, simulate
 from tpukit.tasks.eit.metrics import (
     correlation,
     disk_mask,
@@ -16,7 +17,6 @@ from tpukit.tasks.eit.metrics import (
     rmse,
     ssim,
 )
-from tpukit.tasks.eit.simulation.simulate import SimulationSettings, simulate
 
 MEASURED = os.environ.get("TPUKIT_UEF2017")
 
@@ -24,7 +24,7 @@ MEASURED = os.environ.get("TPUKIT_UEF2017")
 @pytest.fixture(scope="module")
 def pair():
     rng = np.random.default_rng(0)
-    truth = np.stack([simulate(SimulationSettings(), i).xs for i in range(4)])
+    truth = np.stack([simulate(SimulatedData(), i).xs for i in range(4)])
     return truth + rng.normal(0, 0.2, truth.shape), truth
 
 
@@ -73,7 +73,7 @@ def test_every_metric_of_every_sample(pair):
 
 
 def test_baselines_find_simulated_objects():
-    samples = [simulate(SimulationSettings(seed=1), i) for i in range(60)]
+    samples = [simulate(SimulatedData(seed=1), i) for i in range(60)]
     ys, xs = np.stack([s.ys for s in samples]), np.stack([s.xs for s in samples])
     for method, expected in ((tikhonov(), 0.7), (noser(), 0.74)):
         images = method.images(ys)

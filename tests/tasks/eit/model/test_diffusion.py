@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from tpukit.hardware.fake import FakeBackend
-from tpukit.tasks.eit.data.symmetry import SYMMETRIES
+from tpukit.tasks.eit.data.voltages import SYMMETRIES
 from tpukit.tasks.eit.model.diffusion import (
     Diffusion,
-    DiffusionConfig,
     Draw,
     Sampler,
     View,
@@ -32,7 +31,7 @@ class Predictor(nn.Module):
 
 @pytest.fixture
 def diffusion():
-    return Diffusion(DiffusionConfig())
+    return Diffusion()
 
 
 @pytest.fixture

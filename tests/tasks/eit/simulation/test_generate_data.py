@@ -14,15 +14,14 @@ from runs import environment, failure, result, tpukit
 
 from tpukit.errors import ConfigError, DataError, JobError
 from tpukit.io.workers import map_completed
-from tpukit.tasks.eit.data.sample_file import read_sample
+from tpukit.tasks.eit.data.samples import read_sample
 from tpukit.tasks.eit.generate import (
     ChannelSums,
-    DatasetPlan,
+    SimulatedData,
     make_dataset,
     merged,
     split_name,
 )
-from tpukit.tasks.eit.simulation.simulate import SimulationSettings
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -35,7 +34,7 @@ def digest(folder: Path) -> dict[str, str]:
 def made(tmp_path_factory):
     """450 samples made in one go."""
     folder = tmp_path_factory.mktemp("made") / "data"
-    make_dataset(DatasetPlan(folder, 450), workers=2)
+    make_dataset(SimulatedData(450, workers=2), folder)
     return folder
 
 
@@ -60,30 +59,28 @@ def test_normalisation_is_that_of_the_training_voltages(made):
 
 def test_sums_merge_as_if_added_one_by_one():
     values = np.random.default_rng(0).normal(3, 2, (50, 208))
-    parts = [ChannelSums() for _ in range(3)]
-    for row, value in enumerate(values):
-        parts[min(row // 20, 2)].add(value)
-    total = merged(parts)
+    parts = [values[:20], values[20:20], values[20:40], values[40:]]
+    total = merged(map(ChannelSums.of, parts))
     np.testing.assert_allclose(total.mean, values.mean(0))
     np.testing.assert_allclose(total.std(), values.std(0, ddof=1))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_do_not_change_a_byte(made, tmp_path, workers):
-    make_dataset(DatasetPlan(tmp_path / "data", 450), workers=workers)
+    make_dataset(SimulatedData(450, workers=workers), tmp_path / "data")
     assert digest(tmp_path / "data") == digest(made)
 
 
 def test_a_larger_set_begins_with_the_smaller_one(made, tmp_path):
     folder = tmp_path / "data"
-    make_dataset(DatasetPlan(folder, 130), workers=1)
-    done = make_dataset(DatasetPlan(folder, 450), workers=1)
+    make_dataset(SimulatedData(130, workers=1), folder)
+    done = make_dataset(SimulatedData(450, workers=1), folder)
     assert done["made"] == 450
     assert digest(folder) == digest(made)
 
 
 def test_parts_made_apart_are_those_of_the_whole(made, tmp_path):
-    make_dataset(DatasetPlan(tmp_path / "part", 100, first=150), workers=1)
+    make_dataset(SimulatedData(100, start=150, workers=1), tmp_path / "part")
     whole = digest(made)
     part = {n: d for n, d in digest(tmp_path / "part").items() if n.endswith(".npz")}
     assert len(part) == 100
@@ -92,14 +89,14 @@ def test_parts_made_apart_are_those_of_the_whole(made, tmp_path):
 
 def test_same_command_again_makes_nothing_and_a_lost_file_again(made):
     before = digest(made)
-    assert make_dataset(DatasetPlan(made, 450), workers=1)["made"] == 0
+    assert make_dataset(SimulatedData(450, workers=1), made)["made"] == 0
     (made / "valid" / "0000208.npz").unlink()
-    assert make_dataset(DatasetPlan(made, 450), workers=1)["made"] == 200
+    assert make_dataset(SimulatedData(450, workers=1), made)["made"] == 200
     assert digest(made) == before
 
 
 def test_recon_adds_images(tmp_path):
-    make_dataset(DatasetPlan(tmp_path, 10, recon=True), workers=1)
+    make_dataset(SimulatedData(10, recon=True, workers=1), tmp_path)
     with np.load(tmp_path / "train" / "0000000.npz") as sample:
         assert sample["TR"].shape == sample["xs_gn"].shape == (128, 128)
         assert sample["TR"].dtype == np.float32
@@ -183,11 +180,11 @@ def is_running(pid: int) -> bool:
 
 def test_other_settings_in_the_same_folder_are_named(made):
     before = digest(made)
-    other = DatasetPlan(made, 450, settings=SimulationSettings(seed=1, labels="difference"))
+    other = SimulatedData(450, seed=1, labels="difference", workers=1)
     with pytest.raises(DataError, match=r"seed \(was 0, now 1\), labels \(was classes"):
-        make_dataset(other, workers=1)
+        make_dataset(other, made)
     with pytest.raises(DataError, match=r"already holds 450 samples, more than --n 130"):
-        make_dataset(DatasetPlan(made, 130), workers=1)
+        make_dataset(SimulatedData(130, workers=1), made)
     assert digest(made) == before
 
 
@@ -195,23 +192,22 @@ def test_files_of_others_are_not_mixed_with(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "mine.npz").write_bytes(b"mine")
     with pytest.raises(DataError, match="did not make"):
-        make_dataset(DatasetPlan(tmp_path, 10), workers=1)
+        make_dataset(SimulatedData(10, workers=1), tmp_path)
     assert (tmp_path / "train" / "mine.npz").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize(
-    ("plan", "expected"),
+    ("settings", "expected"),
     [
-        (DatasetPlan(Path("x"), 5), "--n 5"),
-        (DatasetPlan(Path("x"), 10, first=-1), "--start"),
-        (DatasetPlan(Path("x"), 10, settings=SimulationSettings(noise_db=(60, 33))), "--noise"),
-        (DatasetPlan(Path("x"), 10, settings=SimulationSettings(electrode_degrees=25)), "1..20"),
+        ({"n": 5}, "--n 5"),
+        ({"n": 10, "start": -1}, "--start"),
+        ({"noise": "60-33"}, "--noise"),
+        ({"electrode_degrees": 25}, "1..20"),
     ],
 )
-def test_numbers_out_of_range(plan, expected):
+def test_numbers_out_of_range(settings, expected):
     with pytest.raises(ConfigError, match=expected):
-        make_dataset(plan, workers=1)
-    assert not Path("x").exists()
+        SimulatedData(**settings)
 
 
 def test_command_line_errors_are_short(tmp_path):
@@ -250,7 +246,7 @@ def tmpfs(tmp_path):
 def test_too_small_a_disk_is_seen_before_anything_is_made(tmpfs):
     folder = tmpfs("size=2m")
     with pytest.raises(DataError, match=r"1,000 samples take 0\.07 GB") as raised:
-        make_dataset(DatasetPlan(folder / "data", 1000), workers=1)
+        make_dataset(SimulatedData(1000, workers=1), folder / "data")
     assert raised.value.id == "disk-full"
 
 
@@ -273,7 +269,7 @@ def test_read_only_folder(tmpfs):
     folder = tmpfs("size=60m")
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
     with pytest.raises(DataError, match="Read-only") as raised:
-        make_dataset(DatasetPlan(folder / "data", 10), workers=1)
+        make_dataset(SimulatedData(10, workers=1), folder / "data")
     assert "--out" in raised.value.hint
 
 

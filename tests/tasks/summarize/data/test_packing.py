@@ -19,7 +19,7 @@ from tpukit.tasks.summarize.data.packing import (
 )
 from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.task import SummarizeTask
-from tpukit.train.mistakes.returned import check_batch_plan
+from tpukit.train.checks import check_batch_plan
 from tpukit.train.task import MicroBatch, PlanSettings, SampleKey
 
 

@@ -110,7 +110,7 @@ def code_of(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node)
 
 
-# -- calls without a counterpart of one name -------------------------------------------------------
+# -- calls without a counterpart of one name -----------------------------------------------------
 def moved_call(fix: Fix, call: cst.Call) -> cst.BaseExpression | None:
     """The expression that takes a call's place; None where an argument is missing."""
     if fix.special == "code":

@@ -98,7 +98,7 @@ class _Rewriter(cst.CSTTransformer):
             self._at.setdefault(span, []).append(place)
             self._starts.setdefault((place.line, place.column), []).append(place)
 
-    # -- where a node stands ---------------------------------------------------
+    # -- where a node stands ----------------------------------------------------------------------
     def _places(self, node: cst.CSTNode) -> list[ModuleFinding]:
         where = self.get_metadata(PositionProvider, node)
         start, end = where.start, where.end
@@ -112,7 +112,7 @@ class _Rewriter(cst.CSTTransformer):
         if place not in self.fixed:
             self.fixed.append(place)
 
-    # -- expressions -----------------------------------------------------------
+    # -- expressions ------------------------------------------------------------------------------
     def _expression(
         self,
         original_node: cst.Name | cst.Attribute,
@@ -146,7 +146,7 @@ class _Rewriter(cst.CSTTransformer):
         text = self.imports.spell(fix.to, fix.imports, place.line)
         return None if text is None else expression(text)
 
-    # -- calls -----------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
         for place in self._places(original_node.func):
             fix = place.fix
@@ -224,7 +224,7 @@ class _Rewriter(cst.CSTTransformer):
             call, call.func, [*kept, keyword_argument("dataloader_config", f"{name}({inner})")]
         )
 
-    # -- imports ---------------------------------------------------------------
+    # -- imports ----------------------------------------------------------------------------------
     def leave_Import(  # noqa: N802
         self, original_node: cst.Import, updated_node: cst.Import
     ) -> cst.Import | cst.RemovalSentinel:
@@ -285,7 +285,7 @@ class _Rewriter(cst.CSTTransformer):
                 kept.append(alias)
         return _rebuilt(updated, kept, moved)
 
-    # -- statements ------------------------------------------------------------
+    # -- statements -------------------------------------------------------------------------------
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.BaseCompoundStatement):
             self._comments_of[node], self._comments = self._comments, []

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpukit.probe.machine import Facts
-from tpukit.probe.machine.checks import gpu, packages, surroundings, tpu
+from tpukit.probe.machine.checks import devices, packages, surroundings
+from tpukit.probe.machine.checks.live import run_live_checks
 from tpukit.probe.machine.checks.verdict import Check, CheckOptions, Result, Verdict, run_check
+from tpukit.probe.machine.facts import Facts
 
 __all__ = ["QUICK", "Check", "CheckOptions", "Result", "Verdict", "run_check", "run_checks"]
 
 QUICK: tuple[Check, ...] = (
-    tpu.device,
-    tpu.tpu_free,
-    tpu.pjrt_device,
+    devices.device,
+    devices.tpu_free,
+    devices.pjrt_device,
     packages.torch_and_torch_xla,
     packages.libtpu,
     packages.jax,
@@ -22,10 +23,10 @@ QUICK: tuple[Check, ...] = (
     packages.tensorflow,
     packages.old_releases,
     surroundings.variables,
-    gpu.gpu_architecture,
-    gpu.driver,
-    gpu.number_formats,
-    gpu.gpus_alike,
+    devices.gpu_architecture,
+    devices.driver,
+    devices.number_formats,
+    devices.gpus_alike,
     surroundings.memory,
     surroundings.shared_memory,
     surroundings.free_disk,
@@ -44,6 +45,4 @@ def run_checks(facts: Facts, options: CheckOptions, *, quick: bool) -> Iterator[
         yield run_check(surroundings.weights, facts, options)
         return
     yield run_check(surroundings.weights_reachable, facts, options)
-    from tpukit.probe.machine.checks.live import run_live_checks
-
     yield from run_live_checks(facts, options)

@@ -7,43 +7,66 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
-from tpukit.probe.machine import Facts
-from tpukit.probe.machine.checks.verdict import CheckOptions, Result, Verdict, failed, skipped
+from tpukit.probe.machine.checks.verdict import (
+    CheckOptions,
+    Result,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+    warned,
+)
+from tpukit.probe.machine.facts import Facts
 
 STEPS = {
-    "torch-starts": "torch can be imported",
-    "device-opens": "The device opens",
-    "matrix-product": "A matrix product in fp32 and bf16 agrees with float64",
-    "training-step": "A step of the engine runs",
+    "torch-starts": ("torch can be imported", "starts"),
+    "device-opens": ("The device opens", "opens"),
+    "matrix-product": ("A matrix product in fp32 and bf16 agrees with float64", "products"),
+    "training-step": ("A step of the engine runs", "two_steps"),
 }
-CHILD = "tpukit.probe.machine.checks.live_child"
+"""Name of each check -> its label, and what the child is asked."""
+ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}
+CHILD = ("-m", "tpukit.probe.selftest.child")
 
 
-def run_live_checks(facts: Facts, options: CheckOptions) -> Iterator[Result]:
-    """Starts the child; a result that it does not send is a failed or a skipped check."""
+def run_live_checks(
+    facts: Facts, options: CheckOptions, command: Sequence[str] = CHILD
+) -> Iterator[Result]:
+    """Asks the child; where it sends no answer the check has failed, and those behind it are not
+    tried.
+
+    The child and everything it started is killed at the time limit.
+    """
     if facts.version("torch") is None:
-        for name, label in STEPS.items():
+        for name, (label, _) in STEPS.items():
             yield Result(name, label, skipped("torch is not installed"))
         return
-    waiting, has_failed = dict(STEPS), False
-    for answer in child_results(("-m", CHILD, options.hw), options.live_seconds):
-        name = str(answer.get("id"))
-        if name in waiting:
-            verdict = Verdict(answer["status"], str(answer["message"]), answer.get("fix"))
-            has_failed = has_failed or verdict.status == "fail"
-            yield Result(name, waiting.pop(name), verdict)
-        elif name == "end":
-            yield from _unanswered(waiting, "" if has_failed else str(answer["message"]), options)
-            return
+    has_failed = False
+    deadline = time.monotonic() + options.live_seconds
+    with Child(ENVIRONMENT, (*command, "live", options.hw)) as child:
+        for name, (label, part) in STEPS.items():
+            verdict = skipped("not tried: a step before it failed")
+            if not has_failed:
+                child.send({"part": part})
+                try:
+                    verdict = verdict_of(child.receive(deadline))
+                except ChildDiedError as error:
+                    why = reason_of(error.death, options.live_seconds)
+                    verdict = failed(why, _way_on(why, options))
+                has_failed = verdict.status == "fail"
+            yield Result(name, label, verdict)
+        child.finish()
 
 
-def _unanswered(waiting: Mapping[str, str], reason: str, options: CheckOptions) -> Iterator[Result]:
-    """The step that the child stopped in has failed; those behind it were not tried."""
-    for index, (name, label) in enumerate(waiting.items()):
-        if index or not reason:
-            yield Result(name, label, skipped("not tried: a step before it failed"))
-        else:
-            yield Result(name, label, failed(reason, _way_on(reason, options)))
+def verdict_of(answer: Mapping[str, Any], fix: str = "") -> Verdict:
+    """The verdict of a child's answer; fix: of an error without one."""
+    if "error" in answer:
+        return failed(answer["error"], answer["fix"] or fix)
+    if answer.get("skip"):
+        return skipped(answer["message"])
+    if "warning" in answer:
+        return warned(answer["message"], answer["warning"])
+    return passed(answer["message"])
 
 
 def _way_on(reason: str, options: CheckOptions) -> str:
@@ -55,27 +78,8 @@ def _way_on(reason: str, options: CheckOptions) -> str:
     return f"tpukit doctor --quick --hw {options.hw}    # what the versions and the device say"
 
 
-def child_results(command: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
-    """The results that a child sends; at last `{"id": "end", "message": ...}` with the reason for
-    its end, empty where it ended well.
-
-    The child and everything it started is killed at the time limit.
-    """
-    deadline = time.monotonic() + seconds
-    with Child({"PYTHONFAULTHANDLER": "1"}, command) as child:
-        while True:
-            try:
-                answer = child.receive(deadline)
-            except ChildDiedError as error:
-                yield {"id": "end", "message": reason_of(error.death, seconds)}
-                return
-            yield answer
-
-
 def reason_of(death: Death, seconds: float) -> str:
-    """Reason why a child sent no result; empty where it ended well."""
-    if death.return_code == 0:
-        return ""
+    """Reason why a child sent no answer."""
     if death.return_code is None:
         return f"no answer within {seconds:g} s"
     from tpukit.probe.logs.matching import explain_text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tpukit.knowledge.versions import (
-    Pair,
     jax_seen_with,
     old_packages,
     pair_of,
@@ -12,7 +11,6 @@ from tpukit.knowledge.versions import (
     torchvision_of,
     version_table,
 )
-from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
     CheckOptions,
     Verdict,
@@ -22,6 +20,7 @@ from tpukit.probe.machine.checks.verdict import (
     warned,
     worst,
 )
+from tpukit.probe.machine.facts import Facts
 
 _JAX_USERS = ("flax", "optax", "orbax-checkpoint", "chex", "equinox", "dm-haiku", "numpyro")
 """Packages that another version of jax would break."""
@@ -77,10 +76,9 @@ def _python(facts: Facts, package: str) -> Verdict | None:
 def libtpu(facts: Facts, options: CheckOptions) -> Verdict:
     """libtpu is the one that torch_xla was built for."""
     torch_xla, here = facts.version("torch-xla"), facts.version("libtpu")
-    if facts.version("torch-tpu") and torch_xla is None:
-        return _libtpu_of_torch_tpu(here)
     if torch_xla is None:
-        return skipped("no torch_xla here")
+        has_other = facts.version("torch-tpu")
+        return _libtpu_of_torch_tpu(here) if has_other else skipped("no torch_xla here")
     pair = pair_of(torch_xla)
     if pair is None:
         return skipped(f"unknown torch_xla release {torch_xla}")
@@ -89,10 +87,6 @@ def libtpu(facts: Facts, options: CheckOptions) -> Verdict:
         if not facts.tpu:
             return skipped("libtpu is not installed, and no TPU is here")
         return problem("libtpu is not installed", _install(torch_xla))
-    return _compared(here, pair, problem, torch_xla)
-
-
-def _compared(here: str, pair: Pair, problem: object, torch_xla: str) -> Verdict:
     if same_release(here, pair.libtpu):
         return passed(f"libtpu {here}")
     newer = parse_version(here) > parse_version(pair.libtpu)
@@ -100,9 +94,7 @@ def _compared(here: str, pair: Pair, problem: object, torch_xla: str) -> Verdict
         f"libtpu {here} is {'newer' if newer else 'older'} than torch_xla {torch_xla} was built "
         f"for ({pair.libtpu})" + (': "Mismatched PJRT plugin PJRT API version"' if newer else "")
     )
-    return Verdict(
-        "fail" if problem is failed else "warn", message, f"pip install 'libtpu=={pair.libtpu}.*'"
-    )
+    return problem(message, f"pip install 'libtpu=={pair.libtpu}.*'")
 
 
 def _libtpu_of_torch_tpu(here: str | None) -> Verdict:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tpukit.io.cache import VARIABLE
+from tpukit.io.folders import VARIABLE
 from tpukit.knowledge.environment import problematic
-from tpukit.probe.machine import Facts
 from tpukit.probe.machine.checks.verdict import (
     CheckOptions,
-    Status,
     Verdict,
     failed,
     passed,
@@ -15,6 +13,7 @@ from tpukit.probe.machine.checks.verdict import (
     warned,
     worst,
 )
+from tpukit.probe.machine.facts import Facts
 
 _LEAST_SHM = 1 << 30
 _LEAST_DISK_FAIL = 1 << 30
@@ -26,13 +25,11 @@ _NETWORK_SECONDS = 3.0
 def variables(facts: Facts, options: CheckOptions) -> Verdict:
     """No environment variable interferes with training."""
     environment = facts.host.environment
-    found: list[Verdict] = []
+    found = []
     for variable in problematic(environment):
-        status: Status = "fail" if variable.status == "fail" else "warn"
-        value = environment[variable.name]
-        found.append(
-            Verdict(status, f"{variable.name}={value[:60]}: {variable.message}", variable.fix)
-        )
+        problem = failed if variable.status == "fail" else warned
+        value = environment[variable.name][:60]
+        found.append(problem(f"{variable.name}={value}: {variable.message}", variable.fix))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if facts.hidden_gpus and not facts.gpus:
         found.append(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tpukit.probe.machine import Facts
+from tpukit.probe.machine.facts import Facts
 
 Status = Literal["pass", "warn", "fail", "skip"]
 

@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import DataError
-from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, existing_data_path
-from tpukit.tasks.eit.data.normalisation import Normalisation
-from tpukit.tasks.eit.data.packed import list_samples
-from tpukit.tasks.eit.data.sample_file import EXPECTED, has_image, read_sample
+from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, Normalisation, existing_data_path
+from tpukit.tasks.eit.data.samples import EXPECTED, has_image, list_samples, read_sample
 
 Floats = NDArray[np.float32]
 

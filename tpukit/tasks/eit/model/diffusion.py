@@ -6,8 +6,10 @@ Source: Ho et al., DDPM, 2020; Song et al., DDIM, 2021; settings of Shi, Kang an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,23 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend, Batch
-from tpukit.tasks.eit.data.symmetry import SYMMETRIES, Symmetry
+from tpukit.tasks.eit.data.voltages import SYMMETRIES, Symmetry
 
 Floats = NDArray[np.float32]
 SAMPLING_STREAM = 1
 """Word of Philox' counter that keeps sampling's noise apart from training's draws."""
-
-
-@dataclass(frozen=True)
-class DiffusionConfig:
-    """How noise is added in training and removed in sampling."""
-
-    steps: int = 1000
-    """Diffusion times 0 to steps - 1."""
-    first_beta: float = 1e-4
-    last_beta: float = 0.02
-    eta: float = 1.0
-    """Noise put back in a sampling step: 1 as in DDPM, 0 none."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +34,22 @@ class SamplingStep:
     of_noise: float
 
 
+@dataclass(frozen=True)
 class Diffusion:
-    """The diffusion process: tables in float64 on the host."""
+    """How noise is added in training and removed in sampling: tables in float64 on the host."""
 
-    def __init__(self, config: DiffusionConfig) -> None:
-        self.config = config
-        betas = np.linspace(config.first_beta, config.last_beta, config.steps)
-        self.kept = np.cumprod(1 - betas)
+    steps: int = 1000
+    """Diffusion times 0 to steps - 1."""
+    first_beta: float = 1e-4
+    last_beta: float = 0.02
+    eta: float = 1.0
+    """Noise put back in a sampling step: 1 as in DDPM, 0 none."""
+
+    @cached_property
+    def kept(self) -> NDArray[np.float64]:
         """Part of the clean image's variance left at each time (alpha bar)."""
+        betas = np.linspace(self.first_beta, self.last_beta, self.steps)
+        return np.cumprod(1 - betas).astype(np.float64)
 
     def noisy_parts(self, time: int) -> tuple[np.float32, np.float32]:
         """Factors of the clean image and of unit noise in the noisy image of this time."""
@@ -60,7 +58,7 @@ class Diffusion:
 
     def sampling_steps(self, count: int) -> list[SamplingStep]:
         """DDIM over `count` equal parts of the process; the last step ends on the prediction."""
-        times = np.trunc(np.linspace(-1, self.config.steps - 1, count + 1)).astype(int)[::-1]
+        times = np.trunc(np.linspace(-1, self.steps - 1, count + 1)).astype(int)[::-1]
         return [self._step(now, after) for now, after in pairwise(times)]
 
     def _step(self, now: int, after: int) -> SamplingStep:
@@ -68,15 +66,14 @@ class Diffusion:
             return SamplingStep(int(now), 1.0, 0.0, 0.0)
         kept, kept_after = self.kept[now], self.kept[after]
         variance = (1 - kept / kept_after) * (1 - kept_after) / (1 - kept)
-        new_noise = self.config.eta * np.sqrt(variance)
+        new_noise = self.eta * np.sqrt(variance)
         # The noise estimate is (noisy - sqrt(kept) clean) / sqrt(1 - kept): two terms of the sum.
         old_noise = np.sqrt(1 - kept_after - new_noise**2) / np.sqrt(1 - kept)
         of_clean = np.sqrt(kept_after) - old_noise * np.sqrt(kept)
         return SamplingStep(int(now), float(of_clean), float(old_noise), float(new_noise))
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """One of the images sampled for one measurement."""
 
     sample: int
@@ -93,7 +90,7 @@ def sampling_noise(seed: int, draw: Draw, steps: int, side: int) -> Floats:
     to first order, what it adds to one it takes from the other.
     """
     if draw.repeat % 2:
-        return -sampling_noise(seed, replace(draw, repeat=draw.repeat - 1), steps, side)
+        return -sampling_noise(seed, draw._replace(repeat=draw.repeat - 1), steps, side)
     bits = np.random.Philox(
         key=[seed, (draw.sample << 32) | draw.repeat], counter=[0, 0, 0, SAMPLING_STREAM]
     )

@@ -24,9 +24,10 @@ from tpukit.tasks.eit.model.blocks import (
     RMSNorm,
     Upsample,
     WindowAttention,
+    inverse_order,
+    quadrant_order,
 )
 from tpukit.tasks.eit.model.network import Network, NetworkConfig, UNet
-from tpukit.tasks.eit.model.positions import inverse_order, quadrant_order
 
 SHORTEST = 1e-12
 """Least norm that a token is divided by, as in `torch.nn.functional.normalize`."""

@@ -1,19 +1,20 @@
 """The conditional diffusion network: a U of transformer blocks, in published form.
 
-`build_network` gives it in either form; parameters, their names and their values are the same.
+`model.lean` has the same parameters, with the same names and values, and less work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tpukit.tasks.eit.data.ridge_regression import RidgeFit
 from tpukit.tasks.eit.model.blocks import (
     Attention,
     FinalLayer,
@@ -23,14 +24,19 @@ from tpukit.tasks.eit.model.blocks import (
     TimeEmbedder,
     Upsample,
     WindowAttention,
+    sine_cosine_grid,
 )
-from tpukit.tasks.eit.model.positions import sine_cosine_grid
+from tpukit.train.task import SampleSource
 
-Form = Literal["lean", "reference"]
 REFINEMENT_CELL = 4
 """Side of the square of pixels that the refinement's convolutions take as channels."""
 WINDOWS_ACROSS = 4
 """Windows along each side of the grid."""
+Floats = NDArray[np.floating[Any]]
+RIDGE = 1e-2
+"""Added to the diagonal of the normalised voltages' second moments, whose own is 1."""
+MAX_SAMPLES = 2000
+"""More change the fit little: it has 208 inputs."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,6 @@ SIZES: dict[str, NetworkConfig] = {
     ),
     "published": NetworkConfig(),
 }
-
-BlockMaker = Callable[[nn.Module], nn.Module]
 
 
 class UNet(nn.Module):
@@ -296,3 +300,39 @@ def reference_network(config: NetworkConfig) -> Network:
         return ModulatedBlock(width, WindowAttention(width, heads, config.grid, config.window))
 
     return Network(config, UNet(config, global_block, window_block))
+
+
+# -- where the smaller networks start: ridge regression of images on voltages ----------------------
+class RidgeFit(NamedTuple):
+    """image = weight @ voltages + bias."""
+
+    weight: NDArray[np.float32]
+    """(pixels, map entries)."""
+    bias: NDArray[np.float32]
+    """(pixels,)."""
+
+
+def fit_images(data: SampleSource, side: int) -> RidgeFit:
+    """Ridge regression of images, averaged down to side x side, on flattened voltage maps."""
+    chosen = np.unique(np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES)).astype(int))
+    samples = [data[int(index)] for index in chosen]
+    maps = np.stack([np.ravel(sample["voltages"]) for sample in samples])
+    images = np.stack([shrunk(sample["image"][0], side).ravel() for sample in samples])
+    return ridge_regression(maps.astype(np.float64), images)
+
+
+def ridge_regression(inputs: Floats, outputs: Floats) -> RidgeFit:
+    """Least squares with a penalty of `RIDGE` on the weights of centred inputs."""
+    mean_in, mean_out = inputs.mean(0), outputs.mean(0)
+    centred = inputs - mean_in
+    moments = centred.T @ centred / len(inputs) + RIDGE * np.eye(inputs.shape[1])
+    weight = np.linalg.solve(moments, centred.T @ (outputs - mean_out) / len(inputs)).T
+    bias = mean_out - weight @ mean_in
+    return RidgeFit(weight.astype(np.float32), bias.astype(np.float32))
+
+
+def shrunk(image: Floats, side: int) -> Floats:
+    """A square image averaged over equal cells down to side x side."""
+    cell = image.shape[0] // side
+    smaller: Floats = image.reshape(side, cell, side, cell).mean((1, 3))
+    return smaller

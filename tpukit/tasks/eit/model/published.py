@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
-from tpukit.train.storage.foreign import describe, read_foreign, state_dict_of
+from tpukit.train.weights import describe, read_foreign, state_dict_of
 
 SHOWN = 3
 """Names shown of each kind of difference."""
 
 
-@dataclass(frozen=True)
-class PublishedCheckpoint:
-    """The released weights and how long they were trained."""
-
-    weights: dict[str, Tensor]
-    epoch: int | None
-
-
-def read_published(path: str | Path) -> PublishedCheckpoint:
-    """Reads such a file. Raises CheckpointError for any other; nothing in it is executed."""
-    content = read_foreign(Path(path))
+def read_published(path: Path) -> dict[str, Tensor]:
+    """The weights of such a file, which executes nothing. Raises CheckpointError for any other."""
+    content = read_foreign(path)
     weights = state_dict_of(content, "model")
     if weights is None:
         raise CheckpointError(
             f"Checkpoint {path} is not one of the published code: it holds {describe(content)}.",
             "Expected a dict with `model` (tensors by name) and `epoch`.",
         )
-    epoch = content.get("epoch")
-    return PublishedCheckpoint(weights, epoch if isinstance(epoch, int) else None)
+    return weights
 
 
 def load_published(network: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.tasks.eit.data.conditioning import IMAGE_SIZE
-from tpukit.tasks.eit.simulation.disk_mesh import DiskMesh
+from tpukit.tasks.eit.data.voltages import IMAGE_SIZE
+from tpukit.tasks.eit.simulation.forward import DiskMesh
 
 Array = NDArray[np.float64]
 Level = Callable[[Array], Array]
@@ -78,7 +78,7 @@ def _draw_sigma(rng: np.random.Generator, contrast: Contrast) -> float:
     return float(low * (high / low) ** rng.random())
 
 
-# -- shapes: each fills its circle roughly, and never leaves it ------------------------------------
+# -- shapes: each fills its circle roughly, and never leaves it ----------------------------------
 
 
 def _ellipse(rng: np.random.Generator, radius: float, centre: tuple[float, float]) -> Level:
@@ -164,7 +164,7 @@ def _rotation(turn: float) -> Array:
 SHAPES = (_ellipse, _ellipse, _polygon, _box, _blob, _blob, _crescent)
 
 
-# -- drawing ---------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------------------
 
 
 def pixel_centres(size: int = IMAGE_SIZE) -> Array:

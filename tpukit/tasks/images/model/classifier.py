@@ -150,7 +150,7 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
         ) from error
 
 
-# -- the optimizer's groups ------------------------------------------------------------------------
+# -- the optimizer's groups ----------------------------------------------------------------------
 def layer_groups(
     model: nn.Module, weight_decay: float, layer_decay: float
 ) -> Sequence[ParameterGroup]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
@@ -128,13 +128,8 @@ class HubTokenizer:
         return list(self._whole.encode(text, add_special_tokens=False).ids)
 
     def encode_start(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of `text`, without reading much further."""
-        characters = limit * 8
-        while True:
-            tokens = self.encode(text[:characters])
-            if len(tokens) > limit or characters >= len(text):
-                return tokens[:limit]
-            characters *= 4
+        """The first `limit` tokens of `text`."""
+        return first_tokens(self.encode, text, limit)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token, without special tokens."""

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tpukit.errors import DataError
-from tpukit.io.cache import cache_folder
 from tpukit.io.files import replacing, sha256_of
+from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
 from tpukit.io.progress import Progress
@@ -189,7 +189,7 @@ def _view(data: Array, start: int, count: int, dtype: np.dtype[Any]) -> Array:
     return view
 
 
-# -- building ---------------------------------------------------------------------------------
+# -- building ------------------------------------------------------------------------------------
 def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress | None) -> None:
     for leftover in path.parent.glob(f".{path.name}.*.partial"):
         leftover.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,16 @@ from tpukit.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+
+
+def first_tokens(encode: Callable[[str], list[int]], text: str, limit: int) -> list[int]:
+    """The first `limit` tokens of `text`, without reading much further (fields of 10 MB)."""
+    characters = limit * 8
+    while True:
+        tokens = encode(text[:characters])
+        if len(tokens) > limit or characters >= len(text):
+            return tokens[:limit]
+        characters *= 4
 
 
 @dataclass(frozen=True)
@@ -48,13 +58,8 @@ class Tokenizer:
         return tokens
 
     def encode_start(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of `text`, without reading much further (fields of 10 MB)."""
-        characters = limit * 8
-        while True:
-            tokens = self.encode(text[:characters])
-            if len(tokens) > limit or characters >= len(text):
-                return tokens[:limit]
-            characters *= 4
+        """The first `limit` tokens of `text`."""
+        return first_tokens(self.encode, text, limit)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token; invalid UTF-8 become U+FFFD."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import tiktoken
 
 from tpukit.errors import DataError
-from tpukit.io.cache import cache_folder
 from tpukit.io.files import require_regular, write_file
+from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer

@@ -108,7 +108,7 @@ class _StreamingDecoding(ChunkDecoding):
             if any(self.owners):
                 self._decode()
 
-    # -- taking prompts in ----------------------------------------------------------------------
+    # -- taking prompts in ------------------------------------------------------------------------
     def _free_rows(self) -> list[list[int]]:
         """The free rows of each device."""
         own = self.batch.shape.rows_per_device
@@ -162,7 +162,7 @@ class _StreamingDecoding(ChunkDecoding):
             self.owners = [self.owners[row] for row in kept]
             self.tokens, self.draws = self.tokens[kept], self.draws[kept]
 
-    # -- going on -------------------------------------------------------------------------------
+    # -- going on ---------------------------------------------------------------------------------
     def _decode(self) -> None:
         """Some steps on the device, then one read."""
         backend = self.decoder.backend

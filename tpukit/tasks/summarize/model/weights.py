@@ -26,7 +26,7 @@ from tpukit.tasks.summarize.model.transformers_config import (
     fold_score_scales,
     read_shape,
 )
-from tpukit.train.storage.foreign import describe, read_foreign, state_dict_of
+from tpukit.train.weights import describe, read_foreign, state_dict_of
 
 GPT2_SIZES = {
     "gpt2": DecoderConfig(12, 12, 768),
@@ -116,7 +116,7 @@ def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer | HubTokeniz
         )
 
 
-# -- reading ------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 def download(name: str) -> Path:
     """The folder of a public model's files, from the hub or its cache. Raises `DataError`."""
     from huggingface_hub import snapshot_download

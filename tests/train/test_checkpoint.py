@@ -1,0 +1,126 @@
+"""Checkpoints survive damage, a full disk and a reader in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpukit.errors import CheckpointError, JobError
+from tpukit.train.checkpoint import (
+    BackgroundWriter,
+    Snapshot,
+    TrainState,
+    list_checkpoints,
+    newest_good,
+    open_checkpoint,
+    read_pointer,
+    write_checkpoint,
+)
+
+
+def snapshot(step: int, size: int = 5) -> Snapshot:
+    values = torch.arange(size, dtype=torch.float32) + step
+    state = TrainState(step=step, task="tiny", identity={"lr": 0.1}, window=[0.1 + 0.2])
+    tensors = {"model": {"w": values}, "ema": {"w": values + 1}, "optimizer": {"m/w": values + 2}}
+    return Snapshot(state, tensors, {"mean.bin": b"mean"})
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_checkpoint(tmp_path, snapshot(7))
+    checkpoint = newest_good(tmp_path, print)
+    assert checkpoint.state == snapshot(7).state
+    assert torch.equal(checkpoint.tensors("ema")["w"], snapshot(7).tensors["ema"]["w"])
+    assert checkpoint.artifacts() == {"mean.bin": b"mean"}
+    assert read_pointer(tmp_path / "latest") == "step-00000007"
+
+
+def test_the_last_two_and_the_best_are_kept(tmp_path):
+    writer = BackgroundWriter(tmp_path)
+    for step in (1, 2, 3, 4):
+        writer.write(snapshot(step), is_best=step == 1)
+    writer.close()
+    assert [p.name[-1] for p in list_checkpoints(tmp_path)] == ["4", "3", "1"]
+    assert read_pointer(tmp_path / "best") == "step-00000001"
+
+
+def damaged_places(folder: Path) -> list[tuple[Path, int]]:
+    """Every file of a checkpoint, at its first, middle and last byte."""
+    return [(f, at) for f in sorted(folder.iterdir()) for at in (0, f.stat().st_size // 2, -1)]
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
+def test_damage_anywhere_in_the_newest_falls_back_and_says_so(tmp_path, how):
+    write_checkpoint(tmp_path, snapshot(1))
+    newest = write_checkpoint(tmp_path, snapshot(2))
+    for file, at in damaged_places(newest):
+        content = file.read_bytes()
+        if how == "flip":
+            changed = bytearray(content)
+            changed[at] ^= 0x10
+            file.write_bytes(changed)
+        elif how == "truncate":
+            file.write_bytes(content[:at])
+        else:
+            file.unlink()
+        told: list[str] = []
+        assert newest_good(tmp_path, told.append).state.step == 1, (file.name, at)
+        assert any("step-00000002" in line for line in told)
+        assert any("step-00000001" in line for line in told)
+        file.write_bytes(content)
+    assert newest_good(tmp_path, print).state.step == 2
+
+
+def test_a_changed_number_in_the_state_is_noticed(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(2)) / "state.json"
+    body = json.loads(path.read_text())
+    body["step"] = 3
+    path.write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match="damaged"):
+        open_checkpoint(path.parent)
+
+
+def test_no_intact_checkpoint_is_an_error_with_a_way_on(tmp_path):
+    (write_checkpoint(tmp_path, snapshot(1)) / "state.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        newest_good(tmp_path, lambda line: None)
+    assert "--no-resume" in caught.value.hint
+
+
+def test_a_half_written_folder_is_not_seen_and_cleared(tmp_path):
+    write_checkpoint(tmp_path, snapshot(1))
+    (tmp_path / ".step-00000002.partial").mkdir()
+    assert newest_good(tmp_path, print).state.step == 1
+    writer = BackgroundWriter(tmp_path)
+    writer.write(snapshot(3), is_best=False)
+    writer.close()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A 1 MB file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and not subprocess.call(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], stderr=subprocess.DEVNULL
+    )
+    if not mounted:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    yield folder
+    subprocess.check_call(["umount", str(folder)])
+
+
+def test_a_full_disk_keeps_what_was_there(small_disk):
+    write_checkpoint(small_disk, snapshot(1, size=50_000))
+    writer = BackgroundWriter(small_disk)
+    writer.write(snapshot(2, size=100_000), is_best=True)
+    with pytest.raises(JobError) as caught:
+        writer.close()
+    assert "step-00000002" in caught.value.message and "disk" in caught.value.hint
+    assert newest_good(small_disk, print).state.step == 1
+    assert read_pointer(small_disk / "best") is None

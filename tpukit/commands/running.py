@@ -1,0 +1,149 @@
+"""What commands share that use devices: ranks, backend, training, a trained run, result."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tpukit.commands.options.option_sets import Given, options_of
+from tpukit.commands.options.training import GivenSettings
+from tpukit.commands.output import Output
+from tpukit.commands.sizing import check_search, size_batch, task_source
+from tpukit.errors import HardwareError
+from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.select import opened_backend, prepare_environment, rank_count
+from tpukit.io.lock import wait_for_ending_owner
+from tpukit.probe.batch.search import SearchSettings
+from tpukit.train.config import build
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tpukit.hardware.backend import Backend
+    from tpukit.registry.trained import TrainedTask
+    from tpukit.train.plan import TrainingRequest
+
+    Use = Callable[[nn.Module, Backend, Callable[[str], None]], Mapping[str, Any]]
+
+
+def run_training(
+    task: str, settings: GivenSettings, plan: str | None, output: Output
+) -> Path | None:
+    """Trains, with several ranks where needed, and prints the result; the run folder.
+
+    With `plan` it prints the compiler's answer for that TPU instead, and gives None.
+    """
+    kind = prepare_environment(settings.hardware())
+    # Bad options end here, once, instead of in every process.
+    request = settings.request(task, None if plan else kind)
+    for remark in request.remarks():
+        output.text(remark)
+    if plan is not None:
+        search = SearchSettings(global_batch_size=request.config.global_batch_size)
+        check_search(search, plan, {})
+        output.result(size_batch(request, task_source(request), plan, search, output.text))
+        return None
+    hardware = settings.backend_options(request.config)
+    wait_for_ending_owner(request.folder.lock, partial(_name_ending_run, request, output))
+    in_all_ranks(hardware, kind, output)
+    with opened_backend(hardware, output.text, runs=request.run_folders) as backend:
+        from tpukit.train.run import train_run
+
+        result = train_run(request, backend, output.text)
+        if backend.is_main:
+            output.result(dataclasses.asdict(result))
+    return request.folder.path
+
+
+def _name_ending_run(request: TrainingRequest, output: Output, process: int) -> None:
+    output.text(
+        f"The run in {request.folder.path} (process {process}) was interrupted and saves its"
+        " checkpoint: waiting for its end."
+    )
+
+
+# -- a trained run -------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """The task of a trained run, beside what the run records."""
+
+    task: Annotated[
+        str | None, typer.Option("--task", help="FILE:CLASS of the run's task, if it has moved.")
+    ] = None
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting of the task.")
+    ] = None
+
+
+def use_in_all_ranks(
+    trained: TrainedTask, use: Use, hardware: HardwareOptions, kind: Kind, output: Output
+) -> None:
+    """Calls `use(model, backend, log)` in every rank and prints the JSON fields of rank 0."""
+    in_all_ranks(hardware, kind, output)
+    fields = use_model(trained, use, hardware, output.text)
+    if fields is not None:
+        output.result(fields)
+
+
+def use_model(
+    trained: TrainedTask,
+    use: Use,
+    hardware: HardwareOptions,
+    log: Callable[[str], None],
+    *,
+    once: bool = True,
+) -> Mapping[str, Any] | None:
+    """What `use(model, backend, log)` returns; None in the ranks that are not the first."""
+    runs = [trained.run.path] if trained.run else []
+    with opened_backend(hardware, log, once=once, runs=runs) as backend:
+        log = log if backend.is_main else lambda _: None
+        fields = use(trained.model_on(backend), backend, log)
+        return fields if backend.is_main else None
+
+
+USED = ("hw", "devices", "precision", "shard", "kernels", "master_port")
+UseHardware = Annotated[Given, options_of(HardwareOptions, {"Hardware": USED})]
+
+
+def hardware_options(given: Given) -> HardwareOptions:
+    """Raises ConfigError for values that are not allowed."""
+    return build(HardwareOptions, {**given, "compile": False})
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+def in_all_ranks(hardware: HardwareOptions, kind: Kind, output: Output) -> None:
+    """Returns where this process is a rank; otherwise starts the ranks and exits with them."""
+    from tpukit.hardware.launch.launcher import is_launched, launch
+
+    ranks = rank_count(hardware, kind)
+    if (ranks > 1 or hardware.max_restarts) and not is_launched():
+        output.hand_over()
+        raise typer.Exit(launch(sys.argv[1:], ranks, hardware))
+
+
+def in_this_process(hardware: HardwareOptions, log: Callable[[str], None]) -> None:
+    """Prepares a call from Python, which is one rank: one GPU, or all devices of a TPU host.
+
+    Raises HardwareError where several ranks were requested and no launcher started them.
+    """
+    from tpukit.hardware.launch.launcher import is_launched
+
+    kind = prepare_environment(hardware)
+    ranks = rank_count(hardware, kind)
+    if ranks == 1 or is_launched():
+        return
+    way = f"the command (`tpukit train --task FILE:CLASS`), `torchrun --nproc-per-node {ranks}`"
+    if hardware.devices is None and kind == "gpu":
+        log(f"Using 1 of {ranks} GPUs: a call from Python is one process. For all: {way}.")
+        return
+    raise HardwareError(
+        f"{ranks} {kind.upper()} devices take {ranks} processes; a call from Python is one.",
+        f"Use {way} with your script, or devices=1.",
+        id="one-process",
+    )

@@ -1,1 +1,0 @@
-"""Optimizers as the engine steps them, on any hardware."""

@@ -1,0 +1,226 @@
+"""What an image classifier learns from, and how: any timm model on folders or tables of images."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tpukit.errors import CheckpointError
+from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
+from tpukit.io.process import is_first_rank
+from tpukit.tasks.images.data.augmentation import (
+    Transform,
+    draw_mix,
+    evaluation_transform,
+    global_generators,
+    mix,
+    not_mixed,
+    partners,
+    share_draws,
+    training_transform,
+)
+from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
+from tpukit.tasks.images.data.listing import LabelledImages, find_training_images, unused_fold
+from tpukit.tasks.images.metrics import chosen_metrics
+from tpukit.tasks.images.model.classifier import (
+    InputFormat,
+    build_classifier,
+    input_format,
+    layer_groups,
+    load_pretrained,
+    require_model,
+)
+from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.task import (
+    Datasets,
+    MicroBatch,
+    Sample,
+    Task,
+    stack_samples,
+)
+
+CLASSES_FILE = "classes.json"
+COUNTS_FILE = "class_counts.json"
+ELSEWHERE = ("data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities",
+             "metrics", "damaged", "damaged_row", "classes", "pretrained")  # fmt: skip
+"""Settings that do not decide the arithmetic of a run that goes on."""
+ADDED = ("fold", "fold_column", "group_column", "class_weights")
+"""Settings that are recorded where they are used."""
+
+
+class ImageTraining(Task):
+    """Learns the class of an image.
+
+    A sample is a decoded image and its label; `draw` crops and augments it. A batch has `image`
+    (rows, 3, side, side) uint8, `label` (rows,), and mixup's `share` (rows,) and `box` (rows, 4).
+    """
+
+    def __init__(
+        self,
+        *,
+        class_names: Sequence[str] | None = None,
+        class_counts: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Settings are the fields of `ImagesConfig`.
+
+        class_names, class_counts: a run's classes and their training images; None: the data's.
+        """
+        self.config = ImagesConfig(**settings)
+        require_model(self.config.model)
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.class_counts = None if class_counts is None else tuple(class_counts)
+
+    @cached_property
+    def input(self) -> InputFormat:
+        """The format of the model's images."""
+        return input_format(self.config)
+
+    @cached_property
+    def transforms(self) -> dict[bool, Transform]:
+        """PIL image -> pixels, by whether it is augmented."""
+        side, interpolation = self.input.side, self.input.interpolation
+        return {
+            True: training_transform(self.config, side, interpolation),
+            False: evaluation_transform(side, interpolation, self.input.crop_pct),
+        }
+
+    # -- data ------------------------------------------------------------------------------------
+    def datasets(self) -> Datasets:
+        """The images of the data path, and their classes."""
+        train, valid = find_training_images(self.config, self.class_names)
+        if is_first_rank() and (column := unused_fold(self.config)) is not None:
+            message = f"The table's column {column} is not used; to validate on one of its folds:"
+            print(f"{message} --set fold_column={column} --set fold=0", file=sys.stderr, flush=True)
+        check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
+        self.class_names, self.class_counts = train.classes, train.class_counts()
+        return Datasets(
+            self.samples(train, augment=True),
+            self.samples(valid) if len(valid) else None,
+            artifacts={
+                CLASSES_FILE: json.dumps(list(train.classes)).encode(),
+                COUNTS_FILE: json.dumps(list(self.class_counts)).encode(),
+            },
+            identity={"data": f"{train.digest()}{valid.digest()}"},
+        )
+
+    def samples(self, images: LabelledImages, *, augment: bool = False) -> ImageFiles:
+        """A data set of these images."""
+        skip = self.config.damaged == "skip"
+        return ImageFiles(images, self.input.side, augment=augment, skip_damaged=skip)
+
+    def identity(self) -> dict[str, Any]:
+        values = {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+        # Older runs do not record them.
+        return {n: v for n, v in values.items() if n not in ADDED or v != getattr(ImagesConfig, n)}
+
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        if CLASSES_FILE not in artifacts:
+            raise CheckpointError(
+                f"The checkpoint holds no {CLASSES_FILE}.", "Is it a run of the images task?"
+            )
+        # Older runs kept no counts.
+        counts = json.loads(artifacts.get(COUNTS_FILE, b"null"))
+        names = json.loads(artifacts[CLASSES_FILE])
+        return type(self)(class_names=names, class_counts=counts, **asdict(self.config))
+
+    def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """The pixels of a decoded image, with the draws of mixup and cutmix."""
+        with global_generators(int(rng.integers(2**32))):
+            pixels = self.transforms[sample["augment"]](sample["image"])
+        mixed = draw_mix(rng, self.config, self.input.side) if sample["augment"] else not_mixed()
+        weight = self._weight(sample["label"] if sample["augment"] else None)
+        return {"image": pixels, "label": sample["label"], **mixed, **weight}
+
+    def _weight(self, label: int | None) -> dict[str, np.float32]:
+        """A training sample's `weight` by its class, where classes have weights; else 1."""
+        if self.config.class_weights == "none":
+            return {}
+        counts = self.class_counts
+        if label is None or counts is None:
+            return {"weight": np.float32(1.0)}
+        return {"weight": np.float32(sum(counts) / (len(counts) * counts[label]))}
+
+    def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+        batch = share_draws(stack_samples(samples, micro.rows), len(samples))
+        unreadable = batch["label"] == NO_IMAGE
+        batch["mask"][unreadable] = 0.0
+        batch["label"][unreadable] = 0
+        return batch
+
+    def example_batches(self, rows: int) -> list[Batch]:
+        side = self.input.side
+        image = torch.zeros(3, side, side, dtype=torch.uint8)
+        sample = {"image": image, "label": 0, **not_mixed(), **self._weight(None)}
+        return [stack_samples([sample] * rows, rows)]
+
+    def count_samples(self) -> int:
+        return len(find_training_images(self.config, self.class_names)[0])
+
+    # -- model -----------------------------------------------------------------------------------
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        classes = self.config.classes if self.class_names is None else len(self.class_names)
+        return build_classifier(self.config, classes)
+
+    def initialize(self, model: nn.Module, data: Datasets) -> None:
+        if self.config.pretrained != "none":
+            load_pretrained(model, self.config)
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+        return list(layer_groups(model, weight_decay, self.config.layer_decay))
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each row's cross-entropy; while training with label smoothing, mixed pairs and weights
+        of the classes."""
+        image, label = self.input.normalised(batch["image"]), batch["label"]
+        mixes = model.training and (self.config.mixup > 0 or self.config.cutmix > 0)
+        smoothing = self.config.smoothing if model.training else 0.0
+        weight = batch.get("weight") if model.training else None
+        if mixes:
+            image = mix(image, batch["share"], batch["box"])
+        scores = model(image).float()
+        loss = F.cross_entropy(scores, label, reduction="none", label_smoothing=smoothing)
+        if mixes:
+            other = F.cross_entropy(
+                scores, partners(label), reduction="none", label_smoothing=smoothing
+            )
+            parts = batch["share"], 1 - batch["share"]
+            if weight is not None:
+                parts = parts[0] * weight, parts[1] * partners(weight)
+                weight = parts[0] + parts[1]
+                parts = parts[0] / weight, parts[1] / weight
+            loss = parts[0] * loss + parts[1] * other
+        own = scores.gather(1, label[:, None])
+        better = (scores > own).sum(1)
+        right = {"accuracy": (better < 1).float()}
+        if scores.shape[1] > 5:
+            right["top5_accuracy"] = (better < 5).float()
+        return {"loss": loss, **right} | ({} if weight is None else {"weight": weight})
+
+    def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The probabilities of the rows, where `metrics` names any that are no means over rows."""
+        if not self.config.chosen:
+            return {}
+        image = self.input.normalised(batch["image"])
+        return {"scores": model(image).float().softmax(1), "label": batch["label"]}
+
+    def compute(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        return chosen_metrics(self.config.chosen, rows["scores"], rows["label"]) if rows else {}
+
+    def probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(rows, classes) of each row's image; with test-time augmentation their mean."""
+        image = self.input.normalised(batch["image"])
+        scores: Tensor = model(image).float().softmax(1)
+        if self.config.tta == "flip":
+            scores = (scores + model(image.flip(3)).float().softmax(1)) / 2
+        return scores

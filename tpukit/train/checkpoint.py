@@ -1,0 +1,321 @@
+"""Checkpoints: atomic writes, verified when read, weights loaded strictly.
+
+A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors, the
+run's artifacts (normalisation, tokenizer) as they are, and `state.json` with the rest and the
+SHA-256 of every file. A reader never sees half of one: the folder appears by a rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tpukit.errors import CheckpointError, JobError
+from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
+
+FORMAT = 1
+KEPT = 2
+STATE_FILE = "state.json"
+STREAM_FILE = "stream.pt"
+TENSOR_FILES = ("model", "ema", "optimizer")
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """The state of a run apart from tensors: plain values that JSON can hold."""
+
+    step: int
+    """Optimizer steps done; the position in the data follows from it."""
+    task: str
+    identity: dict[str, Any]
+    """What a resumed run must share: the task's own values and the training arithmetic."""
+    random: list[dict[str, str]] = field(default_factory=list)
+    """Random generators of each rank."""
+    scaler: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    """`loss` (or another metric) and `step` of the best validation so far."""
+    since_best: int = 0
+    """Validations since then."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """The optimizer's class, and its state but for the tensors."""
+    window: list[float] = field(default_factory=list)
+    """Sums since the last log line, so that the log goes on as well."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a checkpoint holds, on the host."""
+
+    state: TrainState
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """Tensors by file name: model, optimizer and, where it is kept, ema."""
+    artifacts: Mapping[str, bytes]
+    stream: bytes | None = None
+    """Position of the training stream."""
+
+
+def step_name(step: int) -> str:
+    """`step-00001000`."""
+    return f"step-{step:08d}"
+
+
+# -- writing -------------------------------------------------------------------------------------
+def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
+
+    On any failure what was there stays as it was, and the partial folder is removed.
+    """
+    final = folder / step_name(snapshot.state.step)
+    try:
+        with replacing_folder(final) as partial:
+            _write_files(partial, snapshot)
+            if final.exists():
+                _take_away(final)
+        point(folder / "latest", final.name)
+    except (OSError, SafetensorError) as error:
+        raise JobError(
+            f"Checkpoint {final.name} could not be written to {folder}: {error}.",
+            "Free disk space and run the same command again: the checkpoint before is intact.",
+            id="checkpoint-write",
+        ) from error
+    return final
+
+
+def _write_files(partial: Path, snapshot: Snapshot) -> None:
+    sums = {}
+    for name, tensors in snapshot.tensors.items():
+        path = partial / f"{name}.safetensors"
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+        sums[path.name] = _sync_and_sum(path)
+    stream = {STREAM_FILE: snapshot.stream} if snapshot.stream is not None else {}
+    for name, content in {**snapshot.artifacts, **stream}.items():
+        (partial / name).write_bytes(content)
+        sums[name] = _sync_and_sum(partial / name)
+    body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
+    body["sha256_of_this"] = _sum_of_values(body)
+    path = partial / STATE_FILE
+    path.write_text(json.dumps(body, indent=1), encoding="utf-8")
+    sync_file(path)
+
+
+def _sum_of_values(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_and_sum(path: Path) -> str:
+    sync_file(path)
+    return sha256_of(path)
+
+
+def point(pointer: Path, name: str) -> None:
+    """Writes a name into a pointer file (`latest`, `best`)."""
+    write_file(pointer, (name + "\n").encode())
+
+
+def remove_superseded(folder: Path) -> None:
+    """Keeps the last checkpoints and the best one; removes what a killed writer left."""
+    for leftover in [*folder.glob(".*.partial"), *folder.glob(".*.removed")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+    kept = {path.name for path in list_checkpoints(folder)[:KEPT]}
+    kept |= {name for pointer in ("latest", "best") if (name := read_pointer(folder / pointer))}
+    for path in list_checkpoints(folder):
+        if path.name not in kept:
+            _take_away(path)
+
+
+def _take_away(path: Path) -> None:
+    """Deletes a checkpoint; renamed first, so that a reader sees a whole one or none."""
+    doomed = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+class BackgroundWriter:
+    """Writes snapshots one at a time on a thread; a failure surfaces at the next call.
+
+    `after` is called there when a checkpoint is written.
+    """
+
+    def __init__(self, folder: Path, after: Callable[[], object] = lambda: None) -> None:
+        self.folder = folder
+        self._after = after
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def write(self, snapshot: Snapshot, *, is_best: bool) -> None:
+        """Starts writing, after the one before has ended."""
+        self.wait()
+        self._pending = self._pool.submit(self._write, snapshot, is_best)
+
+    def _write(self, snapshot: Snapshot, is_best: bool) -> None:
+        path = write_checkpoint(self.folder, snapshot)
+        if is_best:
+            point(self.folder / "best", path.name)
+        remove_superseded(self.folder)
+        self._after()
+
+    def wait(self) -> None:
+        """Waits for the write in progress; raises its error."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Waits and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+
+
+# -- reading -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint folder, its tensors read on demand."""
+
+    path: Path
+    state: TrainState
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of `model`, `ema` or `optimizer`; empty where that file is not kept."""
+        path = self.path / f"{name}.safetensors"
+        return load_file(path) if path.exists() else {}
+
+    def stream(self) -> bytes | None:
+        """Position of the training stream; None without one, or where it keeps no position."""
+        path = self.path / STREAM_FILE
+        return path.read_bytes() if path.exists() else None
+
+    def artifacts(self) -> dict[str, bytes]:
+        """The run's small files by name."""
+        skipped = {STATE_FILE, STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
+        return {
+            p.name: p.read_bytes() for p in sorted(self.path.iterdir()) if p.name not in skipped
+        }
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoint folders, the newest first."""
+    return sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)
+
+
+def read_pointer(pointer: Path) -> str | None:
+    """The name in `latest` or `best`, if it names a checkpoint that exists."""
+    try:
+        name = pointer.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if name.startswith("step-") and (pointer.parent / name).is_dir() else None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose files' sums were verified. Raises CheckpointError naming the file."""
+    try:
+        body = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        if body.pop("sha256_of_this", None) != _sum_of_values(body):
+            raise ValueError("its values are not those that were written")
+        found_format, sums = body.pop("format"), body.pop("sha256")
+        if found_format != FORMAT:
+            raise CheckpointError(
+                f"Checkpoint {path} has format {found_format!r}; this tpukit reads {FORMAT}.",
+                "Use the tpukit version that wrote it, or start anew with --no-resume.",
+            )
+        state = TrainState(**body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path / STATE_FILE} is damaged or missing: {error}.") from error
+    for file, expected in ((path / name, digest) for name, digest in sums.items()):
+        try:
+            found = sha256_of(file)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error}.") from error
+        if found != expected:
+            raise CheckpointError(
+                f"{file} is damaged: its SHA-256 is not the one that was recorded."
+            )
+    return Checkpoint(path, state)
+
+
+def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies; logs which ones did not; None where there is none.
+
+    Raises CheckpointError where there are checkpoints and none is good.
+    """
+    problems = []
+    for path in list_checkpoints(folder):
+        try:
+            checkpoint = open_checkpoint(path)
+        except CheckpointError as error:
+            problems.append(error)
+            log(f"Skipping checkpoint {path.name}: {error.message}")
+            continue
+        if problems:
+            log(f"Using the checkpoint before it: {path.name}.")
+        return checkpoint
+    if problems:
+        raise CheckpointError(
+            f"No checkpoint in {folder} is intact. {problems[0].message}",
+            "Start anew with --no-resume (the old run is set aside, not deleted).",
+        )
+    return None
+
+
+# -- weights of a model --------------------------------------------------------------------------
+LISTED = 5
+"""Names of each kind of difference in an error."""
+
+
+def load_weights(
+    model: torch.nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    source: str,
+    hint: str = "Use the task and the size it was trained with.",
+) -> None:
+    """Loads whole weights strictly. Raises CheckpointError naming what does not fit."""
+    own = {**dict(model.named_parameters()), **persistent_buffers(model)}
+    # A whole state dict names tied weights more than once.
+    unknown = weights.keys() - own.keys() - model.state_dict().keys()
+    other_shapes = [
+        f"{name} of shape {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & weights.keys())
+        if weights[name].shape != own[name].shape
+    ]
+    differences = {
+        "lacks": sorted(own.keys() - weights.keys()),
+        "has an unknown": sorted(unknown),
+        "has": other_shapes,
+    }
+    problems = [f"{verb} {_listed(found)}" for verb, found in differences.items() if found]
+    if problems:
+        count = sum(map(len, differences.values()))
+        raise CheckpointError(
+            f"{source} does not fit this model: it {'; '.join(problems)} ({count} differences).",
+            hint,
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def _listed(found: list[str]) -> str:
+    return ", ".join([*found[:LISTED], *(["..."] if len(found) > LISTED else [])])
+
+
+def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds beside the parameters (running statistics), by name."""
+    kept = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}

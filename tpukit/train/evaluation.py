@@ -1,0 +1,251 @@
+"""A trained model's outputs for a data set, its validation metrics, their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tpukit.errors import UsageError
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.train.checks import expect, task_mistake
+from tpukit.train.learner import BatchSums
+from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
+from tpukit.train.monitor import CompilationWatch, shapes_of
+from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
+
+if TYPE_CHECKING:
+    from tpukit.train.learner import Learner
+    from tpukit.train.plan import RunPlan
+    from tpukit.train.requests import EvaluationRequest
+
+ROWS_PER_DEVICE = 16
+IN_PROCESS = LoaderSettings(workers=0, seed=0)
+Rows = dict[str, NDArray[Any]]
+
+
+@torch.no_grad()
+def infer(
+    task: Task,
+    data: SampleSource,
+    forward: Callable[[Batch], Tensor],
+    backend: Backend,
+    rows_per_device: int = ROWS_PER_DEVICE,
+    loading: LoaderSettings = IN_PROCESS,
+) -> NDArray[Any]:
+    """`forward(batch)` (rows, ...) of every sample, (samples, ...) in order, float32 on the host.
+
+    The ranks share the work; every rank must call it and gets all outputs.
+    """
+
+    def outputs(batch: Batch) -> Rows:
+        with backend.autocast():
+            found = forward(batch)
+        values = backend.to_host({"outputs": found.float()})["outputs"].numpy()
+        backend.finish()
+        return {"outputs": values, "mask": np.ones(len(values))}
+
+    rows = rows_per_device * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
+    micro_batches = list(task.evaluation_batches(data, settings))
+    # Filled rows stay: what a sample gives does not depend on how many come with it.
+    return rows_of_data(task, data, micro_batches, backend, loading, outputs)["outputs"]
+
+
+def rows_of_data(
+    task: Task,
+    data: SampleSource,
+    micro_batches: Sequence[MicroBatch],
+    backend: Backend,
+    loading: LoaderSettings,
+    forward: Callable[[Batch], Rows],
+    see: SeeBatch | None = None,
+) -> Rows:
+    """What `forward` returns for each batch, as rows of the whole data set in its order.
+
+    Each rank computes its share and gets all rows. `forward` returns arrays (rows, ...) with a
+    `mask` (rows,), or {} for every batch.
+    """
+    shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
+    loader = make_loader(task, data, shares, loading, see)
+    parts = [forward(batch) for batch in backend.batches(loader)]
+    if not any(parts):
+        return {}
+    return in_data_order(backend.all_gather_objects(parts), micro_batches)
+
+
+def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[MicroBatch]) -> Rows:
+    """The ranks' parts of each batch as rows of the whole set, without masked and filled ones."""
+    # One batch is the ranks' parts one after the other; filled rows come last.
+    whole = [
+        {name: np.concatenate([part[name] for part in ranks])[: len(micro.keys)]
+         for name in ranks[0]}
+        for ranks, micro in zip(zip(*parts, strict=True), micro_batches, strict=True)
+    ]  # fmt: skip
+    rows = {name: np.concatenate([batch[name] for batch in whole]) for name in whole[0]}
+    samples = np.array([key.sample for micro in micro_batches for key in micro.keys])
+    order = np.argsort(samples, kind="stable")
+    kept = order[rows.pop("mask")[order] > 0]
+    return {name: values[kept] for name, values in rows.items()}
+
+
+# -- metrics -------------------------------------------------------------------------------------
+def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) -> dict[str, float]:
+    """All validation metrics with the model's present weights, the same on every rank.
+
+    `valid_loss`, or `valid_NAME_loss` where the sets have names.
+    """
+    # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
+    # or talk to other ranks can hang. Batches are made on the backend's own thread instead.
+    loading = replace(plan.loading, workers=0)
+    found: dict[str, float] = {}
+    learner.model.eval()
+    for name, data in plan.datasets.validation_sets().items():
+        micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
+        values = metrics_of(learner.sums, data, micro_batches, loading, watch)
+        values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
+        watch.done("score")
+        found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
+    learner.model.train()
+    # What a task computes may depend on its rank: every rank must take the same decisions.
+    return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
+
+
+def metrics_of_run(
+    task: Task,
+    model: nn.Module,
+    backend: Backend,
+    request: EvaluationRequest,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """The JSON fields of `tpukit test`: the task's own, or its validation metrics.
+
+    Raises UsageError where the task has neither.
+    """
+    if overrides(task, "evaluate"):
+        fields = task.evaluate(model, backend, request, log)
+        expect(fields, dict, task.evaluate, "a dict of JSON fields")
+        return {**fields, "metric_names": dict(task.metric_names)} if task.metric_names else fields
+    sets = _with_data_path(task, request).datasets().validation_sets()
+    if not sets:
+        raise UsageError(
+            f"task {task.name!r} has no validation data, and no `evaluate`.",
+            "Add `def evaluate(self, model, backend, request, log)` to the task class;"
+            " docs/own_task.py has one.",
+        )
+    rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, request.seed, compiles=backend.compiles)
+    sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
+    metrics: dict[str, float] = {}
+    samples = 0
+    for name, data in sets.items():
+        micro_batches = list(_first(task.evaluation_batches(data, settings), request.limit))
+        samples += sum(len(micro.keys) for micro in micro_batches)
+        loading = LoaderSettings(0, request.seed)
+        values = metrics_of(sums, data, micro_batches, loading, watch)
+        metrics |= {"_".join(filter(None, (name, k))): value for k, value in values.items()}
+    for warning in sums.inputs.warnings():
+        log(warning)
+    metrics = backend.all_gather_objects(metrics)[0]
+    text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    log(f"{samples} samples: {text}")
+    return {"task": task.name, "samples": samples, "metrics": metrics}
+
+
+def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
+    if request.data_path is None:
+        return task
+    if not hasattr(task, "data_path"):
+        raise UsageError(
+            f"task {task.name!r} keeps no `data_path` that --data-path could replace.",
+            "Keep it in `__init__`: `self.data_path = data_path`.",
+        )
+    other = copy(task)
+    other.data_path = type(other.data_path)(request.data_path)
+    return other
+
+
+def _first(micro_batches: Iterable[MicroBatch], limit: int | None) -> Iterator[MicroBatch]:
+    """The micro-batches with the first `limit` samples in them; all where it is None."""
+    for micro in micro_batches:
+        if limit is None:
+            yield micro
+        elif limit > 0:
+            yield replace(micro, keys=micro.keys[:limit])
+            limit -= len(micro.keys)
+
+
+def metrics_of(
+    sums: BatchSums,
+    data: SampleSource,
+    micro_batches: Sequence[MicroBatch],
+    loading: LoaderSettings,
+    watch: CompilationWatch,
+) -> dict[str, float]:
+    """The means and the computed metrics of one set; the model is in eval mode."""
+    task, backend = sums.task, sums.backend
+    micro_batches = _countable(micro_batches, sums)
+    has_rows = overrides(task, "validation_rows")
+
+    def added(batch: Batch) -> Rows:
+        sums.add(batch)
+        watch.done("evaluate", shapes_of([batch]))
+        if not has_rows:
+            return {}
+        rows = sums.rows_of(batch)
+        watch.done("accumulate", shapes_of([batch]))
+        return rows
+
+    rows = rows_of_data(task, data, micro_batches, backend, loading, added, sums.inputs.see)
+    # Rank 0 warns, and another one's rows may fill up.
+    filled = backend.all_gather_objects(sums.inputs.has_filled_rows)
+    sums.inputs.has_filled_rows = any(filled)
+    values = sums.read()
+    watch.done("read_evaluation")
+    if has_rows:
+        values |= _computed(task, rows)
+    return values
+
+
+def _countable(micro_batches: Sequence[MicroBatch], sums: BatchSums) -> Sequence[MicroBatch]:
+    """Without filled rows, where a mean would count them and no program is compiled for a shape."""
+    backend, is_mean = sums.backend, sums.inputs.is_mean
+    # Before the first batch of a run's test; one rank's rows always divide.
+    is_unknown = is_mean is None and backend.world_size == 1
+    if backend.compiles or not (is_mean or is_unknown):
+        return micro_batches
+    return [part for m in micro_batches for part in m.without_filled_rows(backend.devices)]
+
+
+def _computed(task: Task, rows: Rows) -> dict[str, float]:
+    found: Mapping[str, Any] = task.compute(rows)
+    try:
+        return {name: float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise task_mistake(
+            task.compute, f"did not return numbers by name: {error}", 'Return {"auc": 0.9}.'
+        ) from error
+
+
+def mean_interval(
+    values: NDArray[np.floating[Any]], low: float = -math.inf, high: float = math.inf
+) -> list[float] | None:
+    """The mean's 95 % interval by Student's t, of independent samples (n,); None for one sample.
+
+    `low` and `high` are the ends of the metric's range. The mean lies within them, so the interval
+    is cut there: it covers the mean as often as before.
+    """
+    from scipy.stats import t as student
+
+    count, mean = len(values), float(np.mean(values))
+    if count < 2:
+        return None
+    half = float(student.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
+    return [max(low, mean - half), min(high, mean + half)]

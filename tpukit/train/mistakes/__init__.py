@@ -1,1 +1,0 @@
-"""Mistakes in a task's own code, in two lines that name its method, file and line."""

@@ -1,0 +1,470 @@
+"""What a run reports of itself: progress, log rows, rates, stalls, compilations, warnings."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self
+
+import torch
+
+from tpukit.errors import NonFiniteLossError
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.profiling import profile
+from tpukit.io.progress import Progress
+from tpukit.io.units import format_bytes, format_duration
+from tpukit.train.data import is_stream
+from tpukit.train.learner import Learner, StepMetrics
+from tpukit.train.loader import MicroBatchData
+from tpukit.train.plan import RunPlan
+from tpukit.train.run_log import RunLog
+from tpukit.train.user_code import place_of
+
+SHOWN_SECONDS = 3.0
+"""Minimum time between two lines about the first step's micro-batches."""
+SHOWN_WAITING = 0.05
+"""Minimum part of the time spent on waiting for data that the progress line shows."""
+SHORT_RUN_SECONDS = 60.0
+"""Estimated duration up to which none is logged."""
+LONG_RUN_SECONDS = 12 * 3600.0
+"""Estimated duration from which on a shorter run is suggested."""
+UNPROFILED_STEPS, PROFILED_STEPS = 3, 3
+"""First steps, which compile and warm caches, and steps after them that `--profile` traces."""
+LARGE_GRADIENT = 1e3
+SMALL_GRADIENT = 1e-7
+
+
+class RunMonitor:
+    """Times, counts and logs a run's steps; `log` is None on all ranks but 0."""
+
+    def __init__(self, plan: RunPlan, learner: Learner, log: RunLog | None) -> None:
+        self.plan = plan
+        self.learner = learner
+        self.backend = learner.backend
+        self.log = log
+        self.last_loss = math.nan
+        """Mean loss of the last log line."""
+        self.watch = CompilationWatch(self.backend)
+        self.clock = StepClock(plan.split.global_batch_size)
+        self.stalls = StallWatch(self.backend.rank, self._report_stall)
+        self._first_step = learner.steps_done
+        self._trace = ExitStack()
+        self.progress = Progress(
+            "step", plan.total_steps, done=learner.steps_done, enabled=log is not None
+        )
+        self._hook_failed = False
+        self._started = self._shown = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around all steps: shows progress, watches for stalls."""
+        self._started = self._shown = time.monotonic()
+        with self.progress, self.stalls:
+            self.restart()
+            yield
+
+    def restart(self) -> None:
+        """Begins to count anew, after a pause or the first step's compilation."""
+        self.clock.restart()
+        self.stalls.resume()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around other work than training, which counts neither as a stall nor for the rate."""
+        self.stalls.pause()
+        yield
+        self.restart()
+
+    @contextmanager
+    def profiled(self) -> Iterator[None]:
+        """Around the next step: traced where it is one of the few that `--profile` records."""
+        done = self.learner.steps_done - self._first_step
+        if self.plan.config.profile and done == UNPROFILED_STEPS:
+            self._trace.enter_context(profile(self.backend, self.plan.folder.path / "profile"))
+        yield
+        if done == UNPROFILED_STEPS + PROFILED_STEPS - 1:
+            self._trace.close()
+
+    # -- a step -----------------------------------------------------------------------------------
+    def step_begins(self, batches: Sequence[Batch]) -> None:
+        """Says what takes long: XLA compiles a graph for each new shape."""
+        if self.watch.has_seen("train", shapes_of(batches)):
+            return
+        self.stalls.pause()
+        if self.backend.compiles_everything:
+            number = self.learner.steps_done + 1
+            self.recurring(
+                f"step {number}: compiling for a new batch shape (on a TPU this takes minutes)"
+            )
+
+    def passes_done(self, done: int, count: int) -> None:
+        """Shows, of a long first step, how many of its micro-batches are done."""
+        now = time.monotonic()
+        if now - self._shown > SHOWN_SECONDS:
+            self._shown = now
+            self.recurring(
+                f"step {self.learner.steps_done + 1}: forward pass {done} of {count}"
+                f" micro-batch(es) after {format_duration(now - self._started)}"
+            )
+
+    def step_done(self, batches: Sequence[Batch]) -> None:
+        """Counts a step and what it compiled."""
+        self.clock.step()
+        self.stalls.step()
+        unexpected = self.watch.done("train", shapes_of(batches))
+        if unexpected and self.log:
+            self.log.note(f"step {self.learner.steps_done}: {unexpected} unexpected compilation(s)")
+
+    def first_step_done(self) -> None:
+        """Its duration, what it says of the run's, and what left the device in it."""
+        # The first step compiles: it says nothing about the rate.
+        self.restart()
+        if (left := ", ".join(self.backend.usage().fallbacks)) and self.log:
+            self.log.text(
+                f"Warning: {left} left the device in the first step, and each step will wait for"
+                " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
+            )
+        seconds = time.monotonic() - self._started
+        self.recurring(f"First step: {format_duration(seconds)}.")
+        steps = self.plan.total_steps - self.learner.steps_done
+        left_seconds = steps * seconds
+        compiled = self.backend.compiles or self.backend.compiles_everything
+        if compiled or left_seconds < SHORT_RUN_SECONDS:
+            return
+        text = f"At this rate the other {steps} steps take {format_duration(left_seconds)}."
+        if left_seconds > LONG_RUN_SECONDS and "quick" in self.plan.task.presets:
+            text += " --preset quick is made for this."
+        self.recurring(text)
+
+    def show(self, *, news: bool = False) -> None:
+        """Updates the progress line."""
+        self.progress.update(self.learner.steps_done, self.facts, news=news)
+
+    # -- log lines --------------------------------------------------------------------------------
+    def log_metrics(self, metrics: StepMetrics, rate: float) -> None:
+        """A line of the metrics since the last one; `rate`: the last step's learning rate."""
+        self.clock.stop()
+        self.watch.done("read")
+        self.last_loss = metrics.means["loss"]
+        memory = self.backend.usage().memory
+        row = {
+            "kind": "train",
+            "step": self.learner.steps_done,
+            **metrics.means,
+            "lr": rate,
+            "gradient_norm": metrics.gradient_norm,
+            "largest_gradient_norm": metrics.largest_gradient_norm,
+            "skipped_steps": metrics.skipped,
+            "samples_per_second": self.clock.rate,
+            "data_waiting": self.clock.waiting,
+            "mfu": self._mfu(self.clock.rate),
+            "compilations": self.backend.compilations(),
+            **({"memory_used": memory.used, "memory_peak": memory.peak} if memory else {}),
+        }
+        if self.log:
+            self._log_row(row)
+            self.log.note(f"step {self.learner.steps_done}: {self.facts()}")
+            for warning in _gradient_warnings(metrics):
+                self.recurring(warning)
+        self.show(news=True)
+
+    def log_scores(self, scores: Mapping[str, float]) -> None:
+        """A line of validation metrics."""
+        if self.log:
+            self._log_row({"kind": "valid", "step": self.learner.steps_done, **scores})
+            text = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            self.recurring(f"step {self.learner.steps_done}: {text}")
+
+    def _log_row(self, row: Mapping[str, Any]) -> None:
+        assert self.log is not None
+        self.log.metric_line(row)
+        for warning in self.learner.sums.inputs.warnings():
+            self.log.text(warning)
+        try:
+            self.plan.task.on_log(row)
+        except Exception as error:
+            if not self._hook_failed:
+                name, kind = type(self.plan.task).__name__, type(error).__name__
+                self.log.text(f"Warning: {name}.on_log failed: {kind}: {error}")
+            self._hook_failed = True
+
+    def recurring(self, text: str) -> None:
+        """A line of log.txt, which people see too while there are few of them."""
+        if self.log is not None:
+            (self.log.text if self.progress.admits() else self.log.note)(text)
+
+    def require_finite(self, first_bad_step: int | None) -> None:
+        """Raises NonFiniteLossError where the loss of a step was not finite."""
+        if first_bad_step is not None:
+            raise non_finite_loss(self.plan, first_bad_step)
+
+    def facts(self) -> str:
+        """Loss, rate, memory, device load and compilations in one line."""
+        loss = self.last_loss
+        parts = [f"loss {loss:.4g}" if math.isfinite(loss) else "loss -"]
+        if self.clock.rate:
+            parts.append(f"{self.clock.rate:.3g} samples/s")
+        if self.clock.waiting >= SHOWN_WAITING:
+            parts.append(f"waits for data {self.clock.waiting:.0%}")
+        if mfu := self._mfu(self.clock.rate):
+            parts.append(f"MFU {mfu:.1%}")
+        usage = self.backend.usage()
+        memory, load = usage.memory, usage.utilization_percent
+        if memory:
+            limit = f" of {format_bytes(memory.limit)}" if memory.limit else ""
+            parts.append(f"{format_bytes(memory.peak)}{limit}")
+        if load is not None:
+            parts.append(f"device {load} %")
+        if compilations := self.backend.compilations():
+            parts.append(f"{compilations} compilations")
+        return "  ".join(parts)
+
+    def totals(self) -> dict[str, Any]:
+        """The fields of a TrainingResult that are counted here."""
+        return {
+            "loss": self.last_loss if math.isfinite(self.last_loss) else None,
+            "samples_per_second": self.clock.mean_rate(),
+            "data_waiting": self.clock.mean_waiting(),
+            "mfu": self._mfu(self.clock.mean_rate()),
+            "compilations": self.backend.compilations(),
+            "compilations_after_warmup": self.watch.after_warmup,
+            "graphs": {kind: count for kind, count in self.watch.graphs.items() if count},
+        }
+
+    def _mfu(self, rate: float) -> float | None:
+        """Part of the devices' peak operations a second that the model takes at this rate."""
+        peak, operations = self.backend.usage().peak_flops, self.plan.operations_per_sample
+        return rate * operations / peak if peak and operations else None
+
+    def _report_stall(self, line: str, stack: str) -> None:
+        if self.log is None:
+            print(f"{line}\n{stack}", file=sys.stderr, flush=True)
+        else:
+            self.log.text(line)
+            self.log.note(stack)
+
+
+def _gradient_warnings(metrics: StepMetrics) -> Iterator[str]:
+    largest, smallest = metrics.largest_gradient_norm, metrics.smallest_gradient_norm
+    if largest > LARGE_GRADIENT:
+        yield f"Warning: gradient norm {largest:.3g} is large: lower --lr?"
+    if smallest < SMALL_GRADIENT:
+        yield f"Warning: gradient norm {smallest:.3g} is tiny: does the model learn?"
+
+
+# -- compilations --------------------------------------------------------------------------------
+class CompilationWatch:
+    """Counts compilations after the warm-up, which should not happen.
+
+    An activity (training on one set of shapes, evaluating, reading) may compile the first time
+    it is seen; whatever it compiles later is counted as after the warm-up.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.seen: set[Any] = set()
+        self.counted = backend.compilations()
+        self.graphs: dict[str, int] = {"start": self.counted}
+        """Compilations by kind of activity."""
+        self.after_warmup = 0
+
+    def has_seen(self, kind: str, shapes: Any = None) -> bool:
+        """Whether an activity was counted before: it need not compile again."""
+        return (kind, shapes) in self.seen
+
+    def done(self, kind: str, shapes: Any = None) -> int:
+        """Counts the compilations since the last call; returns how many were unexpected."""
+        now = self.backend.compilations()
+        fresh, self.counted = now - self.counted, now
+        if fresh:
+            self.graphs[kind] = self.graphs.get(kind, 0) + fresh
+        if (kind, shapes) not in self.seen:
+            self.seen.add((kind, shapes))
+            return 0
+        self.after_warmup += fresh
+        return fresh
+
+
+def shapes_of(batches: Iterable[Batch]) -> tuple[Any, ...]:
+    """What a compiled graph depends on."""
+    return tuple(tuple(tensor.shape) for batch in batches for tensor in batch.values())
+
+
+# -- time ----------------------------------------------------------------------------------------
+SHORTEST_STALL_SECONDS = 120.0
+"""Minimum time without a step that is reported."""
+STALL_FACTOR = 10.0
+"""Minimum time without a step that is reported, in median steps."""
+STEPS_FOR_MEDIAN = 50
+CHECK_SECONDS = 5.0
+SHOWN_FRAMES = 4
+"""Number of frames in the line for people; the log has them all."""
+
+
+class StepClock:
+    """Training time, without pauses and the first step's compilation."""
+
+    def __init__(self, samples_per_step: int) -> None:
+        self.samples_per_step = samples_per_step
+        self.rate = 0.0
+        """Samples per second of the last window."""
+        self.waiting = 0.0
+        """Part of the last window's time that the host waited for data."""
+        self._seconds = self._waited = 0.0
+        self._steps = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a window, without what has not been counted yet."""
+        self._window_started = time.monotonic()
+        self._window_steps = 0
+        self._window_waited = 0.0
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._window_waited += time.monotonic() - started
+
+    def step(self) -> None:
+        """Counts a step."""
+        self._window_steps += 1
+
+    def stop(self) -> None:
+        """Counts the window; a new one begins with `restart`."""
+        seconds = time.monotonic() - self._window_started
+        if not self._window_steps or seconds <= 0:
+            return
+        self.rate = self._window_steps * self.samples_per_step / seconds
+        self.waiting = self._window_waited / seconds
+        self._seconds += seconds
+        self._waited += self._window_waited
+        self._steps += self._window_steps
+
+    def mean_rate(self) -> float:
+        """Samples per second over all windows."""
+        return self._steps * self.samples_per_step / self._seconds if self._seconds else 0.0
+
+    def mean_waiting(self) -> float:
+        """Part of all windows' time that the host waited for data."""
+        return self._waited / self._seconds if self._seconds else 0.0
+
+
+class StallWatch:
+    """Reports, once, where the main thread is when no step has ended for long.
+
+    report: takes a line for people and the whole stack. Use as a context manager in the thread
+    that trains; `step` after each step, `pause` around other work.
+    """
+
+    def __init__(self, rank: int, report: Callable[[str, str], None]) -> None:
+        self.rank = rank
+        self.report = report
+        self._thread_id = threading.get_ident()
+        self._durations: deque[float] = deque(maxlen=STEPS_FOR_MEDIAN)
+        self._since: float | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def step(self) -> None:
+        """A step has ended; the next one begins."""
+        now = time.monotonic()
+        if self._since is not None:
+            self._durations.append(now - self._since)
+        self._since = now
+
+    def pause(self) -> None:
+        """What follows (validation, saving, a compilation) is not watched."""
+        self._since = None
+
+    def resume(self) -> None:
+        """A step begins after a pause."""
+        self._since = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(CHECK_SECONDS, SHORTEST_STALL_SECONDS / 2)):
+            since, durations = self._since, [*self._durations]
+            if since is None or not durations:
+                continue
+            median = statistics.median(durations)
+            seconds = time.monotonic() - since
+            if seconds > max(SHORTEST_STALL_SECONDS, STALL_FACTOR * median):
+                self._report(seconds, median)
+                return
+
+    def _report(self, seconds: float, median: float) -> None:
+        frame = sys._current_frames().get(self._thread_id)
+        stack = traceback.extract_stack(frame)
+        where = " < ".join(
+            f"{f.name} ({f.filename}:{f.lineno})" for f in stack[: -SHOWN_FRAMES - 1 : -1]
+        )
+        self.report(
+            f"Warning: no step for {format_duration(seconds)}, one takes {format_duration(median)}:"
+            f" rank {self.rank} is in {where}. The run goes on waiting.",
+            "".join(traceback.format_list(stack)),
+        )
+
+
+# -- a loss that is not finite -------------------------------------------------------------------
+KINDS = ("nan", "inf", "-inf")
+"""The likeliest mistake first: -inf may be meant, in the bias of an attention."""
+
+
+def non_finite_loss(plan: RunPlan, step: int) -> NonFiniteLossError:
+    """The error of step `step` (from 1), with the entry and the sample that are not finite."""
+    culprit = None
+    with suppress(Exception):  # the data may not be there any more
+        culprit = min(_not_finite_inputs(plan, step), key=lambda found: found[0], default=None)
+    message = f"The loss stopped being finite in step {step}; no checkpoint was written after it."
+    resumes = "the same command resumes from the last checkpoint."
+    if culprit is None:
+        return NonFiniteLossError(
+            message, f"Lower --lr or clip_norm, or use bf16 or fp32 instead of fp16; {resumes}"
+        )
+    return NonFiniteLossError(
+        f"{message} In that step {culprit[1]} holds {KINDS[culprit[0] % len(KINDS)]}.",
+        f"Leave such samples out, or make them finite (`np.nan_to_num`); {resumes}",
+    )
+
+
+def _not_finite_inputs(plan: RunPlan, step: int) -> Iterator[tuple[int, str]]:
+    """(index of its kind, where) of each entry of the step's samples that is not finite."""
+    data, task = plan.datasets.train, plan.task
+    if is_stream(data):
+        return
+    made = MicroBatchData(task, data, plan.loading.seed)
+    # The step's samples are a function of its number: they are read again.
+    micro_batches = plan.batches.step(step - 1)
+    for key in (key for micro in micro_batches for key in micro.keys):
+        for kind, name in _not_finite(made.sample(key)):
+            yield kind, f"{name!r} of training sample {key.sample}"
+    for micro in micro_batches:
+        for kind, name in _not_finite(made.batch(micro)):
+            if KINDS[kind] != "-inf":
+                yield kind + len(KINDS), f"{name!r} of a batch of {place_of(task.collate)}"
+
+
+def _not_finite(entries: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    for name, entry in entries.items():
+        with suppress(TypeError, ValueError, RuntimeError):  # text
+            values = torch.as_tensor(entry)
+            if values.is_floating_point() and not values.isfinite().all():
+                kinds = values.isnan(), values.isposinf(), values.isneginf()
+                yield next(kind for kind, found in enumerate(kinds) if found.any()), name

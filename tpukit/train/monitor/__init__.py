@@ -1,1 +1,0 @@
-"""What a run reports of itself: metrics, clocks, compilations, the best checkpoint."""

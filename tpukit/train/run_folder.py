@@ -1,0 +1,253 @@
+"""The run folder: its files, its lock, and reading a run that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpukit import __version__
+from tpukit.errors import CheckpointError, UsageError
+from tpukit.io.files import write_file
+from tpukit.io.lock import LockedError, exclusive
+from tpukit.train.checkpoint import (
+    STATE_FILE,
+    Checkpoint,
+    newest_good,
+    open_checkpoint,
+    read_pointer,
+)
+
+SUM_LINE = "# SHA-256 of the lines below: "
+VERSIONED = (
+    *("torch", "torch_xla", "torch_tpu", "libtpu", "jax"),
+    *("accelerate", "timm", "numpy"),
+)
+
+
+@dataclass(unsafe_hash=True)
+class RunFolder:
+    """The files of a run."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.log = self.path / "log.txt"
+        self.logs = self.path / "logs"
+        self.report = self.path / "report.html"
+        self.tests = self.path / "tests.json"
+        self.lock = self.path / ".lock"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.txt"
+
+    def create(self) -> None:
+        """Makes the folders. Raises UsageError where they cannot be written."""
+        try:
+            for folder in (self.path, self.checkpoints, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        files = [self.config, self.metrics, self.log, self.lock, self.report, self.tests]
+        files.append(self.path / "loss.png")
+        files += [self.checkpoints / name for name in ("latest", "best")]
+        files += self.logs.iterdir()
+        for file in files:
+            if os.path.lexists(file) and not file.is_file():
+                raise UsageError(
+                    f"{file} is not a file, and the run writes one there.",
+                    "Rename or remove it, or choose another folder with --results-dir.",
+                    id="run-folder",
+                )
+
+    def remove_if_unused(self) -> None:
+        """Removes what `create` made, where no run began in it (bad data, say)."""
+        if self.config.exists():
+            return
+        with contextlib.suppress(OSError):
+            for file in (*self.path.glob(".lock*"), *self.logs.glob("rank-*.txt")):
+                file.unlink(missing_ok=True)
+            for folder in (self.checkpoints, self.logs, self.path):
+                folder.rmdir()
+
+    def set_aside(self) -> Path | None:
+        """Renames an old run; its new path, or None where there was none."""
+        if not self.config.exists() and not self.checkpoints.exists():
+            return None
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Locks the folder: it has one live run. Raises UsageError naming the process that holds it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(folder.lock))
+        except LockedError as error:
+            raise UsageError(
+                f"Another run is writing to {folder.path} (process {error.owner or 'unknown'}).",
+                "Wait for it, end it, or choose another folder with --results-dir.",
+                id="run-locked",
+            ) from error
+        except OSError as error:
+            raise _unusable(folder.path, error) from error
+        yield
+
+
+def _unusable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"The run folder {path} cannot be written: {error.strerror}.",
+        "Choose another one with --results-dir.",
+        id="run-folder",
+    )
+
+
+# -- config.toml ---------------------------------------------------------------------------------
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide a run's arithmetic: tpukit's is that of the code."""
+    found = {"python": platform.python_version(), "tpukit": __version__}
+    for name in VERSIONED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes `config.toml`: one table after the other, None left out; its SHA-256 on top."""
+    lines = ["# Everything that was decided; `--config` takes this file.", ""]
+    for table, values in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+        lines.append("")
+    text = "\n".join(lines)
+    write_file(folder.config, f"{SUM_LINE}{_sum_of_text(text)}\n{text}".encode())
+
+
+def _sum_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(part) for part in value) + "]"
+    # A JSON string is a TOML basic string.
+    return json.dumps(str(value))
+
+
+def read_config(folder: RunFolder) -> dict[str, Any]:
+    """The tables of a run's `config.toml`.
+
+    Raises CheckpointError where it is missing, damaged, or not what the run wrote.
+    """
+    try:
+        text = folder.config.read_text(encoding="utf-8")
+        first, _, content = text.partition("\n")
+        if first.startswith("# SHA") and first != f"{SUM_LINE}{_sum_of_text(content)}":
+            raise CheckpointError(
+                f"{folder.config} is not what the run wrote: its SHA-256 is another one.",
+                "Undo the change; to use the file as it is, delete its first line.",
+            )
+        tables = tomllib.loads(text)
+        missing = [f"[{name}]" for name in ("train", "task") if name not in tables]
+        if missing:
+            raise CheckpointError(f"{folder.config} is damaged: it has no {', '.join(missing)}.")
+        return tables
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder.path} is not a run folder: it has no config.toml.",
+            "Give the folder that a training command wrote (--run DIR).",
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder.config} cannot be read: {error}.") from error
+
+
+# -- a run to use --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run as `test` and `predict` use it."""
+
+    path: Path
+    task: str
+    source: str | None
+    """`FILE:CLASS` of a user's own task, as far as the run recorded it."""
+    task_config: dict[str, Any]
+    train_config: dict[str, Any]
+    checkpoint: Checkpoint
+
+    def weights(self) -> dict[str, Any]:
+        """The EMA weights where the run kept them, else the trained ones; on the CPU."""
+        trained = self.checkpoint.tensors("model")
+        # Runs of earlier versions had their first update after that number of steps.
+        late = self.train_config.get("ema_updates", "multiples") == "multiples"
+        if late and self.checkpoint.state.step < int(self.train_config.get("ema_every", 1)):
+            return trained
+        return {**trained, **self.checkpoint.tensors("ema")}
+
+
+def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
+    """A run folder's task, configs and best checkpoint (the newest good one if it is damaged).
+
+    `path` may also be one checkpoint folder of a run.
+    """
+    is_checkpoint = path.name.startswith("step-") and path.parent.name == "checkpoints"
+    folder = RunFolder(path.parent.parent if is_checkpoint else path)
+    if not folder.path.is_dir():
+        raise CheckpointError(
+            f"Run folder {path} does not exist.", "Train first, or give another one with --run DIR."
+        )
+    config = read_config(folder)
+    checkpoint = open_checkpoint(path) if is_checkpoint else _best_checkpoint(folder, log)
+    settings = dict(config.get("task", {}))
+    name = str(settings.pop("name", checkpoint.state.task))
+    source = settings.pop("source", None)
+    train_config = dict(config.get("train", {}))
+    return TrainedRun(folder.path, name, source, settings, train_config, checkpoint)
+
+
+def read_last_best(folder: RunFolder) -> dict[str, float]:
+    """The best metric by name and its `step`, as the latest checkpoint has it; else empty."""
+    name = read_pointer(folder.checkpoints / "latest") or ""
+    try:
+        best = json.loads((folder.checkpoints / name / STATE_FILE).read_bytes())["best"]
+        return {str(key): float(value) for key, value in best.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _best_checkpoint(folder: RunFolder, log: Callable[[str], None]) -> Checkpoint:
+    best = read_pointer(folder.checkpoints / "best")
+    if best is not None:
+        try:
+            return open_checkpoint(folder.checkpoints / best)
+        except CheckpointError as error:
+            log(f"The best checkpoint is not usable: {error.message}")
+    checkpoint = newest_good(folder.checkpoints, log)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint yet.", "Train on, or give another run with --run DIR."
+        )
+    return checkpoint

@@ -1,0 +1,218 @@
+"""The logs of a run: JSON lines, TensorBoard events, text, the loss curve, rank logs."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import json
+import os
+import platform
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from tpukit.hardware.memory import is_out_of_memory
+from tpukit.io.files import write_file
+from tpukit.io.secrets import without_secrets
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.user_code import task_failure
+
+
+class RunLog:
+    """The logs of rank 0. `log` prints a line for people; it is kept in `log.txt` too."""
+
+    def __init__(self, folder: RunFolder, log: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._log = log
+        self._text: IO[str] = folder.log.open("a", encoding="utf-8")
+        self._metrics: IO[str] = folder.metrics.open("a", encoding="utf-8")
+        self._events: EventFile | None = None
+
+    def text(self, message: str) -> None:
+        """A line for people, kept in log.txt with its time."""
+        self._log(message)
+        self.note(message)
+
+    def note(self, message: str) -> None:
+        """A line for log.txt alone."""
+        line = f"{datetime.now().isoformat(timespec='seconds')} {without_secrets(message)}"
+        self._text.write(f"{line}\n")
+        self._text.flush()
+
+    def note_failure(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Keeps what ended a run in log.txt; as `ExitStack.push` calls it."""
+        if error is not None:
+            first = (str(error).splitlines() or [""])[0]
+            self.note(f"Failed: {type(error).__name__}: {first}")
+
+    def metric_line(self, values: Mapping[str, Any]) -> None:
+        """One JSON object in metrics.jsonl, its numbers in TensorBoard's event file too."""
+        self._metrics.write(json.dumps(values, allow_nan=True) + "\n")
+        self._metrics.flush()
+        step = int(values["step"])
+        if self._events is None:
+            self._events = EventFile(self.folder.path, step)
+        numbers = {n: v for n, v in values.items() if isinstance(v, int | float) and n != "step"}
+        self._events.scalars(step, numbers)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._text.close()
+        self._metrics.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; one cut short by a kill, or damaged, is left out."""
+    rows = []
+    if folder.metrics.exists():
+        for line in folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+                rows.append(row)
+    return rows
+
+
+def cut_metrics(folder: RunFolder, step: int) -> None:
+    """Drops the lines after `step`: a resumed run writes them again."""
+    kept = [row for row in read_metrics(folder) if row["step"] <= step]
+    text = "".join(json.dumps(row, allow_nan=True) + "\n" for row in kept)
+    write_file(folder.metrics, text.encode())
+
+
+def draw_loss_curve(folder: RunFolder) -> Path | None:
+    """`loss.png` from metrics.jsonl; None where there is too little to draw."""
+    picture, path = loss_curve(folder), folder.path / "loss.png"
+    if picture is None:
+        return None
+    write_file(path, picture)
+    return path
+
+
+def loss_curve(folder: RunFolder) -> bytes | None:
+    """Training and validation loss from metrics.jsonl as a PNG picture."""
+    rows = read_metrics(folder)
+    train = [(r["step"], r["loss"]) for r in rows if r["kind"] == "train"]
+    name = next((k for r in rows for k in r if re.fullmatch(r"valid_(\w+_)?loss", k)), "")
+    valid = [(r["step"], r[name]) for r in rows if name in r]
+    if len(train) < 2:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=1, label="training")
+    if valid:
+        axes.plot(
+            *zip(*valid, strict=True), color="tab:orange", marker="o", ms=3, label="validation"
+        )
+    if all(loss > 0 for _, loss in train + valid):
+        axes.set_yscale("log")
+    axes.set(xlabel="optimizer step", ylabel="loss", title=_title(folder))
+    _set_ticks(axes, [loss for _, loss in train + valid])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format="png")
+    return picture.getvalue()
+
+
+def _title(folder: RunFolder) -> str:
+    """The run's name; nothing where the font lacks its characters (Chinese, say)."""
+    from matplotlib import font_manager
+
+    name = folder.path.resolve().name
+    font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
+    return name if all(font.get_char_index(ord(letter)) for letter in name) else ""
+
+
+def _set_ticks(axes: Any, losses: list[float]) -> None:
+    """Whole steps, and losses as plain numbers: a logarithmic axis names powers of ten alone."""
+    from matplotlib import ticker
+
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    if axes.get_yscale() == "log":
+        spans_decade = max(losses) > 10 * min(losses)
+        steps = ticker.LogLocator(subs=(1, 2, 5)) if spans_decade else ticker.MaxNLocator(6)
+        axes.yaxis.set_major_locator(steps)
+        axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+@contextmanager
+def task_failures_kept(folder: RunFolder, rank: int) -> Iterator[None]:
+    """Turns what a user's code raises into a TaskFailedError, its traceback in this rank's log.
+
+    Running out of memory stays what it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = None if is_out_of_memory(error, limited=True) else task_failure(error)
+        if failure is None:
+            raise
+        if folder.config.exists():
+            failure.traceback_file = folder.log if rank == 0 else folder.rank_log(rank)
+            with failure.traceback_file.open("a", encoding="utf-8") as file:
+                file.write("\n".join([failure.message, *failure.__notes__]))
+        raise failure from error
+
+
+def keep_crashes(folder: RunFolder, rank: int) -> None:
+    """Begins this rank's log file; a crash in compiled code leaves its stack there."""
+    path = folder.rank_log(rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # It stays open as long as the process.
+    file = path.open("a", encoding="utf-8")
+    file.write(f"{datetime.now().isoformat(timespec='seconds')} process {os.getpid()} began\n")
+    file.flush()
+    faulthandler.enable(file)
+
+
+# -- TensorBoard ---------------------------------------------------------------------------------
+VERSION = "brain.Event:2"
+
+
+class EventFile:
+    """A new file in `folder`; what earlier files hold from step `first_step` on is superseded."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}.{os.getpid()}"
+        self._file = (folder / name).open("ab")
+        self._write(file_version=VERSION)
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(step=first_step, session_log=start)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds the values of a step, and flushes them."""
+        value = self._summary.Value
+        parts = [value(tag=tag, simple_value=number) for tag, number in values.items()]
+        self._write(step=step, summary=self._summary(value=parts))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, **fields: Any) -> None:
+        """One record: length, sum of the length, data, sum of the data (the TFRecord format)."""
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+        data = self._event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+        self._file.write(length + sums[0] + data + sums[1])

@@ -1,1 +1,0 @@
-"""The run folder on disk: checkpoints, logs, and resuming from them."""

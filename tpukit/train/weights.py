@@ -1,0 +1,191 @@
+"""Weights that a run begins with, weights of other code, and a run's weights for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tpukit.errors import CheckpointError, DataError
+from tpukit.hardware.backend import Backend
+from tpukit.io.files import replacing, require_regular, write_file
+from tpukit.train.checkpoint import Checkpoint, load_weights
+from tpukit.train.checks import MODEL, expect
+from tpukit.train.config import TrainConfig
+from tpukit.train.run_folder import TrainedRun, open_run
+from tpukit.train.task import Datasets, Task, overrides
+
+
+def open_initial_run(task: Task, source: str, log: Callable[[str], None]) -> TrainedRun:
+    """The run that `init_from` names. Raises CheckpointError for another task."""
+    try:
+        run = open_run(Path(source), log)
+    except CheckpointError as error:
+        hint = "Give the folder of a run, or one of its checkpoints."
+        raise CheckpointError(f"--init-from: {error.message}", hint) from error
+    if run.task != task.name:
+        raise CheckpointError(
+            f"--init-from {source} is a run of task {run.task!r}, not {task.name!r}.",
+            "Copy what fits in the task's `initialize(model, data)`, from"
+            f" `tpukit.load({source!r}).weights()`.",
+        )
+    return run
+
+
+def initial_model(
+    task: Task,
+    backend: Backend,
+    config: TrainConfig,
+    checkpoint: Checkpoint | None = None,
+    data: Datasets | None = None,
+) -> nn.Module:
+    """The model on the CPU with a checkpoint's weights, another run's or the task's own.
+
+    data: None where only shapes matter (a memory trial).
+
+    Raises CheckpointError naming what does not fit.
+    """
+    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    if checkpoint is not None:
+        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
+    elif data is not None and (source := config.init_from) is not None:
+        hint = (
+            "Give the settings of its model, or copy what fits in the task's"
+            f" `initialize(model, data)`, from `tpukit.load({source!r}).weights()`."
+        )
+        weights = open_initial_run(task, source, lambda line: None).weights()
+        load_weights(model, weights, f"--init-from {source}", hint)
+    elif data is not None:
+        task.initialize(model, data)
+    return model
+
+
+# -- checkpoint files of other code --------------------------------------------------------------
+SHOWN = 3
+"""Entries shown of what a file holds."""
+
+
+def read_foreign(path: Path) -> Any:
+    """What `torch.save` wrote; nothing in it is executed.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or holds more than tensors and plain values.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the pickle's protocol
+            return torch.load(require_regular(path), map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"Checkpoint {path} does not exist.", "Check the path.") from error
+    except Exception as error:  # a damaged pickle raises whatever its first bad byte leads to
+        raise CheckpointError(
+            f"Checkpoint {path} cannot be read as tensors alone: {_reason(error)}.",
+            "Download it again; a file that holds more than tensors is not loaded.",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")
+
+
+def state_dict_of(content: Any, name: str) -> dict[str, Tensor] | None:
+    """The tensors by name under `name`, None where there is no such thing."""
+    found = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(found, Mapping) or not found:
+        return None
+    whole = all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items())
+    return dict(found) if whole else None
+
+
+def describe(content: Any) -> str:
+    """What a file holds, in a few words: `a dict with model (dict), epoch (int)`."""
+    if isinstance(content, Tensor):
+        return f"a tensor {tuple(content.shape)}"
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__}"
+    entries = [f"{str(k)[:40]} ({type(v).__name__})" for k, v in list(content.items())[:SHOWN]]
+    more = f" and {len(content) - SHOWN} more" if len(content) > SHOWN else ""
+    return f"a dict with {', '.join(entries)}{more}" if entries else "an empty dict"
+
+
+# -- for code that knows nothing of tpukit -------------------------------------------------------
+WEIGHTS_FILE, README_FILE = "model.safetensors", "README.md"
+
+
+def export(
+    task: Task, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
+) -> list[Path]:
+    """The task's own export of a run, or its model's state dict with a README; the files."""
+    if overrides(task, "export"):
+        return task.export(weights, artifacts, folder)
+    tensors = task.plain_model(weights).state_dict()
+    text = readme(task, tensors, artifacts)
+    return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
+
+
+def write_export(
+    folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, bytes]
+) -> list[Path]:
+    """Writes `model.safetensors` and further files by name, each atomically; their paths.
+
+    Tensors that share memory (tied weights) are written whole under each name. Raises `DataError`
+    where the folder cannot be written.
+    """
+    whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / WEIGHTS_FILE) as partial:
+            save_file(whole, partial, {"format": "pt"})
+        for name, content in contents.items():
+            write_file(folder / name, content)
+    except OSError as error:
+        raise DataError(
+            f"Cannot export to {folder}: {error.strerror or error}.", "Name another folder."
+        ) from error
+    return [folder / name for name in (WEIGHTS_FILE, *contents)]
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """The arguments that a task object was made with: those that a config file can hold."""
+    given = dict(task.given_settings)
+    if dataclasses.is_dataclass(task):
+        given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    given = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
+    return {n: v for n, v in given.items() if isinstance(v, bool | int | float | str | list)}
+
+
+def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:
+    """How to load an exported state dict, with and without tpukit."""
+    cls = type(task)
+    file, _, _ = (cls.source or "").rpartition(":")
+    module = Path(file).stem if file.endswith(".py") else cls.__module__
+    settings = ", ".join(f"{name}={value!r}" for name, value in settings_of(task).items())
+    count = sum(tensor.numel() for tensor in tensors.values())
+    kept = "".join(f"- `{name}`: for `{cls.__name__}.restore`\n" for name in artifacts)
+    return f"""# Weights of a run of task `{task.name}`
+
+- `{WEIGHTS_FILE}`: the best (EMA) weights, {count:,} values, as the state dict of the module that \
+`{cls.__name__}.build_model` returns
+{kept}
+With PyTorch alone, where `model` is that module, built by your own code:
+
+```python
+from safetensors.torch import load_file
+model.load_state_dict(load_file("{WEIGHTS_FILE}"))
+model.eval()
+```
+
+With the task class{f" (`{cls.source}`)" if file.endswith(".py") else ""}:
+
+```python
+from safetensors.torch import load_file
+from {module} import {cls.__name__}
+model = {cls.__name__}({settings}).plain_model(load_file("{WEIGHTS_FILE}"))
+```
+"""
