@@ -8,12 +8,16 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
 from kernels import kernel, wait_until
 from runs import MARK, SUPPORT, TINY, environment, latest, marked_processes
 
+from tpukit.io import interrupts
+
+STUCK = f"{SUPPORT / 'stuck_task.py'}:Stuck"
 SLOW_SAVING = f"{SUPPORT / 'slow_saving.py'}:SlowSaving"
 BASE = [
     "train", "--task", TINY, "--hw", "cpu", "--max-steps", "400", "--log-every", "5",
@@ -202,3 +206,21 @@ def test_the_stop_is_said_on_a_line_of_its_own(terminal, between):
     assert os.read(ours, 1000).startswith(b"bar" + between + b"Stopping after this step")
     os.close(ours)
     os.close(theirs)
+
+
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_second_interrupt_ends_a_run_whose_main_thread_sees_none(tmp_path, devices, monkeypatch):
+    """Of two ranks one waits outside of Python, and the other for it."""
+    run, stuck, mark = tmp_path / "run", tmp_path / "stuck", uuid.uuid4().hex
+    monkeypatch.setenv("STUCK_FILE", str(stuck))
+    process = started(run, mark, "--task", STUCK, "--devices", devices, "--log-every", "1",
+                      stderr=subprocess.PIPE)  # fmt: skip
+    wait_until(stuck.exists)
+    process.send_signal(signal.SIGINT)
+    if devices == "1":
+        assert any(interrupts.STUCK.encode() in line for line in process.stderr)
+    else:
+        time.sleep(interrupts.IMPATIENT_SECONDS + 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    wait_until(is_over(mark), 20)

@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tpukit import __version__
 from tpukit.errors import TpukitError, UsageError
-from tpukit.io.interrupts import OutputLostError, make_output_lasting
+from tpukit.io.interrupts import OutputLostError, end_when_stuck, make_output_lasting
 from tpukit.io.notebook import follow_this_command, follower, hang_up_with, in_notebook
 from tpukit.io.secrets import without_secrets
 
@@ -188,6 +188,7 @@ def main() -> NoReturn:
             hang_up_with(followed_by)
         elif in_notebook():
             sys.exit(follow_this_command())
+    end_when_stuck()
     from tpukit.io.folders import own_temporary_folder
 
     with own_temporary_folder():

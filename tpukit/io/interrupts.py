@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, cast
@@ -18,8 +19,10 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPED_CODES = tuple(128 + number for number in (*STOPPING, signal.SIGPIPE))
 """Exit codes of a run that was asked to stop."""
 IMPATIENT_SECONDS = 3.0
-"""Seconds in which a second SIGINT is ignored: a notebook's stop button sends two.
-"""
+"""Seconds in which a second SIGINT is ignored: a notebook's stop button sends two."""
+SECONDS_TO_RAISE = 5.0
+"""Time in seconds for the main thread to handle the second SIGINT."""
+STUCK = "The run waits for a device or another rank; a second interrupt ends it as it is."
 
 
 class StopRequest:
@@ -32,6 +35,8 @@ class StopRequest:
     def __init__(self, deadline: float | None = None) -> None:
         self.deadline = deadline
         self.signal_number: int | None = None
+        self.handled = 0
+        """Number of signals so far."""
         self.raises = False
         self.is_saving = False
         self.on_request: Callable[[], object] = lambda: None
@@ -49,6 +54,7 @@ class StopRequest:
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler; SIGPIPE stands for lost output."""
         now, is_first = time.monotonic(), self.signal_number is None
+        self.handled += 1
         if is_first:
             self.signal_number, self._requested_at = number, now
             with suppress(OSError):
@@ -58,11 +64,7 @@ class StopRequest:
         if self.raises or is_impatient(number, now - self._requested_at):
             raise KeyboardInterrupt
         if is_first:
-            # A handler must not print: it may have interrupted the same stream.
-            with suppress(OSError):
-                # On a terminal a progress bar may end where this begins.
-                lead = b"\n" if os.isatty(2) else b""
-                os.write(2, lead + b"Stopping after this step, with a checkpoint.\n")
+            _say("Stopping after this step, with a checkpoint.")
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -112,6 +114,50 @@ def listening(stop: StopRequest) -> Iterator[StopRequest]:
         _listeners.remove(stop)
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def _say(line: str) -> None:
+    """Prints from a handler, which may have interrupted the same stream, or beside one."""
+    with suppress(OSError):
+        # On a terminal a progress bar may end where this begins.
+        os.write(2, f"{os.linesep if os.isatty(2) else ''}{line}\n".encode())
+
+
+# -- a main thread that sees no signal -------------------------------------------------------------
+def end_when_stuck() -> None:
+    """Lets a second SIGINT end this process where its main thread does not handle it in time.
+
+    Python's handlers run in the main thread, which may wait for a device, or for a rank that hangs
+    in one: what it holds cannot be saved then. A run that is saving is waited for.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_when_stuck, args=(reading,), daemon=True).start()
+
+
+def _end_when_stuck(reading: int) -> None:
+    _wait_for(STOPPING, reading)
+    time.sleep(IMPATIENT_SECONDS)
+    if select.select([reading], [], [], 0)[0]:
+        os.read(reading, 1 << 16)
+    if any(stop.signal_number is None for stop in _listeners):
+        _say(STUCK)
+    before = [stop.handled for stop in _listeners]
+    _wait_for([signal.SIGINT], reading)
+    time.sleep(SECONDS_TO_RAISE)
+    while any(stop.is_saving for stop in _listeners):
+        time.sleep(SECONDS_TO_RAISE)
+    unseen = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if _listeners:
+        unseen = before == [stop.handled for stop in _listeners]
+    if unseen:
+        os._exit(128 + signal.SIGINT)
+
+
+def _wait_for(numbers: Collection[int], reading: int) -> None:
+    while os.read(reading, 1)[0] not in numbers:
+        pass
 
 
 # -- output --------------------------------------------------------------------------------------
