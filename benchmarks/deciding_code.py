@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import sysconfig
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -160,7 +160,6 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     code = {"code": code_of(path.stem)} if path.stem in DECIDES else {}
     text = json.dumps({**result, **code}, indent=2, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # An environment may lie in the checkout: the longer path first.
-    for folder in (sysconfig.get_path("purelib"), ROOT):
-        text = text.replace(f"{folder}/", "")
+    # An environment, this one or one that it reads from, may lie in the checkout: it comes first.
+    text = re.sub(r'[^"\s]*/(?:site|dist)-packages/', "", text).replace(f"{ROOT}/", "")
     path.write_text(text + "\n", encoding="utf-8")
