@@ -41,7 +41,7 @@ from tpukit.hardware.xla.kernel_choice import (
     keep_result,
     kernel_device,
     kernels_work,
-    try_and_keep,
+    try_kernels,
 )
 from tpukit.io.files import is_writable
 
@@ -170,7 +170,12 @@ def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, An
     """
     hardware = _this_machine()
     device = _kernel_device(options, hardware)
-    return None if device is None else try_and_keep(device, hardware, options, seconds)
+    if device is None:
+        return None
+    result = try_kernels(hardware, options, seconds)
+    if result["opened"]:
+        keep_result(device, options, result)
+    return result
 
 
 def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:

@@ -85,6 +85,10 @@ def test_reads_of_split_tensors_compile_nothing():
     assert told["gathers"] == 0
 
 
+def test_memory_that_torch_xla_does_not_report_is_libtpus():
+    assert on_xla("metered", devices="2") == [5, 9]
+
+
 @pytest.mark.slow
 def test_commands_compile_nothing_to_read(tmp_path):
     """A checkpoint of split weights, the images of EIT and the tokens of summaries."""

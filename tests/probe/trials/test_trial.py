@@ -13,7 +13,12 @@ from tpukit.io.units import GIB
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.targets import find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
-from tpukit.probe.trials.evaluators import CompilerEvaluator, crash_place, last_message
+from tpukit.probe.trials.evaluators import (
+    CompilerEvaluator,
+    MeasuredEvaluator,
+    crash_place,
+    last_message,
+)
 from tpukit.train.config import TrainConfig
 
 
@@ -109,3 +114,9 @@ def test_a_compiler_that_is_killed_is_no_batch_too_large():
 
 
 SLEEPING = "import time; time.sleep(300)"
+
+
+@pytest.mark.parametrize(("compiles", "seconds"), [(None, 600), (True, 1800)])
+def test_a_trial_that_compiles_may_take_longer(compiles, seconds):
+    config = TrainConfig(hw="cpu", compile=compiles)
+    assert MeasuredEvaluator(TaskSource("", {}), config, None).seconds == seconds

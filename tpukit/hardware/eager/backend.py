@@ -288,9 +288,10 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         share_cores(local_world)
     if kind == "gpu":
         check_cuda()
+    timeout = timedelta(seconds=options.collective_timeout)
     with output_sent_to(os.devnull, 1):  # gloo logs each connection
-        eager, parallelism = _start(kind, options, world)
-        collectives = Collectives() if world == 1 else GlooCollectives(world, _timeout(options))
+        eager, parallelism = _start(kind, options, world, timeout)
+        collectives = Collectives() if world == 1 else GlooCollectives(world, timeout)
     precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
     eager.set_arithmetic(precision, deterministic=options.deterministic)
     if options.deterministic:
@@ -341,24 +342,22 @@ def share_cores(ranks: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
-def _start(kind: Kind, options: HardwareOptions, world: int) -> tuple[EagerDevice, SingleProcess]:
+def _start(
+    kind: Kind, options: HardwareOptions, world: int, timeout: timedelta
+) -> tuple[EagerDevice, SingleProcess]:
     """This rank's device, and how it shares a model with the other ranks, which it has joined."""
     if kind == "tpu":
         from tpukit.hardware.eager.torch_tpu import start_torch_tpu
 
         tpu = start_torch_tpu(world)
         return tpu, _parallelism(tpu.place, tpu.device, options, world)
-    device = _join_by_accelerate(kind, _timeout(options))
+    device = _join_by_accelerate(kind, timeout)
     eager = CpuDevice() if kind == "cpu" else CudaDevice(device)
 
     def place(model: nn.Module) -> nn.Module:
         return model.to(eager.device)
 
     return eager, _parallelism(place, eager.device, options, world)
-
-
-def _timeout(options: HardwareOptions) -> timedelta:
-    return timedelta(seconds=options.collective_timeout)
 
 
 def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:

@@ -171,7 +171,10 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     else:
         log_sums = torch.Size((*query.shape[:2], 1, query.shape[-1]))
         outputs = [(query.shape, query.dtype), (log_sums, torch.float32)]
-    return _run(payload, inputs, outputs)
+    results: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(
+        list(inputs), payload, [list(shape) for shape, _ in outputs], [t for _, t in outputs]
+    )
+    return results
 
 
 @functools.lru_cache(maxsize=256)
@@ -189,11 +192,13 @@ def interpreted(kernel: Kernel, inputs: Shapes) -> Any:
 
 def _traced(kernel: Kernel, inputs: Shapes) -> Any:
     import jax
+    import jax.numpy as jnp
 
     # JAX only translates here: it must not take hold of the TPU, as an image's JAX_PLATFORMS may
     # ask for.
     jax.config.update("jax_platforms", "cpu")
-    shapes = [jax.ShapeDtypeStruct(shape, _jax_type(dtype)) for shape, dtype in inputs]
+    types = {torch.float32: jnp.float32, torch.bfloat16: jnp.bfloat16, torch.int32: jnp.int32}
+    shapes = [jax.ShapeDtypeStruct(shape, types[dtype]) for shape, dtype in inputs]
     return jax.jit(kernel, keep_unused=True).trace(*shapes)
 
 
@@ -240,26 +245,7 @@ def _payload(module: Any) -> str:
     return payload
 
 
-def _run(
-    payload: str, inputs: Sequence[Tensor], outputs: Sequence[tuple[Any, torch.dtype]]
-) -> list[Tensor]:
-    shapes = [list(shape) for shape, _ in outputs]
-    dtypes = [dtype for _, dtype in outputs]
-    results: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(
-        list(inputs), payload, shapes, dtypes
-    )
-    return results
-
-
 def _by_rows(tensor: Tensor, mesh: Any) -> tuple[str | None, ...]:
     """A batch is split, a bias (of three dimensions) is not."""
     first = mesh.axis_names[0] if tensor.ndim == 4 else None
     return (first,) + (None,) * (tensor.ndim - 1)
-
-
-def _jax_type(dtype: torch.dtype) -> Any:
-    import jax.numpy as jnp
-
-    return {
-        torch.float32: jnp.float32, torch.bfloat16: jnp.bfloat16, torch.int32: jnp.int32
-    }[dtype]  # fmt: skip

@@ -75,16 +75,6 @@ def kernels_work(
     return bool(result["works"])
 
 
-def try_and_keep(
-    device: str, hardware: Hardware, options: HardwareOptions, seconds: float
-) -> dict[str, Any]:
-    """The result of `try_kernels`, kept where the device did open."""
-    result = try_kernels(hardware, options, seconds)
-    if result["opened"]:
-        keep_result(device, options, result)
-    return result
-
-
 def keep_result(
     device: str,
     options: HardwareOptions,

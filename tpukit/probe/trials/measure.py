@@ -54,7 +54,9 @@ def measure_trial(
         learner = load_learner(task, config, backend)
         costliest, *others = _host_batches(task, backend, request)
         keeps = backend.usage().keeps_freed_memory
-        warm = costliest if keeps else _few_rows(task, backend, request)
+        # The step that creates the optimizer state needs few samples.
+        few = replace(request, batch=min(request.batch, WARM_ROWS))
+        warm = costliest if keeps else _host_batches(task, backend, few)[0]
         _step(learner, config, list(backend.batches([warm] * request.accumulate)))
         # As in a run, the next batches are sent while a step works, and wait on the device.
         source = backend.batches(_copies(costliest))
@@ -117,12 +119,6 @@ def _copies(batch: Batch) -> Iterator[Batch]:
     samples of the next one."""
     while True:
         yield {name: tensor.clone() for name, tensor in batch.items()}
-
-
-def _few_rows(task: Task, backend: Backend, request: TrialRequest) -> Batch:
-    """The costliest batch with few samples, for the step that creates the optimizer state."""
-    few = replace(request, batch=min(request.batch, WARM_ROWS))
-    return _host_batches(task, backend, few)[0]
 
 
 def _next(source: Iterator[Batch], count: int) -> list[Batch]:
