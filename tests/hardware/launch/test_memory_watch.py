@@ -87,6 +87,40 @@ def test_an_allocation_into_the_reserve_fails(more):
     assert int(after) == 2**29
 
 
+TAKES_HALF_A_GIBIBYTE = """
+import numpy as np
+from tpukit.hardware.launch.memory_watch import watched_memory
+
+with watched_memory():
+    np.empty(2**26)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "code"), [("1", 0), ("2", 1)])
+def test_the_ranks_of_a_machine_share_what_is_left(ranks, code, monkeypatch):
+    """Each could take all of it before the others look again."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert python(TAKES_HALF_A_GIBIBYTE, 2**30).returncode == code
+
+
+HOARDS = """
+import numpy as np
+from tpukit.probe.trial import TaskSource, TrialSetup
+from tpukit.probe.trials.worker import TrialRunner
+from tpukit.train.config import TrainConfig
+
+held = []
+TrialRunner._task = lambda self: held.extend(np.ones(2**22) for _ in range(48))
+TrialRunner(TrialSetup(TaskSource("", {}), TrainConfig(hw="cpu"), forks=True)).prepare()
+print(len(held))
+"""
+
+
+def test_data_that_a_task_loads_before_the_trials_is_watched_too():
+    """1.5 GiB."""
+    assert 0 < int(python(HOARDS, 2**30).stdout) < 40
+
+
 OTHERS = '''
 import subprocess, sys, time
 import numpy as np

@@ -77,6 +77,8 @@ class MemoryWatch:
     def __init__(self, *, limited: bool = True) -> None:
         self.limited = limited
         self.reserve = reserve_bytes()
+        self.ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        """Processes of this run on the machine: all may allocate between two looks."""
         self.unused = data_bytes() - private_bytes()
         """Mapped and not used before, stacks and tables: no tensor waits there."""
         self.limits = resource.getrlimit(resource.RLIMIT_DATA)
@@ -112,7 +114,7 @@ class MemoryWatch:
         available = available_bytes()
         left = max(0, available - self.reserve)
         if self.limited:
-            self._limit(private_bytes() + self.unused + left)
+            self._limit(private_bytes() + self.unused + left // self.ranks)
         share = available / self.reserve / (1 if self.limited else 2)
         # What is small is not the cause, and its end would not help.
         if share < RAISE_SHARE and tree_bytes() >= self.reserve:

@@ -111,7 +111,7 @@ class TrialRunner:
     def prepare(self) -> None:
         """Imports the libraries of measured trials, and builds the task that its forks share."""
         if self.setup.target is None:
-            from tpukit.hardware.select import prepare_environment
+            from tpukit.hardware.select import memory_guard, prepare_environment
 
             prepare_environment(self.setup.config)
         if self.setup.target is None and self.setup.world_size == 1:
@@ -126,7 +126,7 @@ class TrialRunner:
             # OpenMP's threads would not be in a fork, which would wait for them.
             torch.set_num_threads(1)
             # An error is raised again in the fork, which reports it.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), memory_guard(self.setup.config):
                 _ = self._loaded_task
             torch.set_num_threads(cores)
 
