@@ -7,36 +7,46 @@ import subprocess
 import sys
 
 import pytest
-from runs import environment
+from runs import ROOT, environment
 
 HEAVY = {"torch", "torch_xla", "accelerate", "timm", "jax", "matplotlib", "transformers", "scipy"}
 SCRIPT = """
-import json, sys
-sys.argv = ["tpukit", *{arguments!r}]
+import json, os, sys
 from tpukit.cli import run
-code = run({arguments!r})
-open({answer!r}, "w").write(json.dumps([code, sorted(sys.modules)]))
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        sys.argv = ["tpukit", *arguments]
+        code = run(arguments)
+        open(str(number), "w").write(json.dumps([code, sorted(sys.modules)]))
+        os._exit(0)
+    os.wait()
 """
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["--version"], ["train", "--help"], ["doctor", "--help"], ["data", "--help"],
-     ["train", "--task", "images", "--help"],
-     ["test", "--help"], ["predict", "--help"], ["probe-batch", "--help"],
-     ["summarize-train", "--help"], ["doctor", "--quick", "--json"], ["train", "--lr", "fast"],
-     ["doctor", "--fix"]],
-    ids=" ".join,
+LINES = (
+    "--help", "--version", "train --help", "doctor --help", "data --help",
+    "train --task images --help", "test --help", "predict --help", "probe-batch --help",
+    "summarize-train --help", "doctor --quick --json", "train --lr fast", "doctor --fix",
 )  # fmt: skip
-def test_nothing_heavy_is_imported(tmp_path, arguments):
-    answer = tmp_path / "modules.json"
-    script = SCRIPT.format(arguments=arguments, answer=str(answer))
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Exit code and modules after each line, in a fork of a process that has only the app."""
+    folder = tmp_path_factory.mktemp("modules")
+    lines = json.dumps([line.split() for line in LINES])
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(), capture_output=True, text=True, check=False, timeout=60,
+        [sys.executable, "-c", SCRIPT, lines], cwd=folder,
+        env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True, text=True, check=False,
+        timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    code, modules = json.loads(answer.read_text())
+    return {
+        line: json.loads((folder / str(number)).read_text()) for number, line in enumerate(LINES)
+    }
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_nothing_heavy_is_imported(imported, line):
+    code, modules = imported[line]
     assert code in (0, 1, 2)
     assert not HEAVY & set(modules)
 

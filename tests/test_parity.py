@@ -37,7 +37,7 @@ def train(run, task, arguments, env, ranks=1):
     return result(tpukit(*command, env=env, ranks=ranks))
 
 
-@pytest.fixture(scope="module", params=["Tiny", "Weighted"])
+@pytest.fixture(scope="module")
 def reference(request, tmp_path_factory):
     """A task and its run on one CPU process."""
     task = TINY.replace(":Tiny", f":{request.param}")
@@ -46,9 +46,23 @@ def reference(request, tmp_path_factory):
     return task, run
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.xla if "xla" in way else ()) for way in WAYS]
-)
+def default_for(task):
+    """The ways of a task that the default tests go, each by one task; the others are slow."""
+    weighted = {"xla-1", "xla-8-accumulate-2", "accumulate-4", "two-ranks-accumulate-2"}
+    return weighted if task == "Weighted" else WAYS.keys() - weighted
+
+
+def cases(ways):
+    """(task, way) with their marks."""
+    for task in ("Tiny", "Weighted"):
+        for way in ways:
+            marks = [pytest.mark.xla] if "xla" in way else []
+            if way not in default_for(task):
+                marks.append(pytest.mark.slow)
+            yield pytest.param(task, way, marks=marks)
+
+
+@pytest.mark.parametrize(("reference", "way"), [*cases(WAYS)], indirect=["reference"])
 def test_parameters_agree_after_20_steps(tmp_path, reference, way):
     task, whole = reference
     ranks = 1 if way == LAUNCHED else ranks_of(WAYS[way][0])
@@ -67,13 +81,12 @@ def one_graph_each(summary, *, accumulates):
 
 
 @pytest.mark.parametrize(
-    ("way", "env"),
-    [("two-ranks", {}), pytest.param("xla-8", VIRTUAL_TPU, marks=pytest.mark.xla)],
+    ("reference", "way"), [*cases(["two-ranks", "xla-8"])], indirect=["reference"]
 )
-def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way, env):
+def test_without_the_reduction_they_do_not_agree(tmp_path, reference, way):
     """What shows that the test above can fail."""
     task, whole = reference
-    arguments, _ = WAYS[way]
+    arguments, env = WAYS[way]
     command = ["train", "--task", task, *STEPS, "--results-dir", tmp_path / "run", *arguments]
     done = script("without_reduction.py", *command, env=env, ranks=ranks_of(arguments))
     assert done.returncode == 0, done.stderr[-3000:]

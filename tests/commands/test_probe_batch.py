@@ -296,7 +296,7 @@ def test_a_bare_model_is_compiled(tmp_path):
 @pytest.mark.plan
 @pytest.mark.xla
 def test_the_compilers_reports_are_used_and_cached(tmp_path):
-    asked = ("--target", "v5e-8", "--max", "4", "--shard")
+    asked = ("--target", "v5e-8", "--start", "2", "--max", "2", "--shard")
     cache = {"TPUKIT_CACHE_DIR": str(tmp_path)}
     first = result(probe("Hungry", *asked, **cache))
     assert (first["target"], first["devices"]) == ("v5e-8", 8)

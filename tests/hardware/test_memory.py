@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+from runs import VIRTUAL_TPU, script
 
 FREED = """
 import torch
@@ -108,11 +108,9 @@ print(data_bytes() - before)
 
 
 @pytest.mark.xla
-def test_steps_under_a_limit_wait_for_each_other():
+def test_steps_under_a_limit_wait_for_each_other(tmp_path):
     """Those in flight would each hold their batch and more: 12 of them, 192 MiB and more."""
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", IN_FLIGHT],
-        capture_output=True, text=True, check=True, timeout=240, env=environment,
-    )  # fmt: skip
+    (tmp_path / "steps.py").write_text(IN_FLIGHT)
+    done = script(tmp_path / "steps.py", env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) < 96 * 2**20

@@ -33,8 +33,18 @@ def reference(tmp_path_factory):
     return run(tmp_path_factory.mktemp("reference") / "out.pt", [])
 
 
+SLOW = ("xla-1", "xla-8", "fsdp-2", "cpu-accumulate-4")
+"""Ways of which a default test goes a longer one."""
+
+
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.xla if "xla" in way else ()) for way in WAYS]
+    "way",
+    [
+        pytest.param(
+            way, marks=[pytest.mark.xla] * ("xla" in way) + [pytest.mark.slow] * (way in SLOW)
+        )
+        for way in WAYS
+    ],
 )
 def test_weights_agree_after_20_steps(tmp_path, reference, way):
     arguments, env = WAYS[way]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import resource
@@ -24,6 +25,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
@@ -41,6 +43,13 @@ READ_LATE = (
     "XLA_FLAGS",
 )  # fmt: skip
 """Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
+MET_BY_MOST = (
+    "jinja2", "matplotlib.backends.backend_agg", "matplotlib.figure", "scipy.linalg",
+    "scipy.spatial", "tensorboard.compat.tensorflow_stub.pywrap_tensorflow", "timm",
+    "tpukit.cli", "tpukit.commands.test", "tpukit.commands.train", "tpukit.train.report.page",
+    "tpukit.train.run", "typer._adapters",
+)  # fmt: skip
+"""Modules that most commands import."""
 NEW_PATH = tuple(sys.path)
 """`sys.path` when this process was new."""
 READ_BY_XLA = ("ALLOW_MULTIPLE_LIBTPU_LOAD", "JAX_", "TF_CPP_", "TPU_", "USE_TORCH_XLA", "XLA_")
@@ -126,7 +135,7 @@ def is_late(wanted: Mapping[str, str], present: Mapping[str, str]) -> bool:
 
 def has_only_new_names(path: str) -> bool:
     """Whether folders of PYTHONPATH hold nothing that would take an imported module's place."""
-    taken = ("sitecustomize.py", "torch", "torch_xla", "jax")
+    taken = ("sitecustomize.py", "torch", "torch_xla", "jax", "timm", "scipy", "matplotlib")
     folders = map(Path, path.split(os.pathsep))
     return not any((folder / name).exists() for folder in folders for name in taken)
 
@@ -226,9 +235,9 @@ def keep_children_warm() -> None:
 def serve(stack: str) -> None:
     """Forks for each request until standard input ends."""
     kept = import_torch_xla() if stack == "torch_xla" else import_torch()
-    import tpukit.commands.train
-    import tpukit.train.run  # noqa: F401
-
+    for module in MET_BY_MOST:
+        with suppress(ImportError):
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()
     for line in sys.stdin:

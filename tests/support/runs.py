@@ -71,10 +71,11 @@ def uses_xla(argv: list[str], variables: dict[str, str]) -> bool:
 
 
 def script(
-    name: str, *arguments: object, env: dict[str, str] | None = None, ranks: int = 1,
+    name: str | Path, *arguments: object, env: dict[str, str] | None = None, ranks: int = 1,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """A script of `tests/support`: on virtual devices where `env` has them, in several ranks."""
+    """A script, of `tests/support` or by its path: on virtual devices where `env` has them, or in
+    several ranks."""
     argv, variables = [SCRIPT, str(SUPPORT / name), *map(str, arguments)], environment(env)
     server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
     if ranks > 1 or server.can_set(variables):

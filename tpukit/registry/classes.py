@@ -97,7 +97,7 @@ def _loaded_module(path: Path) -> ModuleType | None:
     """The module that this program has imported from a file already, if it has."""
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
-        is_it = file and Path(file).name == path.name and Path(file).resolve() == path
+        is_it = file and file.endswith(path.name) and Path(file).resolve() == path
         if is_it and not module.__name__.startswith(USER_MODULE):
             return module
     return None

@@ -25,12 +25,14 @@ print(json.dumps(tested["metrics"]))
 pytestmark = pytest.mark.xla
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+@pytest.fixture(
+    scope="module", params=[{}, pytest.param(NEW_PROCESS, marks=pytest.mark.slow)], ids=["", "new"]
+)
+def trained(request, tmp_path_factory):
     """The run of the command, whose process settles the environment first."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     arguments = ["--task", TASK, "--hw", "cpu", "--results-dir", folder, "--json"]
-    result(tpukit("train", *arguments, env=NEW_PROCESS))
+    result(tpukit("train", *arguments, env=request.param))
     return folder
 
 

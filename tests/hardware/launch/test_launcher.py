@@ -85,7 +85,10 @@ def test_a_killed_rank_is_named():
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_signals_are_passed_on_and_every_rank_ends_in_order(number, code):
     process = start("wait")
     assert process.stdout.readline() == "waiting 0\n"

@@ -77,7 +77,8 @@ print(np.ones(2**26).nbytes)  # afterwards there is no limit
 
 
 @pytest.mark.parametrize(
-    "more", ["np.ones(2**22)", "bytearray(2**18)", "np.empty(2**30)"],
+    "more",
+    [pytest.param("np.ones(2**22)", marks=pytest.mark.slow), "bytearray(2**18)", "np.empty(2**30)"],
     ids=["arrays", "small", "untouched"],
 )  # fmt: skip
 def test_an_allocation_into_the_reserve_fails(more):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import VIRTUAL_TPU, environment, result, script, tpukit
+from runs import SUPPORT, VIRTUAL_TPU, environment, result, script, tpukit
 
 
 def answer(name, *arguments, devices="1"):
@@ -46,7 +46,10 @@ print(json.dumps([len(payload), jax.default_backend()]))
 
 @pytest.mark.jax
 @pytest.mark.xla
-@pytest.mark.parametrize(("platforms", "jax"), [("tpu", "new"), ("tpu,cpu", "imported")])
+@pytest.mark.parametrize(
+    ("platforms", "jax"),
+    [pytest.param("tpu", "new", marks=pytest.mark.slow), ("tpu,cpu", "imported")],
+)
 def test_lowering_leaves_the_tpu_alone(platforms, jax):
     """An image may name the TPU for JAX, where torch_xla holds it."""
     env = environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1", "JAX_PLATFORMS": platforms})
@@ -56,7 +59,7 @@ def test_lowering_leaves_the_tpu_alone(platforms, jax):
     assert backend == "cpu"
 
 
-@pytest.fixture(scope="module", params=["1", "4"])
+@pytest.fixture(scope="module", params=[pytest.param("1", marks=pytest.mark.slow), "4"])
 def programs(request):
     """The number of devices, and the compiler's reports on attention and windows for them."""
     # `attention` registers lowerings, which windows are compared without.
@@ -100,9 +103,9 @@ def test_every_tpu_that_has_the_kernels_takes_the_largest_heads(tpus):
 @pytest.mark.plan
 def test_a_tpu_without_the_kernels_is_answered_for_too(tmp_path):
     """Its attention is made in blocks: a kernel in bfloat16 would be refused."""
-    words = ["--task", "summarize", "--data-path", "/nonexistent", "--model", "1x2x64",
-             "--block-size", "128", "--target", "v3-8", "--start", "2", "--max", "2"]  # fmt: skip
-    found = result(tpukit("probe-batch", *words, "--json", env={"TPUKIT_CACHE_DIR": str(tmp_path)}))
+    task = f"{SUPPORT / 'attention_task.py'}:Attending"
+    words = ["--task", task, "--target", "v3-8", "--start", "2", "--max", "2", "--json"]
+    found = result(tpukit("probe-batch", *words, env={"TPUKIT_CACHE_DIR": str(tmp_path)}))
     assert found["largest_batch_per_device"] == 2
     assert found["step"]["kernel_flops"] == 0
 

@@ -23,7 +23,7 @@ SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--hw", "cpu"
 
 @pytest.fixture(scope="module")
 def competition(tmp_path_factory):
-    return image_competition(tmp_path_factory.mktemp("competition"))
+    return image_competition(tmp_path_factory.mktemp("competition"), images=200)
 
 
 def train(competition, run, *more):
@@ -45,7 +45,7 @@ def trained(competition, tmp_path_factory):
     assert "is not used" not in done.stderr
     assert result(done)["finished"]
     damaged = competition.damaged[0]
-    assert f"1 of 400 images cannot be read: {damaged}.png in {competition.folder}" in done.stderr
+    assert f"1 of 160 images cannot be read: {damaged}.png in {competition.folder}" in done.stderr
     return run
 
 
@@ -65,7 +65,7 @@ def test_damaged_files_are_an_error_with_a_way_on(competition, trained, tmp_path
     done = train(competition, tmp_path / "run")
     assert "column fold is not used" in done.stderr and "--set fold=0" in done.stderr
     told = failure(done)
-    assert f"1 of 400 images cannot be read: {competition.damaged[0]}.png" in told
+    assert f"1 of 160 images cannot be read: {competition.damaged[0]}.png" in told
     assert "--set damaged=skip" in told
     told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--set", "damaged=stop",
                           "--out", tmp_path / "out.csv"))  # fmt: skip
@@ -80,9 +80,9 @@ def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition,
     assert fields["damaged"] == [damaged] and f"(damaged_row: frequencies): {damaged}" in told
     with (competition.folder / "train.csv").open() as file:
         counts = Counter(row["label"] for row in csv.DictReader(file) if row["fold"] != "3")
-    assert counts.total() == 320
+    assert counts.total() == 128
     assert numbers(rows[damaged]) == pytest.approx(
-        [counts[name] / 320 for name in rows[damaged]], abs=1e-7
+        [counts[name] / 128 for name in rows[damaged]], abs=1e-7
     )
     # The other rows are those of a competition without that file.
     whole = tmp_path / "whole"
@@ -90,7 +90,7 @@ def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition,
     (whole / f"{damaged}.png").unlink()
     others = predict(trained, tmp_path / "others.csv", "--data-path", whole,
                      "--set", "id_column=image_id", "--set", "probabilities=true")[0]  # fmt: skip
-    assert len(others) == 99 and damaged not in others
+    assert len(others) == 39 and damaged not in others
     for name, row in others.items():
         assert numbers(row) == pytest.approx([float(rows[name][n]) for n in row], abs=1e-6)
 
@@ -118,22 +118,22 @@ def test_damaged_files_are_left_out_of_a_test(competition, trained, tmp_path):
     test = ("test", "--run", trained, "--hw", "cpu", "--out", tmp_path, "--json", "--data")
     done = tpukit(*test, "train.csv")
     found = result(done)
-    assert found["samples"] == 398 and len(found["damaged"]) == 2
-    assert "2 of 400 images cannot be read and are left out: " in done.stderr
+    assert found["samples"] == 158 and len(found["damaged"]) == 2
+    assert "2 of 160 images cannot be read and are left out: " in done.stderr
     rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
     by_name = {row["file"].rpartition("/")[2][:-4]: row for row in rows}
     assert by_name.keys() == competition.labels.keys() - {*competition.damaged}
     assert all(row["label"] == competition.labels[name] for name, row in by_name.items())
     right = sum(row["label"] == row["predicted"] for row in rows)
-    assert found["metrics"]["accuracy"] == right / 398
+    assert found["metrics"]["accuracy"] == right / 158
     assert (tmp_path / "mistakes.png").is_file()
     # Alone, each image has the prediction it has beside the damaged ones.
     whole = tmp_path / "whole"
-    for name in sorted(by_name)[:20]:
+    for name in sorted(by_name)[:10]:
         (whole / by_name[name]["label"]).mkdir(parents=True, exist_ok=True)
         shutil.copy(by_name[name]["file"], whole / by_name[name]["label"])
     alone = result(tpukit(*test, whole))
-    assert alone["samples"] == 20 and alone["damaged"] == []
+    assert alone["samples"] == 10 and alone["damaged"] == []
     for row in csv.DictReader((tmp_path / "predictions.csv").open()):
         before = by_name[row["file"].rpartition("/")[2][:-4]]
         assert row["predicted"] == before["predicted"]
@@ -147,7 +147,7 @@ def test_the_validation_is_that_of_a_test_without_the_damaged_files(competition,
     names = {row["file"].rpartition("/")[2][:-4] for row in rows}
     with (competition.folder / "train.csv").open() as file:
         fold = {row["image_id"] for row in csv.DictReader(file) if row["fold"] == "3"}
-    assert found["samples"] == 79 and names == fold - {*competition.damaged}
+    assert found["samples"] == 31 and names == fold - {*competition.damaged}
     for name in ("accuracy", "loss", *METRICS):
         assert found["metrics"][name] == pytest.approx(last[f"valid_{name}"], abs=1e-5)
     state = json.loads((trained / "checkpoints/step-00000008/state.json").read_text())

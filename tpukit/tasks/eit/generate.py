@@ -30,7 +30,6 @@ from tpukit.io.process import allowed_cores
 from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems
 from tpukit.io.units import format_bytes
 from tpukit.io.workers import map_completed
-from tpukit.tasks.eit.data.dataset import Normalisation, save_normalisation
 from tpukit.tasks.eit.data.voltages import VOLTAGES
 from tpukit.tasks.eit.simulation.forward import forward_model
 from tpukit.tasks.eit.simulation.inclusions import draw_image, draw_inclusions, sigma_on
@@ -328,6 +327,9 @@ def merged(parts: Iterable[ChannelSums]) -> ChannelSums:
 
 def _write_normalisation(data: SimulatedData, folder: Path) -> None:
     """`mean.pth` and `std.pth`, tensors (1, 16, 13), over the samples that train."""
+    # Here: the workers start without torch.
+    from tpukit.tasks.eit.data.dataset import Normalisation, save_normalisation
+
     kept = (np.load(_sums_path(folder, *chunk), allow_pickle=False) for chunk in data.chunks())
     sums = merged(ChannelSums(int(v[0]), *v[1:].reshape(2, VOLTAGES)) for v in kept)
     with writing_errors(folder):

@@ -143,7 +143,7 @@ def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
 )
 def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
     """Of electrodes that come clockwise, a quarter turn is another one."""
-    make_dataset(SimulatedData(300, workers=1), tmp_path / "data")
+    make_dataset(SimulatedData(120, workers=1), tmp_path / "data")
     for path in (tmp_path / "data").glob("*/*.npz"):
         with np.load(path) as sample:
             ys, xs = symmetry.of_voltages(sample["ys"][:, 0]), sample["xs"]

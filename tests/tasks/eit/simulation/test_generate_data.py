@@ -32,16 +32,21 @@ def digest(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """450 samples made in one go."""
+    """60 samples in two chunks, made in one go."""
     folder = tmp_path_factory.mktemp("made") / "data"
-    make_dataset(SimulatedData(450, workers=2), folder)
+    make_dataset(some(), folder)
     return folder
+
+
+def some(n: int = 60, start: int = 190, workers: int = 1, **settings) -> SimulatedData:
+    """Chunks end at multiples of 200: by default there are those of 10 and of 50 samples."""
+    return SimulatedData(n, start=start, workers=workers, **settings)
 
 
 def test_set_is_split_80_10_10_in_the_published_format(made):
     counts = {name: len(list((made / name).glob("*.npz"))) for name in ("train", "valid", "test")}
-    assert counts == {"train": 360, "valid": 45, "test": 45}
-    with np.load(made / "train" / "0000010.npz", allow_pickle=False) as sample:
+    assert counts == {"train": 48, "valid": 6, "test": 6}
+    with np.load(made / "train" / "0000210.npz", allow_pickle=False) as sample:
         assert {n: (a.shape, a.dtype.name) for n, a in sample.items()} == {
             "ys": ((208, 1), "float32"),
             "xs": ((128, 128), "float32"),
@@ -65,33 +70,32 @@ def test_sums_merge_as_if_added_one_by_one():
     np.testing.assert_allclose(total.std(), values.std(0, ddof=1))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_do_not_change_a_byte(made, tmp_path, workers):
-    make_dataset(SimulatedData(450, workers=workers), tmp_path / "data")
+def test_workers_do_not_change_a_byte(made, tmp_path):
+    make_dataset(some(workers=3), tmp_path / "data")
     assert digest(tmp_path / "data") == digest(made)
 
 
 def test_a_larger_set_begins_with_the_smaller_one(made, tmp_path):
     folder = tmp_path / "data"
-    make_dataset(SimulatedData(130, workers=1), folder)
-    done = make_dataset(SimulatedData(450, workers=1), folder)
-    assert done["made"] == 450
+    make_dataset(some(20), folder)
+    done = make_dataset(some(), folder)
+    assert done["made"] == 50
     assert digest(folder) == digest(made)
 
 
 def test_parts_made_apart_are_those_of_the_whole(made, tmp_path):
-    make_dataset(SimulatedData(100, start=150, workers=1), tmp_path / "part")
+    make_dataset(some(20, start=195), tmp_path / "part")
     whole = digest(made)
     part = {n: d for n, d in digest(tmp_path / "part").items() if n.endswith(".npz")}
-    assert len(part) == 100
+    assert len(part) == 20
     assert part.items() <= whole.items()
 
 
 def test_same_command_again_makes_nothing_and_a_lost_file_again(made):
     before = digest(made)
-    assert make_dataset(SimulatedData(450, workers=1), made)["made"] == 0
+    assert make_dataset(some(), made)["made"] == 0
     (made / "valid" / "0000208.npz").unlink()
-    assert make_dataset(SimulatedData(450, workers=1), made)["made"] == 200
+    assert make_dataset(some(), made)["made"] == 50
     assert digest(made) == before
 
 
@@ -104,17 +108,17 @@ def test_recon_adds_images(tmp_path):
 
 
 def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
-    """SIGKILL to the command at three moments; its workers end by themselves."""
+    """SIGKILL to the command at two moments; its workers end by themselves."""
     folder = tmp_path / "data"
-    command = [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "450",
-               "--workers", "2"]  # fmt: skip
+    command = [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "60",
+               "--start", "190", "--workers", "2"]  # fmt: skip
     seen = set()
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen(
             command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         before = len(list(folder.glob("*/*.npz")))
-        while process.poll() is None and len(list(folder.glob("*/*.npz"))) < before + 57:
+        while process.poll() is None and len(list(folder.glob("*/*.npz"))) < before + 9:
             time.sleep(0.005)
         workers = children_of(process.pid)
         process.send_signal(signal.SIGKILL)
@@ -122,13 +126,15 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
         wait_until_gone(workers)
         seen.add(len(list(folder.glob("*/*.npz"))))
     assert len(seen) > 1
-    fields = result(tpukit("data", "eit", "--out", folder, "--n", 450, "--json"))
-    assert (fields["samples"], fields["train"], fields["path"]) == (450, 360, str(folder))
+    fields = result(tpukit(*command[3:], "--json"))
+    assert (fields["samples"], fields["train"], fields["path"]) == (60, 48, str(folder))
     assert digest(folder) == digest(made)
     assert not list(folder.rglob("*.part*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_interrupted_it_says_how_to_go_on(tmp_path, number):
     folder = tmp_path / "data"
     process = subprocess.Popen(
@@ -180,11 +186,11 @@ def is_running(pid: int) -> bool:
 
 def test_other_settings_in_the_same_folder_are_named(made):
     before = digest(made)
-    other = SimulatedData(450, seed=1, labels="difference", workers=1)
+    other = some(seed=1, labels="difference")
     with pytest.raises(DataError, match=r"seed \(was 0, now 1\), labels \(was classes"):
         make_dataset(other, made)
-    with pytest.raises(DataError, match=r"already holds 450 samples, more than --n 130"):
-        make_dataset(SimulatedData(130, workers=1), made)
+    with pytest.raises(DataError, match=r"already holds 60 samples, more than --n 20"):
+        make_dataset(some(20), made)
     assert digest(made) == before
 
 
@@ -252,16 +258,17 @@ def test_too_small_a_disk_is_seen_before_anything_is_made(tmpfs):
 
 @needs_mount
 def test_a_disk_that_fills_up_on_the_way_then_more_room(tmpfs):
-    """No more than 120 files fit: full in the middle. After remounting, the command goes on."""
-    folder = tmpfs("size=60m,nr_inodes=120")
-    told = failure(tpukit("data", "eit", "--out", folder / "data", "--n", 450), code=1)
+    """No more than 40 files fit: full in the middle. After remounting, the command goes on."""
+    folder = tmpfs("size=60m,nr_inodes=40")
+    command = ("data", "eit", "--out", folder / "data", "--n", 60)
+    told = failure(tpukit(*command), code=1)
     assert "disk is full" in told and "goes on" in told
     there = list((folder / "data").glob("*/*.npz"))
-    assert 50 < len(there) < 120
+    assert 10 < len(there) < 40
     assert all(np.load(path)["xs"].shape == (128, 128) for path in there)
     assert not list((folder / "data").rglob("*.part*"))
     subprocess.run(["mount", "-o", "remount,nr_inodes=9999", str(folder)], check=True)
-    result(tpukit("data", "eit", "--out", folder / "data", "--n", 450, "--json"))
+    result(tpukit(*command, "--json"))
 
 
 @needs_mount

@@ -102,7 +102,7 @@ def test_a_damaged_cache_is_built_again(
 def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    files = write_dialogues(tmp_path, 20_000, 0)
+    files = write_dialogues(tmp_path, 8_000, 0)
     (tmp_path / "t.tiktoken").write_bytes(tokenizer.to_bytes())
     code = (
         "import sys; from pathlib import Path;"
@@ -121,7 +121,7 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert killed and not list(folder.glob("*.tokens"))
-    assert len(open_token_cache(files.train, tokenizer, 256)) == 18_000
+    assert len(open_token_cache(files.train, tokenizer, 256)) == 7_200
     assert not list(folder.glob(".*.partial"))
 
 
