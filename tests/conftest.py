@@ -34,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="begin no test after this time since 1970")  # fmt: skip
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One test process more than cores: many tests wait for a process, a signal or a file."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure() -> None:
     """Children must be interruptible, also where this process was started in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

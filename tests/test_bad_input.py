@@ -215,7 +215,15 @@ def test_a_run_that_is_refused_removes_nothing_of_the_other(tmp_path):
 
 
 def test_two_live_runs_in_one_folder(tmp_path):
-    arguments = [*BASE, "--results-dir", str(tmp_path / "run"), "--max-steps", "1000000"]
+    arguments = [
+        *BASE,
+        "--results-dir",
+        str(tmp_path / "run"),
+        "--max-steps",
+        "1000000",
+        "--set",
+        "pause=0.05",
+    ]
     command = [sys.executable, "-m", "tpukit", *arguments]
     first = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     try:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from runs import ROOT, TINY, environment, failure, result, tpukit
+from runs import ROOT, TINY, environment, failure, result, started, tpukit
 
 from tpukit.errors import TpukitError, UsageError
 from tpukit.hardware.host import Host
@@ -40,17 +41,14 @@ SECRET = "do-not-show-7f3a9c"
 @contextmanager
 def training(folder, *options):
     """A run that trains on, from its first checkpoint."""
-    command = [sys.executable, "-m", "tpukit", *TRAIN, "--max-steps", "1000000",
-               "--results-dir", str(folder), *options]  # fmt: skip
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
-    try:
+    words = [*TRAIN, "--max-steps", 1000000, "--set", "pause=0.1", "--results-dir", folder]
+    with started(*words, *options) as process:
         while not (folder / "checkpoints" / "latest").exists():
             assert process.poll() is None
             time.sleep(0.1)
         yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
 
 
 def listening(process):

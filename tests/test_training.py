@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,13 +14,13 @@ import torch
 from runs import (
     TINY,
     VIRTUAL_TPU,
-    environment,
     failure,
     latest,
     parameters,
     relative_difference,
     result,
     same_bytes,
+    started,
     tpukit,
 )
 
@@ -102,15 +101,15 @@ def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(
 ):
     run = tmp_path / "run"
     arguments = [*BASE, "--max-steps", "40", "--results-dir", str(run), "--devices", devices]
-    command = [sys.executable, "-m", "tpukit", *arguments, "--set", "pause=0.2"]
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    while "step" not in (run / "log.txt").read_text() if (run / "log.txt").exists() else True:
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(number)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == code, told
+    with started(*arguments, "--set", "pause=0.2") as process:
+        while "step" not in (run / "log.txt").read_text() if (run / "log.txt").exists() else True:
+            assert process.poll() is None, process.output()
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(number)
+        status = process.wait(60)
+        _, told = process.output()
+    assert status == code, told
     assert "the checkpoint is written" in told and "tpukit train" in told
     assert "Traceback" not in told
     stopped = int(latest(run).name.removeprefix("step-"))

@@ -85,7 +85,7 @@ def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
     run = tmp_path_factory.mktemp("launch") / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "tpukit", "train", "--task", TINY, "--hw", "cpu", "--devices", "2",
-         "--max-steps", "1000000", "--num-workers", "2", "--ckpt-every", "2",
+         "--max-steps", "1000000", "--set", "pause=0.2", "--num-workers", "2", "--ckpt-every", "2",
          "--results-dir", str(run)],
         env=environment({"TMPDIR": str(base), "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "c")}),
         stderr=subprocess.DEVNULL,

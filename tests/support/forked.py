@@ -111,17 +111,30 @@ class Forked:
     answers: IO[bytes]
     out: Path
     err: Path
+    status: int | None = None
 
     def output(self) -> tuple[str, str]:
         """Standard output and standard error so far."""
         return self.out.read_text(), self.err.read_text(errors="replace")
 
+    def poll(self) -> int | None:
+        """The exit code, negative after a signal; None while it runs."""
+        if self.status is None and select.select([self.answers], [], [], 0)[0]:
+            self.status = os.waitstatus_to_exitcode(int(self.answers.readline()))
+        return self.status
+
     def wait(self, timeout: float) -> int:
-        """The exit code, negative after a signal; raises `subprocess.TimeoutExpired`."""
-        ended, _, _ = select.select([self.answers], [], [], timeout)
-        if not ended:
+        """The exit code; raises `subprocess.TimeoutExpired`."""
+        if self.status is None:
+            select.select([self.answers], [], [], timeout)
+        if (status := self.poll()) is None:
             raise subprocess.TimeoutExpired(self.argv, timeout, *self.output())
-        return os.waitstatus_to_exitcode(int(self.answers.readline()))
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """As `subprocess.Popen.send_signal`."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def is_late(wanted: Mapping[str, str], present: Mapping[str, str]) -> bool:

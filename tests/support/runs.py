@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from forked import CELLS, SCRIPT, ForkServer
+from forked import CELLS, SCRIPT, Forked, ForkServer
 from safetensors.torch import load_file
 
 SUPPORT = Path(__file__).parent
@@ -56,6 +59,21 @@ def tpukit(
         [sys.executable, "-m", "tpukit", *argv],
         env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@contextmanager
+def started(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Forked]:
+    """A command line that runs in a fork meanwhile, without another one; it ends with the block."""
+    argv, variables = list(map(str, arguments)), environment(env)
+    server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
+    assert server.can_set(variables)
+    with tempfile.TemporaryDirectory() as folder:
+        forked = server.start(argv, variables, None, Path(folder), session=False)
+        try:
+            yield forked
+        finally:
+            forked.send_signal(signal.SIGKILL)
+            forked.wait(60)
 
 
 def ranks_of(arguments: Sequence[object]) -> int:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,12 +12,12 @@ import pytest
 import torch
 from runs import (
     VIRTUAL_TPU,
-    environment,
     latest,
     parameters,
     relative_difference,
     result,
     script,
+    started,
     tpukit,
 )
 
@@ -198,16 +195,11 @@ def test_a_killed_prediction_ends_in_the_same_file(place, whole):  # type: ignor
     write_dialogues(place / "many", 6000, 1)
     more = ["--test-csv", place / "many" / "test.csv", "--temperature", 0.9]
     command = predict_command(place, "whole", "killed.csv", *more)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", *map(str, command)], env=environment(env_of(place)),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
     journal = place / ".killed.csv.journal-0"
-    while child.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 1):
-        time.sleep(0.01)
-    assert child.poll() is None, "it was over before it could be killed"
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    with started(*command, env=env_of(place)) as child:
+        while not (journal.exists() and journal.read_bytes().count(b"\n") > 1):
+            assert child.poll() is None, "it was over before it could be killed"
+            time.sleep(0.01)
     assert not (place / "killed.csv").exists()
     # As a kill in the middle of a write would leave it.
     with journal.open("ab") as file:
