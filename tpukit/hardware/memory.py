@@ -374,13 +374,9 @@ def _status(field: str) -> int:
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
-    return 0 if text else _resident_without_proc()
-
-
-def _resident_without_proc() -> int:
     import psutil
 
-    return int(psutil.Process().memory_info().rss)
+    return 0 if text else int(psutil.Process().memory_info().rss)
 
 
 # -- out of memory: recognised by its text, as the exception's class varies ----------------------

@@ -50,6 +50,12 @@ class Death:
             return f"ended by {_signal_name(self.return_code - 128)}"
         return f"ended with exit code {self.return_code}"
 
+    @property
+    def last_line(self) -> str:
+        """The last line that is not blank, or empty; 200 characters at most."""
+        lines = (line.strip() for line in reversed(self.output.splitlines()))
+        return next(filter(None, lines), "")[:200]
+
     def is_out_of_memory(self, *, limited: bool) -> bool:
         """Whether it ran out of memory: its output says so, the kernel killed it, or it hung.
 

@@ -125,13 +125,8 @@ def _try_once(hardware: Hardware, options: HardwareOptions, deadline: float) -> 
         except ChildDiedError as death:
             reason = f"{place}: {death.death.describe()}"
             if death.death.return_code is not None:
-                reason += f" ({_last_line(death.death.output)})"
+                reason += f" ({death.death.last_line or 'no message'})"
     return {"works": not reason, "reason": reason, "opened": opened, "errors": errors}
-
-
-def _last_line(output: str) -> str:
-    lines = (line.strip() for line in reversed(output.splitlines()))
-    return next(filter(None, lines), "no message")[:200]
 
 
 def _key(device: str, options: HardwareOptions) -> dict[str, Any]:

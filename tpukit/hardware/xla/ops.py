@@ -75,32 +75,7 @@ class XlaOps(TorchOps):
         blocks = self._blocks(query, key)
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal, starts=starts)
-        return self._blocked_attention(
-            query, key, value, bias, blocks, causal=causal, starts=starts
-        )
-
-    def can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
-        """Whether the fused kernel takes these shapes."""
-        whole = query.shape[0] % self.devices == 0
-        return self.fused and whole and fits(query, key, bias, causal=causal)
-
-    def _blocks(self, query: Tensor, key: Tensor) -> int:
-        batch, heads, queries, _ = query.shape
-        scores_bytes = 4 * batch * heads * queries * key.shape[-2] // self.devices
-        return max(1, min(MOST_BLOCKS, queries, math.ceil(scores_bytes / LARGEST_SCORES_BYTES)))
-
-    def _blocked_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        blocks: int,
-        *,
-        causal: bool,
-        starts: Tensor | None,
-    ) -> Tensor:
-        """Attention a block of queries at a time, each computed again in the backward pass."""
+        # A block of queries at a time, each computed again in the backward pass.
         queries, keys = query.shape[-2], key.shape[-2]
         size = math.ceil(queries / blocks)
         parts = []
@@ -113,6 +88,16 @@ class XlaOps(TorchOps):
             block = functools.partial(_block, causal, start, [*masks])
             parts.append(self.recompute(block, *inputs, *masks.values()))
         return torch.cat(parts, dim=-2)
+
+    def can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
+        """Whether the fused kernel takes these shapes."""
+        whole = query.shape[0] % self.devices == 0
+        return self.fused and whole and fits(query, key, bias, causal=causal)
+
+    def _blocks(self, query: Tensor, key: Tensor) -> int:
+        batch, heads, queries, _ = query.shape
+        scores_bytes = 4 * batch * heads * queries * key.shape[-2] // self.devices
+        return max(1, min(MOST_BLOCKS, queries, math.ceil(scores_bytes / LARGEST_SCORES_BYTES)))
 
 
 def _block(causal: bool, start: int, masks: Sequence[str], *tensors: Tensor) -> Tensor:

@@ -85,6 +85,5 @@ def reason_of(death: Death, seconds: float) -> str:
     from tpukit.probe.logs.matching import explain_text
 
     known = explain_text(death.output)
-    lines = (line.strip() for line in reversed(death.output.split("\n")))
-    said = f"{known.cause} {known.fix}" if known else next(filter(None, lines), "")[:200]
+    said = f"{known.cause} {known.fix}" if known else death.last_line
     return f"the process {death.describe()}: {said}"
