@@ -23,8 +23,10 @@ import psutil
 
 MOST_SECONDS = 900.0
 HOLD = "import sys; held = b'x' * int(sys.argv[1]); print(len(held), flush=True); input()"
-KEYS = ("largest_batch_per_device", "recommended_batch_per_device", "estimated_largest", "ended",
-        "limit_bytes", "trials", "id", "error")  # fmt: skip
+KEYS = (
+    "largest_batch_per_device", "recommended_batch_per_device", "slow_batch_per_device",
+    "estimated_largest_batch_per_device", "stopped_by", "limit_bytes", "trials", "id", "error",
+)  # fmt: skip
 
 
 def kernel_kills() -> int:
