@@ -12,10 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from tpukit.hardware.memory import is_out_of_memory_text
@@ -84,7 +83,7 @@ class ChildDiedError(Exception):
         self.death = death
 
 
-class Child:
+class Child(AbstractContextManager["Child"]):
     """A process in a group of its own; leaving the context ends the whole group.
 
     Each question and each answer is a line of JSON; what libraries print goes to a file.
@@ -113,15 +112,7 @@ class Child:
         finally:
             os.close(writing)
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
