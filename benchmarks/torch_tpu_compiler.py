@@ -83,8 +83,8 @@ def record_torch_tpu(name: str, kernels: bool) -> tuple[bytes, dict[int, int]]:
     batches = [next(iter(backend.batches([batch_of(task, ROWS[name])])))]
     programs = StepPrograms(backend.device, print)
     recording = programs.recorded(learner._step, batches, programs.inputs(batches, (1e-4, 0.0)))
-    places = {id(kept): place for place, kept in enumerate(recording.kept)}
-    aliases = {places[id(kept)]: result for result, kept in enumerate(recording.changed)}
+    places = {id(kept): place for place, kept in enumerate(recording.recorder.kept)}
+    aliases = {places[id(kept)]: result for result, kept in enumerate(recording.recorder.changed)}
     return recorder.serialize_mlir_portable_artifact(recording.module), aliases
 
 

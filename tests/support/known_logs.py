@@ -380,6 +380,8 @@ LOGS = {
     "torch-tpu-failed-argument": TB + "RuntimeError: a required argument is in a failed state",
     "torch-tpu-reads-within-a-program": TB
     + "RuntimeError: nonzero(): cannot record EventSnapshot during an FX trace",
+    "tpu-int64-all-reduce": TB
+    + "RuntimeError: UNIMPLEMENTED: While rewriting computation to not contain X64 element types, XLA encountered an HLO for which this rewriting is not implemented: %all-reduce.18 = (s64[10]{0}, s64[]) all-reduce(s64[10]{0} %x, s64[] %y), to_apply=%Min.14",
     # -- families --------------------------------------------------------------------------------
     "pip-no-distribution": "ERROR: Could not find a version that satisfies the requirement torchtext==0.6.9 (from versions: 0.1.1, 0.18.0)\nERROR: No matching distribution found for torchtext==0.6.9",
     "package-build-failed": "  ERROR: Failed building wheel for frobnicate\nFailed to build frobnicate",
