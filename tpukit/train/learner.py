@@ -50,9 +50,12 @@ class BatchSums:
     @torch.no_grad()
     def add(self, batch: Batch) -> None:
         """Adds one batch's weighted sums, with the model's present weights."""
-        self._names, part = self.forward(batch, self._names)
-        self._totals += part
+        self.backend.run(self._add, [batch], 0.0)
         self.backend.finish()
+
+    def _add(self, batches: Sequence[Batch], _: float | Tensor) -> None:
+        self._names, part = self.forward(batches[0], self._names)
+        self._totals += part
 
     @torch.no_grad()
     def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:

@@ -139,6 +139,8 @@ def _load_torch_tpu() -> None:
     """What `import torch` does by itself where its autoload is on."""
     # Nearly all of `torch.tpu` warns that it is experimental; the run's first lines say it once.
     warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")
+    # While a step is recorded it looks at results' gradients: a warning for each of a user's lines.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     [entry] = importlib.metadata.entry_points(group="torch.backends", name="torch_tpu")
     with redirect_stderr(io.StringIO()):  # it prints each of its own steps
         entry.load()()
