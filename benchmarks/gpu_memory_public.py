@@ -11,16 +11,17 @@ second micro-batch of an accumulation holds: `gradients_stay`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import statistics
-import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from deciding_code import write_result
 
@@ -57,7 +58,76 @@ class Measurement:
     gradients_stay: bool = False
     context: float | None = None
     """What the source found before training, in `unit`; else the target's."""
+    then: list[str] = field(default_factory=list)
+    """What that version of torch did otherwise: names of `THEN`."""
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest batch of a ladder that fitted, and the next one, which did not."""
+
+    name: str
+    """A model of timm."""
+    image: int
+    fits: int = 0
+    """0: not looked at."""
+
+
+LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Batches that timm's benchmark tries, from the largest on."""
+LADDER_GPU = "rtx3090"
+LADDER_SOURCE = (
+    "https://github.com/huggingface/pytorch-image-models/blob/main/results/"
+    "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
+)
+
+
+# -- what earlier versions of torch did ----------------------------------------------------------
+@contextlib.contextmanager
+def softmax_keeps_its_input() -> Iterator[None]:
+    """Before 1.11 the formula of its gradient named the input, for its type: it was saved.
+
+    Under autocast an attention mask in fp32 had made the scores fp32 before.
+    """
+    import torch
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, shares: Any, scores: Any) -> Any:
+            ctx.save_for_backward(scores)
+            return shares.view_as(shares)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            del ctx.saved_tensors
+            return gradients[0], None
+
+    plain = torch.nn.functional.softmax
+
+    def softmax(scores: Any, *args: Any, **kwargs: Any) -> Any:
+        return Keep.apply(plain(scores, *args, **kwargs), scores.detach().float())
+
+    with mock.patch.object(torch.nn.functional, "softmax", softmax):
+        yield
+
+
+@contextlib.contextmanager
+def adam_has_two_temporaries() -> Iterator[None]:
+    """Until July 2023 its form for lists added epsilon to a copy of the root."""
+    import torch
+
+    plain = torch._foreach_addcdiv_
+
+    def addcdiv(values: Any, first: Any, second: Any, *args: Any) -> None:
+        copies = [torch.empty_like(t) for t in second]
+        plain(values, first, copies, *args)
+
+    with mock.patch.object(torch, "_foreach_addcdiv_", addcdiv):
+        yield
+
+
+THEN = {"softmax": softmax_keeps_its_input, "adam": adam_has_two_temporaries}
 
 
 # -- the models ----------------------------------------------------------------------------------
@@ -189,6 +259,15 @@ def gpt(
 
 
 # -- the comparison ------------------------------------------------------------------------------
+def timm_classifier(name: str) -> Any:
+    """timm's model with plain attention, as before it took torch's kernels."""
+    import timm
+    from timm.layers import set_fused_attn
+
+    set_fused_attn(enable=False)
+    return timm.create_model(name)
+
+
 def predict(measurement: Measurement) -> dict[str, Any]:
     """The prediction of `probe-batch --model` for the settings of a measurement."""
     from tpukit.probe.batch.model_task import ModelTask
@@ -197,48 +276,65 @@ def predict(measurement: Measurement) -> dict[str, Any]:
     from tpukit.probe.trial import TrialRequest
     from tpukit.train.config import TrainConfig
 
-    made: Callable[..., Any] = functools.partial(globals()[measurement.model], **measurement.settings)
-    task = ModelTask(made, measurement.inputs, {})
+    factory: Callable[..., Any] = globals()[measurement.model]
+    task = ModelTask(functools.partial(factory, **measurement.settings), measurement.inputs, {})
     config = TrainConfig(**{"precision": "fp32", "clip_norm": 0.0, **measurement.train})
     accumulate = max(measurement.accumulate, 2 if measurement.gradients_stay else 1)
     target = find_gpu(measurement.target)
     assert target is not None
-    started = time.monotonic()
     trial = TracedTrials(task, config, target).run(TrialRequest(measurement.rows, accumulate))
-    beside = trial.memory["context"] + trial.memory["nccl"]
-    reserved = trial.used_bytes - beside
-    low, high = trial.used_range
-    return {
-        "allocated": trial.allocated_bytes, "reserved": reserved, "driver": trial.used_bytes,
-        "beside": beside, "range": [low, high], "fits": trial.fits,
-        "parameters": trial.parameters, "memory": dict(trial.memory),
-        "seconds": time.monotonic() - started,
-    }  # fmt: skip
+    context = trial.memory["context"]
+    if measurement.context is not None:
+        context = int(measurement.context * UNITS[measurement.unit])
+    reserved = trial.used_bytes - trial.memory["context"] - trial.memory["nccl"]
+    peaks = {"allocated": trial.allocated_bytes, "reserved": reserved, "driver": reserved + context}
+    return {"bytes": peaks[measurement.counts], "fits": trial.fits, "memory": dict(trial.memory)}
 
 
 def compare(measurement: Measurement) -> dict[str, Any]:
-    """A measurement's row."""
-    found = predict(measurement)
-    unit = UNITS[measurement.unit]
-    predicted = found[measurement.counts]
-    if measurement.counts == "driver" and measurement.context is not None:
-        predicted = found["reserved"] + measurement.context * unit
+    """A measurement's row: by torch of now and, where it did otherwise, by torch of then."""
+    now = predict(measurement)
     row = {
-        "name": measurement.name, "source": measurement.source, "versions": measurement.versions,
-        "target": measurement.target, "counts": measurement.counts,
-        "predicted_first": measurement.predicted_first, "predicted_bytes": int(predicted),
-        "note": measurement.note, **found,
+        **{name: getattr(measurement, name) for name in ("name", "source", "versions", "target",
+           "counts", "predicted_first", "note", "then")},
+        "predicted_bytes": now["bytes"], "memory": now["memory"], "fits": now["fits"],
     }  # fmt: skip
+    if measurement.then:
+        with contextlib.ExitStack() as stack:
+            for name in measurement.then:
+                stack.enter_context(THEN[name]())
+            row["predicted_bytes_as_then"] = predict(measurement)["bytes"]
     if measurement.measured:
-        row["measured_bytes"] = int(measurement.measured * unit)
-        row["error"] = predicted / row["measured_bytes"] - 1
+        real = row["measured_bytes"] = int(measurement.measured * UNITS[measurement.unit])
+        row["error"] = row["predicted_bytes"] / real - 1
+        row["error_as_then"] = row.get("predicted_bytes_as_then", row["predicted_bytes"]) / real - 1
     return row
+
+
+def find_fit(fit: Fit) -> dict[str, Any]:
+    """The largest batch of the ladder by the predictions, beside the one that fitted."""
+    from tpukit.probe.batch.model_task import ModelTask
+    from tpukit.probe.gpu_memory.traced_trial import TracedTrials
+    from tpukit.probe.targets import find_gpu
+    from tpukit.probe.trial import TrialRequest
+    from tpukit.train.config import TrainConfig
+
+    size = fit.image
+    task = ModelTask(functools.partial(timm_classifier, fit.name), [f"x=3x{size}x{size}"], {})
+    config = TrainConfig(precision="fp16", optimizer="sgd", clip_norm=0.0)
+    target = find_gpu(LADDER_GPU)
+    assert target is not None
+    trials = TracedTrials(task, config, target)
+    found = [trials.run(TrialRequest(rows)) for rows in (LADDER[0], LADDER[3], *LADDER)][2:]
+    largest = max((t.batch for t in found if t.fits), default=0)
+    used = {t.batch: t.used_bytes for t in found}
+    return {"name": fit.name, "image": size, "predicted": largest, "used_bytes": used,
+            **({"fits": fit.fits, "right": largest == fit.fits} if fit.fits else {})}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--kept", action="store_true")
+    parser.add_argument("--only", default="", help="part of a name; other results are kept")
     options = parser.parse_args()
     os.environ.update(USE_TORCH_XLA="0", PJRT_DEVICE="CPU")
     import timm
@@ -246,28 +342,39 @@ def main() -> None:
     import torchvision
     import transformers
 
-    asked = [Measurement(**row) for row in tomllib.loads(MEASUREMENTS.read_text())["measurement"]]
-    rows = []
-    known = {}
-    if options.kept and RESULT.is_file():
-        known = {row["name"]: row for row in json.loads(RESULT.read_text())["measurements"]}
-    for measurement in asked:
-        if options.only in measurement.name:
-            row = compare(measurement)
-            error = f"{row['error']:+.1%}" if "error" in row else "not looked at"
-            print(f"{row['name']:40} {row['predicted_bytes'] / 2**30:7.2f} GiB"
-                  f" (alloc {row['allocated']/2**30:.2f}) {error} {row['seconds']:.0f} s", flush=True)  # fmt: skip
-            known[measurement.name] = row
-        if measurement.name in known:
-            rows.append(known[measurement.name])
-    errors = sorted(abs(row["error"]) for row in rows if "error" in row) or [0.0]
-    found = {
-        "median_error": statistics.median(errors), "largest_error": errors[-1],
-        "measurements": rows,
-        "versions": {m.__name__: m.__version__ for m in (torch, torchvision, transformers, timm)},
-    }  # fmt: skip
-    write_result(RESULT, found)
-    print(f"{len(errors)}: median {found['median_error']:.1%}, largest {found['largest_error']:.1%}")
+    asked = tomllib.loads(MEASUREMENTS.read_text())
+    kept = json.loads(RESULT.read_text()) if options.only and RESULT.is_file() else {}
+    known = {r["name"]: r for key in ("measurements", "fits") for r in kept.get(key, [])}
+    found: dict[str, Any] = {"measurements": [], "fits": []}
+    for key, kind, run in (("measurements", Measurement, compare), ("fits", Fit, find_fit)):
+        for settings in asked[key]:
+            if options.only in settings["name"]:
+                known[settings["name"]] = run(kind(**settings))
+                print(settings["name"], summary(known[settings["name"]]), flush=True)
+            if settings["name"] in known:
+                found[key].append(known[settings["name"]])
+        libraries = (torch, torchvision, transformers, timm)
+        found |= {**totals(found), "versions": {m.__name__: m.__version__ for m in libraries}}
+        write_result(RESULT, found)
+
+
+def totals(found: dict[str, Any]) -> dict[str, Any]:
+    """Medians and largest errors, and how many of the fits are right."""
+    looked = [row for row in found["measurements"] if "error" in row]
+    result = {}
+    for name in ("error", "error_as_then"):
+        errors = [abs(row[name]) for row in looked] or [0.0]
+        result |= {f"median_{name}": statistics.median(errors), f"largest_{name}": max(errors)}
+    fits = [row["right"] for row in found["fits"] if "right" in row]
+    return result | {"fits_right": sum(fits), "fits_asked": len(fits)}
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A row in a line."""
+    if "image" in row:
+        return f"predicted {row['predicted']}, fitted {row.get('fits', 'not looked at')}"
+    errors = [f"{row[name]:+.1%}" for name in ("error", "error_as_then") if name in row]
+    return f"{row['predicted_bytes'] / 2**30:.2f} GiB {' '.join(errors)}"
 
 
 if __name__ == "__main__":
