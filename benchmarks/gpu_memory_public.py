@@ -100,7 +100,6 @@ def softmax_keeps_its_input() -> Iterator[None]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            del ctx.saved_tensors
             return gradients[0], None
 
     plain = torch.nn.functional.softmax

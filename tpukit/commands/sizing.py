@@ -162,7 +162,7 @@ def check_search(settings: SearchSettings, target: str | None, options: Mapping[
 
 def _check_target(target: str, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for an unknown target, and for options that do not apply to one."""
-    from tpukit.probe.targets import GpuTarget, Target, find_any
+    from tpukit.probe.targets import Target, find_any
 
     known = find_any(target)
     if options.get("memory_limit"):
@@ -176,11 +176,6 @@ def _check_target(target: str, options: Mapping[str, Any]) -> None:
             f"Choose the target by them: {target.rpartition('-')[0]}-{devices}."
             if isinstance(known, Target)
             else f"Choose the target by them: {devices}x{target.rpartition('x')[2]}.",
-        )
-    if isinstance(known, GpuTarget) and options.get("shard"):
-        raise ConfigError(
-            "--shard: the memory of sharded weights is not predicted for GPUs.",
-            "Leave it out (each GPU then holds a whole copy), or choose a TPU as the target.",
         )
     if isinstance(known, Target) and options.get("precision") == "fp16":
         raise ConfigError("--precision fp16: TPUs have no fp16.", "Use --precision bf16.")

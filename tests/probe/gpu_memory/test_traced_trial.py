@@ -117,6 +117,20 @@ def test_several_gpus_hold_buckets_of_gradients_and_nccl():
     assert two.memory["nccl"] > 0
 
 
+def test_sharded_weights_are_gathered_a_block_at_a_time():
+    whole, shard = (
+        trial(Deep(), f"x={WIDTH}", "4xt4", 64, precision="fp32", shard=shard)
+        for shard in (False, True)
+    )
+    weights = 4 * LAYERS * WIDTH**2
+    for kind in ("parameters", "optimizer"):
+        assert shard.memory[kind] == pytest.approx(whole.memory[kind] / 4, rel=0.01)
+    # Gathered in one piece, and copied from it into the weights' own storages.
+    assert shard.memory["gathered"] == 2 * weights
+    assert shard.memory["buckets"] == 0
+    assert shard.parameters == whole.parameters
+
+
 @pytest.mark.parametrize(
     ("model", "operator"), [(Reads, "reads a value"), (Chooses, "aten.nonzero.default")]
 )

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpukit.hardware.backend import (
     Average,
@@ -18,7 +20,7 @@ from tpukit.hardware.backend import (
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
-from tpukit.hardware.eager.distributed import SingleProcess
+from tpukit.hardware.eager.distributed import FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate
 from tpukit.hardware.optimizers import PER_GROUP, named_optimizer, trained_of
 from tpukit.hardware.options import Precision
@@ -42,20 +44,24 @@ class RecordedBackend(EagerBackend):
     """The eager backend, which gives the recorder its phases."""
 
     def __init__(
-        self, recorder: StorageRecorder, precision: Precision, devices: int, *, native_bf16: bool
-    ) -> None:
+        self, recorder: StorageRecorder, precision: Precision, devices: int, *, native_bf16: bool,
+        mesh: DeviceMesh | None = None,
+    ) -> None:  # fmt: skip
         self.recorder = recorder
-        one = SingleProcess(lambda model: model)
+        parallel = SingleProcess(lambda model: model)
+        if devices > 1:
+            parallel = FSDP(mesh) if mesh else RecordedDDP(recorder)
         super().__init__(
             "gpu",
             FakeGpu(native_bf16=native_bf16),
             precision,
             Collectives(),
-            one if devices == 1 else RecordedDDP(recorder),
+            parallel,
             _update(precision),
             compiles=False,
         )
         self.devices = devices
+        self.shards = mesh is not None
 
     def optimizer(
         self,
@@ -70,6 +76,7 @@ class RecordedBackend(EagerBackend):
             group.setdefault(PER_GROUP, 1.0)
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True  # what a GPU has by default
+        split_mixed_groups(optimizer)
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         with self.recorder.of_kind("temporaries"):
@@ -98,6 +105,19 @@ class RecordedBackend(EagerBackend):
         norm = super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, average=average)
         self.recorder.phase = "forward"
         return norm
+
+
+@contextmanager
+def fake_ranks(count: int) -> Iterator[DeviceMesh]:
+    """`count` ranks inside, of which this is the first: nothing is sent."""
+    import torch.distributed._tools.fake_collectives  # noqa: F401 (registers their fake forms)
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield init_device_mesh("cpu", (count,))
+    finally:
+        dist.destroy_process_group()
 
 
 class RecordedDDP(SingleProcess):

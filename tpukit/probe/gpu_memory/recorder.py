@@ -13,12 +13,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from tpukit.hardware.modules import local
 from tpukit.probe.compiler.source_map import SourceLine
 
 Phase = Literal["build", "forward", "backward", "step", "evaluate"]
@@ -35,7 +39,8 @@ class Storage:
 
     size_bytes: int
     kind: str
-    """parameters, optimizer, ema, batch, gradients, casts, activations or temporaries."""
+    """parameters, optimizer, ema, batch, gradients, buckets, gathered, casts, activations or
+    temporaries."""
     operator: str
     dtype: str
     shape: tuple[int, ...]
@@ -70,24 +75,32 @@ class StorageRecorder(TorchDispatchMode):
         self.kind: str | None = None
         """The kind of storages made now; None: by the phase."""
         self.module = ""
+        self.waits = False
+        """Whether nothing is recorded now."""
         self._index: dict[int, int] = {}
         self._alive: dict[int, tuple[Any, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its operators on shards come next
         if func is SCALAR and self.phase in ("build", "step"):
             # An optimizer reads its step's number; a scaler whether the gradients are finite.
             return 1.0 if args[0].is_floating_point() else 1
         result = func(*args, **(kwargs or {}))
-        outputs = list(_tensors((result,)))
-        if outputs:
-            self._see(func, args, result, outputs)
+        if not self.waits:
+            self._see(func, args, kwargs or {}, result)
         return result
 
-    def _see(self, func: Any, args: Any, result: Any, outputs: list[Tensor]) -> None:
+    def _see(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        inputs, outputs = list(_tensors((*args, *kwargs.values()))), list(_tensors((result,)))
+        if func.namespace in ("c10d", "fsdp"):
+            passing = [t for t in inputs if self.kind_of(t) in ("activations", "temporaries")]
+            self.claim(passing, "gathered")
+        if not outputs:
+            return
         name = func._schema.name.partition("::")[2]
-        inputs = list(_tensors(args))
         if name in CONVOLUTIONS:
             self.trace.workspaces[len(self.trace.events)] = sum(map(_bytes, (*inputs, *outputs)))
         kind = self._kind(func, inputs)
@@ -131,10 +144,35 @@ class StorageRecorder(TorchDispatchMode):
         self._alive[id(reference)] = (reference, index)
         return True
 
+    @contextmanager
+    def sharding(self) -> Iterator[None]:
+        """Follows storages that FSDP empties and fills again, not DTensor's own fake tensors."""
+        resize_plainly = torch.UntypedStorage.resize_
+        propagate_plainly = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            index = self._index.get(storage._cdata)
+            if index is not None and bool(size) != bool(storage.nbytes()):
+                self.trace.events.append(index if size else ~index)
+            return resize_plainly(storage, size)
+
+        def propagate(propagator: ShardingPropagator, *args: Any) -> Any:
+            self.waits = True
+            try:
+                return propagate_plainly(propagator, *args)
+            finally:
+                self.waits = False
+
+        with (
+            mock.patch.object(torch.UntypedStorage, "resize_", resize),
+            mock.patch.object(ShardingPropagator, propagate_plainly.__name__, propagate),
+        ):
+            yield
+
     def claim(self, tensors: Iterable[Tensor | None], kind: str) -> None:
         """Makes the storages of these tensors of this kind, known or not."""
-        for tensor in tensors:
-            if tensor is not None and not self.add(tensor, "", kind):
+        for tensor in (local(tensor) for tensor in tensors if tensor is not None):
+            if not self.add(tensor, "", kind):
                 index = self._index.get(tensor.untyped_storage()._cdata)
                 if index is not None:
                     self.trace.storages[index].kind = kind

@@ -18,7 +18,7 @@ from tpukit.hardware.modules import move_tensors
 from tpukit.hardware.options import choose_precision
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.compiler.source_map import model_frame
-from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP
+from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP, fake_ranks
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
@@ -68,12 +68,22 @@ def trace_fake_step(
         recorder.trace.flops += flops if recorder.phase != "evaluate" else 0.0
 
     forms = CudaForms(target.capability, count)
-    backend = RecordedBackend(recorder, precision, target.devices, native_bf16=native)
+    shard = config.shard and target.devices > 1
     settings = PlanSettings(rows * accumulate * target.devices, rows, 1, seed=0, compiles=False)
     host = check_examples(example_batches(task, settings), task.example_batches)[0]
     torch.manual_seed(0)
     registered = forms.registered() if as_cuda else nullcontext()
-    with quiet_collector(), FakeTensorMode(allow_non_fake_inputs=True) as mode, registered:
+    ranks = fake_ranks(target.devices) if shard else nullcontext()
+    with (
+        quiet_collector(),
+        ranks as mesh,
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        registered,
+        recorder.sharding() if shard else nullcontext(),
+    ):
+        backend = RecordedBackend(
+            recorder, precision, target.devices, native_bf16=native, mesh=mesh
+        )
         model = fake_model(task, backend, mode)
         count_of = sum(p.numel() for p in model.parameters())
         with recorder, recorder.modules_of(model), said_plainly():
@@ -81,6 +91,9 @@ def trace_fake_step(
     recorder.end()
     parallel = backend.parallelism
     reduced = parallel.reduced_bytes if isinstance(parallel, RecordedDDP) else 0
+    if mesh:
+        # Gathered twice and scattered once, where an all-reduce does both once.
+        reduced = 3 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2
     return FakeStep(
         recorder.trace, count_of, precision, frozenset(forms.attention_kernels), reduced
     )
@@ -91,9 +104,12 @@ def _record(
     accumulate: int,
 ) -> None:  # fmt: skip
     recorder = backend.recorder
-    recorder.claim((*model.parameters(), *model.buffers()), "parameters")
+    if not backend.shards:
+        recorder.claim((*model.parameters(), *model.buffers()), "parameters")
     with recorder.of_kind("ema"):
         learner = build_learner(task, backend, model, config)
+    if backend.shards:
+        recorder.claim((*model.parameters(), *model.buffers()), "parameters")
     # As in a run, the next ones are sent while a step works.
     waiting = BATCHES_AHEAD + accumulate
     with recorder.of_kind("batch"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpukit.io.units import GIB
-from tpukit.probe.gpu_memory.allocator import replay
+from tpukit.probe.gpu_memory.allocator import Usage, replay
 from tpukit.probe.gpu_memory.recorder import MATMULS, Storage, Trace
 from tpukit.probe.gpu_memory.traced_step import FakeStep, trace_fake_step
 from tpukit.probe.targets import GpuTarget
@@ -31,7 +32,16 @@ AGREE = 0.002
 """Relative difference below which an extrapolated trace is as good as a traced one."""
 LISTED, LISTED_MODULES = 8, 12
 RESIDENT = ("parameters", "optimizer", "ema")
-KINDS = (*RESIDENT, "gradients", "buckets", "batch", "casts", "activations", "temporaries")
+KINDS = (
+    *RESIDENT,
+    "gradients",
+    "buckets",
+    "gathered",
+    "batch",
+    "casts",
+    "activations",
+    "temporaries",
+)
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,22 @@ class Predicted:
     sizes: Sequence[int]
     events: Sequence[int]
     storages: Sequence[Storage]
+    start: int
+    """Number of events before the step."""
     flops: float
     bytes_accessed: float
+
+    def replay(self, room: int | None = None) -> tuple[Usage, bool]:
+        """What the allocator does in two steps: an optimizer's state is born after the first one,
+        where there is room between the blocks that it left."""
+        before, step = self.events[: self.start], self.events[self.start :]
+        alive, born = alive_after(before), set(step)
+        state = [index for index in alive if self.storages[index].kind == "optimizer"]
+        for index in state:
+            del alive[index]
+        first = [event for event in step if max(event, ~event) in born]
+        left = [~index for index in alive_after(first)]
+        return replay(self.sizes, [*alive, *first, *left, *state, *step], room)
 
 
 class TracedTrials:
@@ -65,7 +89,7 @@ class TracedTrials:
             step = self._traced(batch, accumulate)
             traced = with_workspaces(step.trace, self.target)
             if found is not None:
-                both = [replay(p.sizes, p.events)[0].most_reserved for p in (found, traced)]
+                both = [p.replay()[0].most_reserved for p in (found, traced)]
                 self._checked = abs(both[0] - both[1]) <= AGREE * both[1]
             found = traced
         step = step or next(s for (_, n), s in self._steps.items() if n == accumulate)
@@ -97,17 +121,17 @@ class TracedTrials:
         context = sum(target.context_bytes) // 2
         nccl = NCCL_BYTES if target.devices > 1 else (0, 0)
         beside = context + sum(nccl) // 2
-        free, _ = replay(found.sizes, found.events)
+        free, _ = found.replay()
         room = target.memory_bytes - beside
-        packed, fits = replay(found.sizes, found.events, room)
         # Where cached segments are released in time, less is reserved.
-        used = (packed if fits else free).most_reserved + beside
-        most = int(
-            min(free.most_reserved, room if fits else free.most_reserved) * (1 + UNPREDICTED)
-        )
+        packed, fits = found.replay(room) if free.most_reserved > room else (free, True)
+        reserved = (packed if fits else free).most_reserved
+        used = reserved + beside
+        most = int(min(free.most_reserved, room if fits else sys.maxsize) * (1 + UNPREDICTED))
         alive = alive_at_peak(found)
         memory = _by_kind(found, alive)
-        reserved = used - beside - sum(memory.values())
+        memory |= {"allocator": max(0, reserved - sum(memory.values())), "nccl": sum(nccl) // 2,
+                   "context": context}  # fmt: skip
         error = None
         if not fits:
             error = f"needs {used / GIB:.2f} of {target.memory_bytes / GIB:.2f} GiB"
@@ -119,8 +143,7 @@ class TracedTrials:
             fixed_bytes=sum(memory[kind] for kind in RESIDENT if kind in memory) + beside,
             error=error,
             accumulate=request.accumulate,
-            memory={**memory, "allocator": max(0, reserved), "nccl": sum(nccl) // 2,
-                    "context": context},
+            memory=memory,
             used_range=(free.most_allocated + target.context_bytes[0] + nccl[0],
                         most + target.context_bytes[1] + nccl[1]),
             allocated_bytes=free.most_allocated,
@@ -145,14 +168,14 @@ def with_workspaces(trace: Trace, target: GpuTarget) -> Predicted:
         sizes.append(min(CUDNN_BYTES, operands))
         storages.append(_workspace("cudnn", sizes[-1]))
         events[place:place] = [index, ~index]
+    start = trace.marks["step"]
     if MATMULS & trace.operators:
-        start = trace.marks["step"]
         size = CUBLAS_HOPPER_BYTES if int(target.capability) == 9 else CUBLAS_BYTES
         for _ in range(2):
             events.insert(start, len(sizes))
             sizes.append(size)
             storages.append(_workspace("cublas", size))
-    return Predicted(sizes, events, storages, trace.flops, trace.bytes_accessed)
+    return Predicted(sizes, events, storages, start, trace.flops, trace.bytes_accessed)
 
 
 def _workspace(library: str, size: int) -> Storage:
@@ -195,13 +218,18 @@ def alive_at_peak(found: Predicted) -> list[int]:
         total += found.sizes[event] if event >= 0 else -found.sizes[~event]
         if total > most:
             most, moment = total, place
+    return list(alive_after(found.events[: moment + 1]))
+
+
+def alive_after(events: Iterable[int]) -> dict[int, None]:
+    """The storages that these events leave alive, in the order of their births."""
     alive: dict[int, None] = {}
-    for event in found.events[: moment + 1]:
+    for event in events:
         if event >= 0:
             alive[event] = None
         else:
             alive.pop(~event, None)
-    return list(alive)
+    return alive
 
 
 def _by_kind(found: Predicted, alive: Sequence[int]) -> dict[str, int]:
