@@ -58,6 +58,7 @@ EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/op
 IMAGES = within("tasks/images", "model", "task.py", "settings.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
                    "data/packing.py")  # fmt: skip
+GPU_MEMORY = ("tpukit/probe/gpu_memory", *EAGER)
 TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")
 START = ("tpukit/cli.py", "tpukit/commands/doctor.py", "tpukit/knowledge")
 SEARCHES: Mapping[str, tuple[str, ...]] = {
@@ -81,7 +82,9 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "engine_cost_tpu_tiny": (*ENGINE, *XLA, *EIT, "tpukit/tasks/eit/data"),
     "first_step": (*START, *ENGINE, *EAGER, *XLA, *EIT, *SUMMARIZE),
     "gpualert_corpus": ("tpukit/knowledge", "tpukit/probe/logs"),
-    "gpu_memory_on_cpu": ("tpukit/probe/gpu_memory", *EAGER),
+    "gpu_memory_on_cpu": GPU_MEMORY,
+    "gpu_memory_public": (*GPU_MEMORY, "tpukit/probe/batch/model_task.py"),
+    "gpu_search_seconds": (*GPU_MEMORY, *within("probe/batch", "search.py", "recommend.py")),
     "image_accuracy": (*ENGINE, *EAGER, "tpukit/tasks/images"),
     "image_loading": ("tpukit/tasks/images/data", "tpukit/train/loader.py"),
     "probe_compiler_eit": SEARCHES["eit"],

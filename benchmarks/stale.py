@@ -80,6 +80,8 @@ MEASUREMENTS = {
         (f"gpualert_corpus.py FOLDER {OUT}",), needs="a checkout of the corpus"
     ),
     "gpu_memory_on_cpu": Measurement(("gpu_memory_on_cpu.py",)),
+    "gpu_memory_public": Measurement(("gpu_memory_public.py",)),
+    "gpu_search_seconds": timed("gpu_search_seconds.py"),
     "run_overhead": timed(f"run_overhead.py {OUT}"),
     "eit_simulation": timed(f"eit_simulation.py {OUT}"),
     "eit_speed_cpu": timed(f"eit_speed.py {OUT}"),
