@@ -352,9 +352,9 @@ def main() -> None:
                 print(settings["name"], summary(known[settings["name"]]), flush=True)
             if settings["name"] in known:
                 found[key].append(known[settings["name"]])
-        libraries = (torch, torchvision, transformers, timm)
-        found |= {**totals(found), "versions": {m.__name__: m.__version__ for m in libraries}}
-        write_result(RESULT, found)
+            libraries = (torch, torchvision, transformers, timm)
+            versions = {library.__name__: library.__version__ for library in libraries}
+            write_result(RESULT, {**found, **totals(found), "versions": versions})
 
 
 def totals(found: dict[str, Any]) -> dict[str, Any]:

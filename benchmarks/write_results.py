@@ -563,9 +563,9 @@ def gpu_memory_public() -> str:
         f"{found['median_error_as_then']:.1%} and {found['largest_error_as_then']:.1%}.",
         table(["run", "versions", "GPU", "counts", "predicted first", "measured (GiB)",
                "predicted (GiB)", "error", "as then"], rows),
-        "The largest batch of a ladder (16, 24, 32, 48, ... 512) that fits an RTX 3090 in fp16 with "
-        "SGD, by timm's published training benchmark (torch 1.12) and predicted before that was "
-        f"looked at: {found['fits_right']} of {found['fits_asked']} the same.",
+        "The largest batch of a ladder (16, 24, 32, 48, ... 512) that fits an RTX 3090 in fp16 "
+        "with SGD, by timm's published training benchmark (torch 1.12) and predicted before that "
+        f"was looked at: {found['fits_right']} of {found['fits_asked']} the same.",
         table(["model", "fitted", "predicted", "same"], fits),
     )  # fmt: skip
 
@@ -600,8 +600,8 @@ def gpu_memory_on_cpu() -> str:
         "gpu_memory_on_cpu.py",
         ["gpu_memory_on_cpu"],
         "Peak of live tensors by the trace behind `probe-batch --target t4`, with operators in the "
-        "CPU's forms, and by torch's profiler in a real step on a CPU: fp32, 8 rows of 64 x 64; what "
-        "a CPU's convolution allocates while it runs is left out of both. "
+        "CPU's forms, and by torch's profiler in a real step on a CPU: fp32, 8 rows of 64 x 64; "
+        "what a CPU's convolution allocates while it runs is left out of both. "
         f"Median error {found['median_error']:.2%}, largest {found['largest_error']:.2%}, "
         f"{len(found['models'])} of the script's models.",
         table(["model", "predicted (MiB)", "measured (MiB)", "error"], rows),
