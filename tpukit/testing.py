@@ -199,10 +199,12 @@ def _equals(
     if found.fallbacks and not known:
         failures.append(f"{' and '.join(found.fallbacks)} left the device in a step.")
     elif found.compilations and not found.fallbacks:
-        place, _ = in_process(_first_change, (source,), seconds, "spawn")
-        where = f" The third step's program differs in {place}." if place else ""
+        place, error = in_process(_first_change, (source,), seconds, "spawn")
+        where = f"The third step's program differs in {place}."
+        if place is None:
+            where = f"Where they differ is not known: {error or 'no line of the model is recorded'}."
         failures.append(
-            f"{found.compilations} programs were compiled after the second step.{where}"
+            f"{found.compilations} programs were compiled after the second step. {where}"
         )
     return failures
 
