@@ -71,6 +71,7 @@ SEARCHES: Mapping[str, tuple[str, ...]] = {
 DECIDES: Mapping[str, tuple[str, ...]] = {
     "activation_memory": (*COMPILER, *IMAGES),
     "campaign": ("tpukit",),
+    "doctor_blind": ("tpukit/knowledge", "tpukit/probe/logs"),
     "doctor_real_material": ("tpukit/knowledge", *within("probe", "lint", "logs")),
     "doctor_start": (*START, *within("probe", "machine", "lint")),
     "eit_quality": (*ENGINE, *EAGER, *EIT, "tpukit/tasks/eit"),

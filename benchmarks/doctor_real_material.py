@@ -10,6 +10,9 @@ The files themselves are not kept. Put them into a folder as <repository>/<path>
 at the revision in files.toml; what is missing there is listed and left out.
 
     python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
+    python benchmarks/doctor_real_material.py --blind --out answer.json
+
+`--blind` asks about the 100 logs of blind.toml, whose first answers stand there.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from deciding_code import write_result
 
 MATERIAL = Path(__file__).with_name("doctor_material")
 HALVES = ("learn", "measure")
+BLIND_GROUPS = ("tpu", "gpu", "general")
 Record = dict[str, Any]
 
 CAUSES = ("cause", "consequence")
@@ -164,6 +168,30 @@ def clean() -> list[Record]:
     return results
 
 
+# -- logs asked once -------------------------------------------------------------------------------
+
+
+def blind() -> Record:
+    """What the first answers were, and what the answers are since the tables learned from them."""
+    entries = tomllib.loads((MATERIAL / "blind.toml").read_text(encoding="utf-8"))["log"]
+    results = []
+    for log in entries:
+        first = next(iter(explain(log["log"])["explanations"]), None)
+        named = first["id"] if first and names_a_cause(first) else ""
+        is_right = bool(first and first["id"] in log["expect"]) or (not log["expect"] and not named)
+        honest = named.startswith("unknown-") or not named
+        now = "right" if is_right else "unknown" if honest else "other"
+        answer = first and [first["id"], first["confidence"]]
+        results.append({"id": log["id"], "group": log["group"], "first": log["first"], "now": now,
+                        "answer": answer})  # fmt: skip
+    groups = {group: [r for r in results if r["group"] == group] for group in BLIND_GROUPS}
+    sums = {
+        group: {when: dict(Counter(r[when] for r in found)) for when in ("first", "now")}
+        for group, found in groups.items()
+    }
+    return {"summary": sums, "results": results}
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 
@@ -275,11 +303,18 @@ def family_sums(results: Sequence[Record]) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=Path, help="the folder with the fetched files")
+    parser.add_argument("--blind", action="store_true", help="ask about the logs of blind.toml")
     parser.add_argument("--out", type=Path, help="write all answers here, as JSON")
     parser.add_argument(
         "--learn-only", action="store_true", help="hide the measured half's answers"
     )
     options = parser.parse_args()
+    if options.blind:
+        found = blind()
+        if options.out:
+            write_result(options.out, found)
+        print(json.dumps(found["summary"], indent=1))
+        return
     results: dict[str, list[Record]] = {"texts": texts(), "clean": clean()}
     missing: list[str] = []
     if options.files:

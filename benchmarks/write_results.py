@@ -639,6 +639,27 @@ def doctor_real_material() -> str:
     )  # fmt: skip
 
 
+def doctor_blind() -> str:
+    sums = read("doctor_blind")["summary"]
+    kinds = ("right", "imprecise", "honest", "nothing", "wrong")
+    rows = [
+        [group, sum(n["first"].values()), *(n["first"].get(kind, 0) for kind in kinds),
+         n["now"].get("right", 0)]
+        for group, n in sums.items()
+    ]  # fmt: skip
+    text = (
+        "100 logs of the last twelve months, in no earlier set: causes written first, asked once, "
+        "judged by hand. Imprecise: true of the family, without the cause or with advice for "
+        "another case; honest: unknown, and said so. The last column is seen while fixing, not "
+        "blind."
+    )
+    header = ["logs about", "logs", *kinds, "right now"]
+    return section(
+        "`tpukit doctor --explain` on logs that it had not seen",
+        "doctor_real_material.py --blind", ["doctor_blind"], text, table(header, rows),
+    )  # fmt: skip
+
+
 ATTACKS = {
     "fuzz": "ten fuzzed inputs of one reader or of ten options",
     "damage": "one file of a run damaged, the run used and resumed",
@@ -706,6 +727,7 @@ SECTIONS = {
     "gpu_memory_on_cpu": gpu_memory_on_cpu,
     "gpu_search_seconds": gpu_search_seconds,
     "doctor_real_material": doctor_real_material,
+    "doctor_blind": doctor_blind,
     "campaign": campaign,
 }
 """Each section's first file, and what writes it; a section whose file is absent is left out."""

@@ -202,7 +202,9 @@ def _equals(
         place, error = in_process(_first_change, (source,), seconds, "spawn")
         where = f"The third step's program differs in {place}."
         if place is None:
-            where = f"Where they differ is not known: {error or 'no line of the model is recorded'}."
+            where = (
+                f"Where they differ is not known: {error or 'no line of the model is recorded'}."
+            )
         failures.append(
             f"{found.compilations} programs were compiled after the second step. {where}"
         )

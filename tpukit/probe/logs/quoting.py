@@ -42,8 +42,8 @@ _ITEM = re.compile(
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Enabled|Failure)\b\s*(?::|$)"
 )
-_VALUE = re.compile(r"[:=]\s*[\"'`](?:[\w.]+: )?$")
-"""Beginning of a JSON field's text: `"error": "`."""
+_VALUE = re.compile(r"[:=]\s*[\"'`](?:[\w.]+: )?$|(?:^|[Ff]ailure (?:\d+ )?)'$")
+"""Beginning of a JSON field's text (`"error": "`), or of what NCCL quotes: `Cuda failure '`."""
 _WORDS_BEFORE = 3
 
 

@@ -45,6 +45,11 @@ _ALONE = re.compile(
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
+_MARKERS = re.compile(r"[~^]+$")
+"""The marks below a frame's code, which an exception follows, also in an indented excerpt."""
+_OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2}")
+"""An exception with its module and a status in capitals (jax's), which counts also where the log is
+indented."""
 _CLASSLESS = [
     (re.compile(form), name, levels)
     for form, name, levels in (
@@ -260,7 +265,7 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         found = _IN_TRACEBACK.match(text)
         if found is None and reader.has_header and reader.frames and not line.indented:
             found = _AFTER_FRAMES.match(text) if reader.silent <= _MOST_SOURCE else None
-    elif not line.indented:
+    elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
         found = _ALONE.match(text)
     if found is not None:
         return None if _WARNING.search(found["name"]) else (found["name"], found["message"] or "")
