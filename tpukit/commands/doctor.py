@@ -68,6 +68,10 @@ class ScanOptions:
             " torch_xla code to torch_tpu.",
         ),
     ] = None
+    sarif: Annotated[
+        Path | None,
+        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0 as well."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ def doctor(
         failed = scan_code(
             code.paths, output, fix=code.fix and not code.diff, show=code.fix or code.diff,
             strict=strict, verbose=verbose, moves=code.to.value if code.to else "",
+            sarif=code.sarif,
         )  # fmt: skip
     else:
         failed = _check(machine, output, strict=strict, verbose=verbose)
@@ -184,8 +189,8 @@ def _refuse_mixtures(code: ScanOptions, log: LogOptions, machine: MachineOptions
                 f"doctor: {option} cannot be combined with {', '.join(others)}.",
                 "Run them one after the other.",
             )
-    if (code.fix or code.diff or code.to is not None) and not code.paths:
+    if (code.fix or code.diff or code.to or code.sarif) and not code.paths:
         raise ConfigError(
-            "doctor: --fix, --diff and --to need paths.",
+            "doctor: --fix, --diff, --to and --sarif need paths.",
             "Name files: tpukit doctor train.py --diff",
         )

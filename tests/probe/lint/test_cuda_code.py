@@ -39,6 +39,9 @@ for epoch in range(2):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+assert (Tensor(2, 8).fill_(1.0) + torch.ones(2, 8).type(Tensor)).device == x.device
+assert torch.accelerator.current_accelerator().type == x.device.type
 torch.cuda.synchronize()
 torch.save(model.state_dict(), "model.pt")
 model.load_state_dict(torch.load("model.pt", map_location="cuda:0"))

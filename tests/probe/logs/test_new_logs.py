@@ -54,6 +54,10 @@ CASES = {
     "half of NumPy's advice": ("downgrade to 'numpy<2' or try to upgrade the affected module.", "numpy-abi", "numpy<2"),
     "an advice to try again": ("`frob/12b` is not supported yet in `transformers==5.5.0`. Please update transformers and try again.", "model-newer-than-transformers", "pip install -U"),
     "hydra's line": ("[2026-01-02 03:04:05,678][__main__][ERROR] - KeyError: 'labels'", "key-missing", "labels"),
+    "an indented excerpt of JAX's": ("ran until\n      jax.errors.JaxRuntimeError: UNIMPLEMENTED: HLO all-reduce-start is not implemented on TPU.", "xla-not-implemented", "other operations"),
+    "marks above an indented error": ("      x = int(a)\n          ^^^^^^\n    TypeError: only 0-dimensional arrays can be converted to Python scalars", "numpy-array-to-scalar", ".item()"),
+    "NCCL's quoted cause": ("NCCL error: ncclUnhandledCudaError: Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'\nNCCL version 2.28.9", "cuda-driver-too-old", "driver"),
+    "a job's end": ("slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***", "slurm-cancelled", "--time"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms, find_xla_texts
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
-from tpukit.probe.lint.names import Names, Scope, children, source_text
+from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
 from tpukit.probe.lint.shell_lines import (
@@ -366,7 +366,7 @@ def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
 def _constants_of(tree: ast.Module) -> dict[str, set[str]]:
     """Name -> the values assigned to it anywhere in a module, as code."""
     found: dict[str, set[str]] = {}
-    for node in ast.walk(tree):
+    for node in nodes_below(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             is_simple = isinstance(node.value, ast.Constant | ast.IfExp)
             texts = _values(node.value, {}) if is_simple else {"?"}

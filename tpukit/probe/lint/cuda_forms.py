@@ -6,8 +6,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import chain
 
-from tpukit.probe.lint.names import Names, source_text
+from tpukit.probe.lint.names import Names, nodes_below, source_text
 
 _DEVICE = re.compile(r"cuda(?::\d+)?")
 _XLA = re.compile(r"xla(?::\d+|://)?")
@@ -16,15 +17,41 @@ _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:
 _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
+_TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
 _FORWARD = ("forward", "training_step", "compute_loss", "loss")
 
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
     uses_xla = any(b.name == "torch_xla" for found in names.module.bindings.values() for b in found)
-    for node, id in _within(tree, in_forward=False):
+    types = _tensor_types(tree)
+    for node, id in chain(_within(tree, in_forward=False), _made(tree, types)):
         if id != "cuda-sync" or not uses_xla:
             yield node, id, source_text(node)[:40]
+
+
+def _tensor_types(tree: ast.Module) -> set[str]:
+    """Names of types of CUDA tensors: `T = torch.cuda.FloatTensor if cuda else ...`."""
+    assigned = (node for node in nodes_below(tree) if isinstance(node, ast.Assign))
+    return {
+        source_text(target)
+        for node in assigned
+        if isinstance(node.value, ast.IfExp | ast.Attribute | ast.BoolOp)
+        and _TENSOR_TYPE.search(source_text(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name | ast.Attribute)
+    }
+
+
+def _made(tree: ast.Module, types: set[str]) -> Iterator[tuple[ast.expr, str]]:
+    """Tensors that such a type makes, or that become of that type."""
+    for node in nodes_below(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+            continue
+        is_cast = isinstance(node.func, ast.Attribute) and node.func.attr == "type" and node.args
+        text = source_text(node.args[0] if is_cast else node.func)
+        if text in types or _TENSOR_TYPE.fullmatch(text):
+            yield node.func, "cuda-tensor-made"
 
 
 def find_xla_texts(tree: ast.Module) -> Iterator[tuple[ast.expr, str, str]]:

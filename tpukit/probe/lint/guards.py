@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpukit.knowledge.calls import OldCall
-from tpukit.probe.lint.names import Names, Scope, source_text
+from tpukit.probe.lint.names import Names, Scope, nodes_below, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
@@ -99,7 +99,7 @@ class Guards:
         """Name -> the tests assigned to it anywhere in the module."""
         if self._values is None:
             values: dict[str, list[ast.expr]] = {}
-            for node in ast.walk(self._tree):
+            for node in nodes_below(self._tree):
                 if not isinstance(node, ast.Assign) or not _is_test(node.value):
                     continue
                 if isinstance(node.targets[0], ast.Name):

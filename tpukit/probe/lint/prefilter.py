@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from tpukit.knowledge.calls import call_table, old_calls
+from tpukit.probe.lint.mistakes import MAY_HOLD
 
 _WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
 _BETWEEN_WORDS = bytes(
@@ -26,7 +27,7 @@ def may_concern(data: bytes, *, moves: str = "") -> bool:
     """
     # Source inside a string (a notebook's, say) has its newlines in this form.
     data = data.replace(b"\\n", b"\n")
-    if may_hold_habits(data) or (moves and _MOVES[moves].search(data)):
+    if may_hold_habits(data) or may_hold_mistakes(data) or (moves and _MOVES[moves].search(data)):
         return True
     words = _words(data)
     return any(
@@ -40,6 +41,11 @@ def may_hold_habits(data: bytes) -> bool:
     if imports(data, b"torch_xla"):
         return True
     return b"Accelerator" in data and imports(data, b"accelerate")
+
+
+def may_hold_mistakes(data: bytes) -> bool:
+    """Whether a file may contain a mistake of training code."""
+    return b"torch" in data and MAY_HOLD.search(data) is not None and imports(data, b"torch")
 
 
 def imports(data: bytes, package: bytes) -> bool:

@@ -18,8 +18,9 @@ from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table, move_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding, ModuleFinding
+from tpukit.probe.lint.mistakes import find_mistakes
 from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.prefilter import may_concern, may_hold_habits
+from tpukit.probe.lint.prefilter import may_concern, may_hold_habits, may_hold_mistakes
 from tpukit.probe.lint.slow.habits import find_habits
 from tpukit.probe.lint.source import (
     Module,
@@ -174,8 +175,10 @@ def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
             known = {(place.line, place.column) for place in places}
             habits = find_habits(module, names, to_xla=True)
             places += [habit for habit in habits if (habit.line, habit.column) not in known]
-        elif not moves and may_hold_habits(module.text.encode("utf-8", errors="replace")):
-            places += find_habits(module, names)
+        elif not moves:
+            data = module.text.encode("utf-8", errors="replace")
+            places += find_habits(module, names) if may_hold_habits(data) else []
+            places += find_mistakes(module, names) if may_hold_mistakes(data) else []
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: skipped")
         return []

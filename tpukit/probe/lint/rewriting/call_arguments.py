@@ -9,7 +9,7 @@ import libcst as cst
 
 from tpukit.knowledge.calls import Fix
 
-MOVES = ("builtin", "code", "launch", "method", "to-device")
+MOVES = ("builtin", "code", "launch", "method", "sent", "to-device")
 """Values of `Fix.special` that are made here."""
 
 
@@ -117,6 +117,8 @@ def moved_call(fix: Fix, call: cst.Call) -> cst.BaseExpression | None:
         return expression(fix.to)
     if fix.special == "builtin":
         return call.with_changes(func=cst.Name(fix.to))
+    if fix.special == "sent":
+        return expression(f"{code_of(call)}.to({fix.to})")
     if fix.special == "to-device" and isinstance(call.func, cst.Attribute):
         function = call.func.with_changes(attr=cst.Name("to"))
         return call.with_changes(func=function, args=[cst.Arg(expression(fix.to))])

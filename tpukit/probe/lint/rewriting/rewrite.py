@@ -120,7 +120,9 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.BaseExpression:
         for place in self._places(original_node):
             fix = place.fix
-            if fix is None or fix.parameters or fix.arguments == "drop" or fix.special == "sync":
+            if fix is None or fix.parameters or fix.arguments == "drop":
+                continue
+            if fix.special in ("sent", "sync"):
                 continue
             new = self._new_expression(place, fix, updated_node)
             if new is not None:
@@ -143,7 +145,8 @@ class _Rewriter(cst.CSTTransformer):
         return _special(place, fix, node)
 
     def _spelled(self, fix: Fix, place: ModuleFinding) -> cst.BaseExpression | None:
-        text = self.imports.spell(fix.to, fix.imports, place.line)
+        name = fix.to.replace("*", place.name.rpartition(".")[2])
+        text = self.imports.spell(name, fix.imports, place.line)
         return None if text is None else expression(text)
 
     # -- calls ------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _COLLECTIVES = tuple(
     f"torch_xla.core.xla_model.{name}"
     for name in (
         "rendezvous", "mesh_reduce", "all_reduce", "all_gather", "reduce_gradients",
-        "optimizer_step", "mark_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
+        "optimizer_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
     )
 )  # fmt: skip
 _ACCELERATE_COLLECTIVES = (
@@ -39,6 +39,9 @@ _MASTER = re.compile(
     r"(?:ordinal|rank|get_ordinal|process_index)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
     r"not\s+\w*rank\b|not\s+\w*ordinal\b"
 )
+_ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
+"""Text of a module that runs on GPUs alone."""
+_GPU_TEST = re.compile(r"cuda|gpu|fp16|half|mps", re.I)
 _WRITTEN = "DataLoader(..., drop_last=False)"
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -101,6 +104,7 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     uses_xla = to_xla or "torch_xla" in packages
     visitor = _Visitor(module.tree, names, emit, uses_xla, packages)
     visitor.count_rendezvous(module)
+    visitor.is_for_gpus = _ON_GPUS.search(module.text) is not None
     visitor.has_fixed_length = "model_max_length" in module.text
     visitor.walk(module.tree, names.module)
     if uses_xla:
@@ -124,6 +128,7 @@ class _Visitor:
         self.has_rendezvous = True
         self._rendezvous = 0
         self._in_stand_in = False
+        self.is_for_gpus = False
         self.has_fixed_length = False
         """Whether the module pads to the length that the model takes."""
 
@@ -164,14 +169,16 @@ class _Visitor:
     def _call(self, node: ast.Call, scope: Scope, under: tuple[str, ...]) -> None:
         meanings = self.names.resolve(node.func, scope)
         name = meanings[0] if len(meanings) == 1 else ""
-        self._accelerator(node, name)
+        self._accelerator(node, name, under)
         self._under_master(node, name, under)
         if self.uses_xla:
             self._scaler(node, name, under)
             self._shapes(node, name)
 
-    def _accelerator(self, node: ast.Call, name: str) -> None:
+    def _accelerator(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         if name.rpartition(".")[2] != "Accelerator" or not name.startswith("accelerate"):
+            return
+        if self.is_for_gpus or any(map(_GPU_TEST.search, under)):
             return
         value = _keyword(node, "mixed_precision")
         if isinstance(value, ast.Constant) and value.value == "fp16":
@@ -193,7 +200,7 @@ class _Visitor:
 
     def _scaler(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         known = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
-        if name in known and not any(re.search("cuda|gpu|fp16|half", t, re.I) for t in under):
+        if name in known and not any(map(_GPU_TEST.search, under)):
             enabled = _keyword(node, "enabled")
             if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value):
                 self.emit(node.func, "scaler-on-xla", "GradScaler on XLA")

@@ -1,0 +1,111 @@
+# ruff: noqa: E501 - a case is one line
+"""Mistakes of plain PyTorch code: each found where it is, not where it is right, and on its page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tpukit.probe.lint.mistakes import RULES
+from tpukit.probe.lint.prefilter import may_concern
+from tpukit.probe.lint.scan import module_findings
+from tpukit.probe.lint.source import python_module
+
+PAGE = Path(__file__).parents[3] / "docs" / "doctor_rules.md"
+HEAD = (
+    "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+    "from torch.utils.data import DataLoader\nfrom torch.utils.data.distributed import DistributedSampler\n"
+    "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "scheduler = torch.optim.lr_scheduler.StepLR(opt, 3)\n"
+)
+STEP = "    loss = f(x)\n    loss.backward()\n"
+LOOP = HEAD + "for x in loader:\n" + STEP
+NET = HEAD + "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+FORWARD = NET + "    def forward(self, x):\n"
+SOFT = (
+    FORWARD
+    + "        return F.softmax(x, dim=1)\nf(x).backward()\nnet = Net().to(device)\ncriterion = nn.CrossEntropyLoss()\n"
+)
+EVALUATE = (
+    HEAD
+    + "def validate(model, loader):\n    model.eval()\n    for x in loader:\n        model(x)\n"
+)
+CASES = {
+    "no-zero-grad": (
+        [LOOP + "    opt.step()\n"],
+        [LOOP + "    opt.step()\n    opt.zero_grad()\n", LOOP + "    opt.step()\n    for p in ps: p.grad = None\n", LOOP + "    other.step()\n"],
+    ),
+    "gradients-cleared": (
+        [LOOP + "    opt.zero_grad()\n    opt.step()\n"],
+        [LOOP + "    opt.step()\n    opt.zero_grad()\n", LOOP + "    opt.zero_grad()\n    g(x).backward()\n    opt.step()\n"],
+    ),
+    "scheduler-first": (
+        [HEAD + "for e in r:\n    scheduler.step()\n    for x in l:\n        f(x).backward()\n        opt.step()\n"],
+        [HEAD + "for e in r:\n    for x in l:\n        opt.step()\n    scheduler.step()\n", HEAD + "for x in l:\n    opt.step()\n    scheduler.step()\n    opt.step()\n"],
+    ),
+    "eval-not-left": (
+        [HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
+        [HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
+    ),
+    "eval-with-gradients": (
+        [EVALUATE],
+        [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n"],
+    ),
+    "loss-keeps-graph": (
+        [LOOP + "    total += loss\n", LOOP + "    total += loss * len(x)\n", LOOP + "    losses.append(loss)\n"],
+        [LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
+    ),
+    "softmax-before-loss": (
+        [SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n"],
+        [SOFT + "criterion(other(x), y)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
+    ),
+    "sampler-with-shuffle": (
+        [HEAD + "DataLoader(d, shuffle=True, sampler=DistributedSampler(d))\n"],
+        [HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
+    ),
+    "sampler-without-epoch": (
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n"],
+    ),
+    "clip-after-step": (
+        [LOOP + "    opt.step()\n    nn.utils.clip_grad_norm_(ps, 1)\n    opt.zero_grad()\n"],
+        [LOOP + "    nn.utils.clip_grad_norm_(ps, 1)\n    opt.step()\n    opt.zero_grad()\n"],
+    ),
+    "clip-scaled": (
+        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
+        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
+    ),
+    "modules-in-list": (
+        [NET + "        self.layers = [nn.Linear(3, 3) for _ in range(3)]\n", NET + "        self.layers = [nn.Linear(3, 3), nn.ReLU()]\n"],
+        [NET + "        self.layers = [nn.Linear(3, 3)]\n        self.all = nn.ModuleList(self.layers)\n", NET + "        layers = [nn.Linear(3, 3)]\n", NET + "        self.sizes = [3, 4]\n", HEAD + "class Plain:\n    def __init__(self):\n        self.layers = [nn.Linear(3, 3)]\n"],
+    ),
+    "dropout-always-on": (
+        [FORWARD + "        return F.dropout(x, 0.5)\n"],
+        [FORWARD + "        return F.dropout(x, 0.5, self.training)\n", FORWARD + "        return F.dropout(x, p=0.5, training=True)\n", FORWARD + "        if self.training:\n            x = F.dropout(x, 0.5)\n        return x\n"],
+    ),
+}  # fmt: skip
+
+
+def found(text: str) -> set[str]:
+    ids = {f.id for f in module_findings(python_module("a.py", text))} & set(RULES)
+    assert not ids or may_concern(text.encode())
+    return ids
+
+
+def test_every_rule_has_cases_and_a_section():
+    assert set(CASES) == set(RULES) == set(re.findall(r"^## `([\w-]+)`", PAGE.read_text(), re.M))
+
+
+@pytest.mark.parametrize("id", RULES)
+def test_a_mistake_is_found_and_what_is_right_is_not(id):
+    wrong, right = CASES[id]
+    assert [text for text in wrong if id not in found(text)] == []
+    assert [text for text in right if id in found(text)] == []
+
+
+def test_a_comment_names_what_it_suppresses():
+    text = LOOP + "    total += loss  # tpukit: ignore[loss-keeps-graph]\n"
+    assert "loss-keeps-graph" not in found(text)
+    assert found(text.replace("graph]", "zzz]")) == {"loss-keeps-graph"}
