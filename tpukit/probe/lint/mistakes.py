@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tpukit.knowledge.calls import CallStatus
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope, nodes_below, source_text
 from tpukit.probe.lint.source import Module
 
 RULES = {
@@ -61,12 +61,14 @@ RULES = {
     ),
 }
 """Rule -> what happens, and what to write instead."""
-MAY_HOLD = re.compile(
-    rb"\.backward\(|(?:\bF|functional)\.dropout\w*\((?![^\n]*training)|^ +[\w.]+\.eval\(\)\s*$"
-    rb"|shuffle=True[^\n]*sampler=|sampler=[^\n]*shuffle=True|self\.\w+ = \[[^\]\n]*\bnn\.[A-Z]",
-    re.MULTILINE,
-)
-"""Without one of these no rule applies."""
+MAY_HOLD = {
+    b".backward(": re.compile(b""),
+    b".dropout(": re.compile(rb"(?:\bF|functional)\.dropout\((?![^\n]*training)"),
+    b".eval()\n": re.compile(rb"(?i)for .*(?:load|batches|dl\b)"),
+    b"sampler=": re.compile(rb"shuffle=True[^\n]*sampler=|sampler=[^\n]*shuffle=True"),
+    b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
+}
+"""A word and what must be found besides: without one of these pairs no rule applies."""
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
@@ -106,6 +108,8 @@ class _Scan:
     tree: ast.Module
     names: Names
     text: str
+    _binding: dict[str, list[Scope]] = field(default_factory=dict)
+    """Name -> the scopes that bind it."""
 
     def all(self) -> Iterator[Mistake]:
         trains, evaluates = ".backward(" in self.text, ".eval()" in self.text
@@ -130,10 +134,18 @@ class _Scan:
 
     def _meanings(self, node: ast.expr) -> list[str]:
         """In the first scope that knows the name; enough for a whole file."""
-        for scope in (self.names.module, *self.names.scopes.values()):
-            if found := self.names.resolve(node, scope):
-                return found
-        return []
+        root = node
+        while isinstance(root, ast.Attribute | ast.Call):
+            root = root.value if isinstance(root, ast.Attribute) else root.func
+        if not isinstance(root, ast.Name):
+            return []
+        if root.id not in self._binding:
+            scopes = (self.names.module, *self.names.scopes.values())
+            self._binding[root.id] = [s for s in scopes if root.id in s.bindings]
+        if root.id in ("self", "cls") or self.names.has_stars:
+            return self.names.resolve(node, self.names.module)
+        found = (self.names.resolve(node, scope) for scope in self._binding[root.id])
+        return next(filter(None, found), [])
 
     def _is(self, call: ast.AST, method: str, of: str) -> bool:
         """Whether a call is `x.method()`, where x is made by something of `of`."""
@@ -250,12 +262,11 @@ class _Scan:
     def _class(self, node: ast.ClassDef) -> Iterator[Mistake]:
         if not any(self._means(base, ("torch.nn.Module",)) for base in node.bases):
             return
-        whole = ast.unparse(node)
         for inner in nodes_below(node):
-            if isinstance(inner, ast.Assign):
+            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.List | ast.ListComp):
                 target = source_text(inner.targets[0])
                 is_own = target.startswith("self.") and self._is_list_of_modules(inner.value)
-                if is_own and not _is_registered(target, whole):
+                if is_own and not _is_registered(target, ast.unparse(node)):
                     yield inner, "modules-in-list", f"{target} = [...]"
             elif isinstance(inner, ast.FunctionDef) and inner.name == "forward":
                 yield from self._dropout(inner)
@@ -272,14 +283,13 @@ class _Scan:
         return bool(calls) and len(calls) == len(elements) and any(map(_MODULES.fullmatch, made))
 
     def _dropout(self, forward: ast.FunctionDef) -> Iterator[Mistake]:
-        if "self.training" in ast.unparse(forward):
-            return
         for node in nodes_below(forward):
             if isinstance(node, ast.Call) and self._means(
                 node.func, ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
             ):
                 given = {keyword.arg for keyword in node.keywords}
-                if len(node.args) < 3 and not given & {"training", None}:
+                is_given = len(node.args) > 2 or given & {"training", None}
+                if not is_given and "self.training" not in ast.unparse(forward):
                     yield node.func, "dropout-always-on", source_text(node)[:60]
 
     # -- calls ------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ def may_hold_habits(data: bytes) -> bool:
 
 def may_hold_mistakes(data: bytes) -> bool:
     """Whether a file may contain a mistake of training code."""
-    return b"torch" in data and MAY_HOLD.search(data) is not None and imports(data, b"torch")
+    may = any(word in data and rest.search(data) for word, rest in MAY_HOLD.items())
+    return may and imports(data, b"torch")
 
 
 def imports(data: bytes, package: bytes) -> bool:
