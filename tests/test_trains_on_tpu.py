@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tpukit import testing
 from tpukit.errors import ConfigError
+from tpukit.probe.parity import Parity
 from tpukit.testing import trains_on_tpu
 
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -119,6 +121,17 @@ def test_what_is_compiled_in_each_step_is_named_with_its_line():
     found = failure(Counts())
     assert "3 programs were compiled after the second step" in found
     assert line_of("# cut here") in found
+
+
+def test_a_place_that_is_not_found_is_not_lost_silently(monkeypatch):
+    parity = Parity({"loss": 0.0}, None, ("gradients", "a"), (), 3)
+    answers = [(parity, None), (None, "its process ended with exit code -9")]
+    monkeypatch.setattr(testing, "in_process", lambda *_: answers.pop(0))
+    (found,) = testing._equals(None, 8, 1e-4, 60.0, known=False)
+    assert found == (
+        "3 programs were compiled after the second step. Where they differ is not known:"
+        " its process ended with exit code -9."
+    )
 
 
 @pytest.mark.slow
