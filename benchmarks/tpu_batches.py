@@ -39,6 +39,20 @@ def text(name: str, tokens: int = 512, vocabulary: int = 30000) -> list[str]:
             "--input", f"input_ids={tokens}:int64<{vocabulary}"]  # fmt: skip
 
 
+def language(name: str, tokens: int, *more: str, start: int = 4) -> list[str]:
+    """A language model from random weights; rows are `tokens` long, a tenth of them targets."""
+    return ["--task", "summarize", "--data-path", "/nonexistent", "--model", name, "--block-size",
+            str(tokens), "--start", str(start), *more]  # fmt: skip
+
+
+LORA = ("--lora-rank", "16", "--lora-targets", "qkv,attention_out,mlp_in,mlp_out")
+LANGUAGE: Mapping[str, list[str]] = {
+    f"{name}, {tokens} tokens{way}": language(name, tokens, *options)
+    for name in ("Gemma-3-270M", "SmolLM2-360M", "Qwen3-0.6B", "Gemma-3-1B", "Llama-3.2-1B",
+                 "Qwen3-1.7B")
+    for tokens in (1024, 2048)
+    for way, options in (("", ()), (", LoRA", LORA))
+}  # fmt: skip
 MODELS: Mapping[str, list[str]] = {
     "ResNet-50": image("resnet50"),
     "EfficientNet-B0": image("efficientnet_b0"),
@@ -61,9 +75,11 @@ MODELS: Mapping[str, list[str]] = {
     "DeBERTa-v3 large, 512 tokens": text("deberta-v3-large"),
     "MaxViT-T": image("maxvit_tiny_tf_224"),
     "EVA-02 S/14, 336": image("eva02_small_patch14_336"),
+    **LANGUAGE,
 }
 SHARDED: Mapping[str, list[str]] = {
     "Llama 1B, 1024 tokens, --shard": [*text("llama-1b", 1024, 128256), "--shard"],
+    **{f"{name}, --shard": [*words, "--shard"] for name, words in LANGUAGE.items()},
 }
 """For a v5e-8."""
 

@@ -21,7 +21,7 @@ from jax._src.interpreters.mlir import LoweringParameters
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from tpukit.hardware.xla.flash_attention import TILES, fits
+from tpukit.hardware.xla.flash_attention import fits, tiles_of
 from tpukit.hardware.xla.pallas_attention import backward, forward
 
 BF16, FP32 = (torch.bfloat16, jnp.bfloat16), (torch.float32, jnp.float32)
@@ -32,7 +32,8 @@ CASES = [  # rows, width, tokens, types, causal, what comes beside
     (16, 32, 256, BF16, False, "bias"), (4, 128, 512, BF16, False, "bias"),
     (4, 64, 512, FP32, True, "bias"), (3, 64, 384, BF16, True, ""),
     (2, 64, 8192, BF16, True, "starts"), (4, 64, 1280, FP32, True, "starts"),
-    (16, 32, 128, BF16, True, "starts"),
+    (16, 32, 128, BF16, True, "starts"), (2, 256, 2048, BF16, True, "starts"),
+    (4, 256, 256, BF16, True, ""), (2, 256, 512, BF16, False, "bias"),
 ]  # fmt: skip
 
 
@@ -54,8 +55,9 @@ def main() -> None:
             }.get(beside, [])
             given = {forward: [one, one, one], backward: [one, one, one, one, sums, one]}
             for kernel, inputs in given.items():
+                tiles = tiles_of(width * query.element_size())
                 call = functools.partial(
-                    kernel, tiles=TILES, causal=causal, packed=beside == "starts"
+                    kernel, tiles=tiles, causal=causal, packed=beside == "starts"
                 )
                 lowered = jax.jit(call).trace(*inputs, *further).lower(
                     lowering_platforms=("tpu",),

@@ -28,8 +28,11 @@ TILES = (512, 256, 128)
 MOST_BYTES = 2**20
 """Maximum bytes of one head of one tensor; six of them, double-buffered, and an accumulator fit
 into 16 MiB of VMEM."""
-WIDEST_BYTES = 256
-"""Maximum bytes of one head of one token."""
+WIDE_BYTES, WIDEST_BYTES = 256, 512
+"""Maximum bytes of one head of one token for every tile, and for those of `WIDE_TILES` in 16 bits
+(in 32, libtpu 0.0.21 cannot compile the backward pass)."""
+WIDE_TILES = (256,)
+"""Tiles of the widest heads: with 512 tokens their sums exceed VMEM, with 128 libtpu fails too."""
 MOST_PAIRS = 2**18
 """Maximum queries x keys of a head with a bias; bias and gradient are double-buffered too."""
 SUBLANES = 16
@@ -50,7 +53,8 @@ class Kernel:
         from tpukit.hardware.xla import pallas_attention
 
         function = getattr(pallas_attention, self.function)
-        return function(*arrays, tiles=TILES, causal=self.causal, packed=self.packed,
+        tiles = tiles_of(arrays[0].shape[2] * arrays[0].dtype.itemsize)
+        return function(*arrays, tiles=tiles, causal=self.causal, packed=self.packed,
                         interpret=self.interpret)  # fmt: skip
 
 
@@ -64,12 +68,19 @@ def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool
     for all rows."""
     heads, queries, width = query.shape[1:]
     keys = key.shape[-2]
-    whole = queries % TILES[-1] == 0 and keys % TILES[-1] == 0 and width % SUBLANES == 0
     token = width * query.element_size()
-    held = token <= WIDEST_BYTES and token * max(queries, keys) <= MOST_BYTES
+    tile = tiles_of(token)[-1]
+    whole = queries % tile == 0 and keys % tile == 0 and width % SUBLANES == 0
+    widest = WIDEST_BYTES if query.element_size() == 2 else WIDE_BYTES
+    held = token <= widest and token * max(queries, keys) <= MOST_BYTES
     if bias is not None:
         held = held and bias.shape == (1, heads, queries, keys) and queries * keys <= MOST_PAIRS
     return whole and held and (queries == keys or not causal)
+
+
+def tiles_of(token_bytes: int) -> tuple[int, ...]:
+    """The tiles for a head of so many bytes a token."""
+    return TILES if token_bytes <= WIDE_BYTES else WIDE_TILES
 
 
 def flash_attention(

@@ -24,7 +24,7 @@ from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
-from tpukit.hardware.xla.flash_attention import TILES
+from tpukit.hardware.xla.flash_attention import tiles_of
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, Spec, is_on_xla
 from tpukit.probe.compiler.compile import Program, program_text
@@ -173,7 +173,7 @@ class TracingBackend(XlaBackend):
         starts: Tensor | None = None,
     ) -> Tensor:
         if self.can_fuse(query, key, bias, causal=causal):
-            self.kernel_shares.append(_share_of_tiles(query.shape[-2], causal=causal))
+            self.kernel_shares.append(_share_of_tiles(query, causal=causal))
         return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
@@ -378,7 +378,9 @@ def no_execution() -> Iterator[None]:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def _share_of_tiles(queries: int, *, causal: bool) -> float:
+def _share_of_tiles(query: Tensor, *, causal: bool) -> float:
     """A causal kernel leaves out the tiles above the diagonal."""
-    tiles = queries // next(size for size in TILES if queries % size == 0)
+    queries, width = query.shape[-2:]
+    sizes = tiles_of(width * query.element_size())
+    tiles = queries // next(size for size in sizes if queries % size == 0)
     return (tiles + 1) / (2 * tiles) if causal else 1.0
