@@ -180,10 +180,12 @@ class ShuffledPlan:
     def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if epoch not in self._orders:
             self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
-            self._orders[epoch] = sample_rng(self.settings.seed, epoch, -1).permutation(
-                self.samples
-            )
+            self._orders[epoch] = self.draw_order(epoch)
         return self._orders[epoch]
+
+    def draw_order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The samples of one pass in their order."""
+        return sample_rng(self.settings.seed, epoch, -1).permutation(self.samples)
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:

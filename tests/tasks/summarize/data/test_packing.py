@@ -90,12 +90,11 @@ def test_little_is_padding_and_steps_keep_their_samples(micro_rows, devices):
         micro_batches = [micro for step in range(20) for micro in plan.step(step)]
         places[name] = sum(m.rows * m.shape.length for m in micro_batches)
         tokens = sum(int(sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
-    assert tokens / places["packed"] > 0.82
+    assert tokens / places["packed"] > 0.9
     assert places["packed"] < places["bucketed"]
+    # One more micro-batch than planned, where one was planned, is another program.
+    assert {len(packed.step(step)) for step in range(100)} == {256 // micro_rows}
     for step in range(5):
-        parts = packed.step(step)
-        # As many micro-batches as were asked for, but for a rare step of long samples.
-        assert len(parts) <= 256 // micro_rows + 1
         one, other = ({k for m in p.step(step) for k in m.keys} for p in (packed, bucketed))
         assert one == other
 

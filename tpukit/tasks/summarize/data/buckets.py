@@ -27,6 +27,7 @@ Array = np.ndarray[Any, Any]
 LENGTH_STEP = 8
 """Bucket lengths are multiples of this."""
 MOST_LENGTHS_TRIED = 256
+GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _least_padding(candidates: Array, ends: Array, count: int) -> list[int]:
     return sorted(chosen)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bucketing:
     """What the shapes of a data set's batches are made from; all its parts share them."""
 
@@ -127,8 +128,31 @@ class Bucketing:
         return buckets
 
 
+class LengthwisePlan(ShuffledPlan):
+    """Steps with samples of all lengths: their sums hardly differ, so that one shape fits all.
+
+    The samples of a pass are grouped by length, as many groups as a step has samples. Each group is
+    shuffled and spread evenly over the pass.
+    """
+
+    def __init__(self, sizes: SampleSizes, settings: PlanSettings) -> None:
+        super().__init__(len(sizes), settings)
+        members = max(1, round(len(sizes) / settings.global_batch_size))
+        self._group = np.empty(len(sizes), np.int64)
+        self._group[np.argsort(sizes.lengths, kind="stable")] = np.arange(len(sizes)) // members
+
+    def draw_order(self, epoch: int) -> Array:
+        shuffled = super().draw_order(epoch)
+        by_group = shuffled[np.argsort(self._group[shuffled], kind="stable")]
+        group, counts = self._group[by_group], np.bincount(self._group)
+        turn = np.arange(len(by_group)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # Any part of a turn holds groups of all lengths: multiples of the golden ratio.
+        places = (turn + group * GOLDEN_RATIO % 1) * (counts.max() / counts[group])
+        return by_group[np.argsort(places)]
+
+
 class BucketPlan:
-    """The samples of `ShuffledPlan`'s steps, cut by length (a BatchPlan)."""
+    """The samples of `LengthwisePlan`'s steps, cut by length (a BatchPlan)."""
 
     def __init__(
         self, sizes: SampleSizes, buckets: Sequence[Bucket], settings: PlanSettings
@@ -137,7 +161,7 @@ class BucketPlan:
         self.buckets = buckets
         self.devices = settings.devices
         self.fixed_shapes = settings.fixed_shapes
-        self._shuffled = ShuffledPlan(len(sizes), settings)
+        self._shuffled = LengthwisePlan(sizes, settings)
 
     def steps_per_epoch(self) -> int:
         return self._shuffled.steps_per_epoch()

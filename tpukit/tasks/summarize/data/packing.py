@@ -8,17 +8,18 @@ the longest to the shortest into the row with the most room left; the mask of at
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from tpukit.hardware.backend import Batch
-from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, SampleSizes
+from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, LengthwisePlan, SampleSizes
 from tpukit.tasks.summarize.data.dataset import Targets
 from tpukit.train.task import (
     VALIDATION_EPOCH,
@@ -26,19 +27,19 @@ from tpukit.train.task import (
     PlanSettings,
     Sample,
     SampleKey,
-    ShuffledPlan,
 )
 
 Array = np.ndarray[Any, Any]
 
 ROW_STEP = 128
 """Rows' lengths are multiples of this, the lanes of a TPU's registers."""
-DEVIATIONS = 2
-"""Standard deviations of a step's tokens that the shape holds beyond their mean."""
 LENGTH_OF_THE_REST = 12 * 768
 """The length at which GPT-2's causal attention costs as much as its products with weights."""
 LOST = 1.02
 """Tokens of the rows to those of the samples that fit."""
+SURE_SAMPLES, SURE_PASSES = 2**17, 64
+"""First samples of a run, in at most so many passes, whose steps surely fit their number of
+micro-batches: a second one beside the first is another program, with gradients held beside it."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,37 @@ class PackedShape:
 
     @classmethod
     def of(cls, data: Bucketing, settings: PlanSettings) -> PackedShape:
-        """The smallest that holds a step of these samples in its number of micro-batches, nearly
-        always, and any sample."""
+        """The smallest that holds each of the first steps of these samples in its number of
+        micro-batches, and any sample."""
         sizes, longest, size = data.sizes, data.lengths[-1], settings.global_batch_size
         parts = -(-size // settings.micro_rows) * settings.devices
-        tokens = LOST * _sum_of(sizes.lengths, size) / parts
-        targets = LOST * _sum_of(sizes.targets, size) / parts
+        tokens, targets = (size * float(n.mean()) / parts for n in (sizes.lengths, sizes.targets))
         shapes = [
             (_rounded(max(longest, tokens / rows), ROW_STEP), rows)
             for rows in range(1, math.ceil(tokens / longest) + 1)
         ]
         length, rows = min(shapes, key=lambda shape: _cost(*shape))
-        return cls(length, rows, _rounded(max(targets, data.most_targets), LENGTH_STEP))
+        places = _rounded(max(targets, data.most_targets), LENGTH_STEP)
+        return _made_sure(cls(length, rows, places), data, settings)
+
+
+@functools.lru_cache(maxsize=8)
+def _made_sure(shape: PackedShape, data: Bucketing, settings: PlanSettings) -> PackedShape:
+    """This shape or the next larger one that holds each of the first steps."""
+    steps, sizes = LengthwisePlan(data.sizes, settings), data.sizes
+    samples = min(SURE_SAMPLES, SURE_PASSES * len(sizes))
+    for step in range(-(-samples // settings.global_batch_size)):
+        planned = steps.step(step)
+        keys = [key for micro in planned for key in micro.keys]
+        groups = settings.devices * len(planned)
+        while _pack(keys, sizes, shape, groups) is None:
+            if _pack(keys, sizes, replace(shape, targets=shape.length * shape.rows), groups):
+                shape = replace(shape, targets=shape.targets + LENGTH_STEP)
+                continue
+            longer = replace(shape, length=shape.length + ROW_STEP)
+            more = replace(shape, rows=shape.rows + 1)
+            shape = min(longer, more, key=lambda shape: _cost(shape.length, shape.rows))
+    return shape
 
 
 def _cost(length: int, rows: int) -> int:
@@ -77,18 +97,14 @@ def _rounded(value: float, step: int) -> int:
     return math.ceil(value / step) * step
 
 
-def _sum_of(values: Array, count: int) -> float:
-    return float(count * values.mean() + DEVIATIONS * count**0.5 * values.std())
-
-
 class PackedPlan:
-    """The samples of `ShuffledPlan`'s steps, packed (a BatchPlan)."""
+    """The samples of `LengthwisePlan`'s steps, packed (a BatchPlan)."""
 
     def __init__(self, sizes: SampleSizes, shape: PackedShape, settings: PlanSettings) -> None:
         self.sizes = sizes
         self.shape = shape
         self.devices = settings.devices
-        self._shuffled = ShuffledPlan(len(sizes), settings)
+        self._shuffled = LengthwisePlan(sizes, settings)
 
     def steps_per_epoch(self) -> int:
         return self._shuffled.steps_per_epoch()
