@@ -104,6 +104,7 @@ def _export_config(config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer) -
     if config.source is not None:
         return {
             **config.source,
+            **_factors_of_training(config.source, config),
             "architectures": [FAMILIES[config.family].architecture],
             "vocab_size": config.vocabulary_size,
             "dtype": "float32",
@@ -123,3 +124,14 @@ def _export_config(config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer) -
         "bos_token_id": tokenizer.end,
         "eos_token_id": tokenizer.end,
     }
+
+
+def _factors_of_training(source: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+    """LongRoPE's long factors for short texts too, where they were trained with them: transformers
+    chooses by a text's length."""
+    rope = config.rope or {}
+    known = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") != "longrope" or config.block_size <= known:
+        return {}
+    name = "rope_parameters" if source.get("rope_parameters") else "rope_scaling"
+    return {name: {**source[name], "short_factor": source[name]["long_factor"]}}
