@@ -1,10 +1,11 @@
 """Generation on a CPU: tpukit's slots against transformers' `generate`, the same tokens.
 
-GPT-2 124M in fp32, random weights made lively, prompts with lengths like SAMSum's; answers end at
-lengths between 1 and 80, as summaries there do. Greedy, and with a beam search. transformers gets
-its prompts sorted by length and the best of several batch sizes and of its caches, tpukit the best
-of several numbers of slots. Both sides run in the same process; at their best settings they run in
-turn, and the ratio is the median of these rounds.
+GPT-2 124M, or a model of Qwen3's shape (--model qwen3), in fp32, random weights made lively,
+prompts with lengths like SAMSum's; answers end at lengths between 1 and 80, as summaries there do.
+Greedy, and with a beam search. transformers gets its prompts sorted by length and the best of
+several batch sizes and of its caches, tpukit the best of several numbers of slots. Both sides run
+in the same process; at their best settings they run in turn, and the ratio is the median of these
+rounds.
 
     python benchmarks/summarize_generation.py --out benchmarks/results/summarize_generation.json
 """
@@ -26,6 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from deciding_code import write_result
+from summarize_models import END, MODELS, VOCABULARY, make_transformers
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -36,8 +38,7 @@ from tpukit.tasks.summarize.model.decoder import LanguageModel
 from tpukit.tasks.summarize.model.weights import read_pretrained
 
 MAX_NEW_TOKENS = 80
-VOCABULARY, END = 50257, 50256
-LIVELY, ENDING = 4.0, 3.2
+LIVELY, ENDING = 4.0, {"gpt2": 3.2, "qwen3": 3.2}
 """How much larger than transformers draws them: the matrices, and the end token's embedding."""
 
 
@@ -69,18 +70,15 @@ def make_prompts(count: int) -> list[Prompt]:
     return [Prompt(row, rng.integers(0, END, length)) for row, length in enumerate(lengths)]
 
 
-def make_model(folder: Path):
+def make_model(name: str, folder: Path):
     """Random weights whose greedy answers do not repeat themselves and end now and then."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
-    config = GPT2Config(activation_function="gelu_pytorch_tanh", bos_token_id=END, eos_token_id=END)
-    model = GPT2LMHeadModel(config).eval()
+    model = make_transformers(name).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and ".h." in name:
+        for of, parameter in model.named_parameters():
+            if parameter.ndim == 2 and (".h." in of or ".layers." in of):
                 parameter.mul_(LIVELY)
-        model.transformer.wte.weight[END].mul_(ENDING)
+        model.get_input_embeddings().weight[END].mul_(ENDING[name])
     model.save_pretrained(folder)
     return model
 
@@ -178,20 +176,21 @@ def compare(ours: LanguageModel, theirs, search: Search) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument("--only", choices=SEARCHES)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        theirs = make_model(Path(folder))
+        theirs = make_model(arguments.model, Path(folder))
         pretrained = read_pretrained(folder)
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
     ours = LanguageModel(pretrained.config, backend).eval()
     ours.load_state_dict(pretrained.tensors)
     names = [arguments.only] if arguments.only else list(SEARCHES)
     result = {
-        "question": "new tokens a second, GPT-2 124M, fp32, CPU",
+        "question": f"new tokens a second, {MODELS[arguments.model]}, fp32, CPU",
         "threads": torch.get_num_threads(),
         "searches": {name: compare(ours, theirs, SEARCHES[name]) for name in names},
         "versions": {n: version(n) for n in ("torch", "transformers", "numpy")},

@@ -1,6 +1,7 @@
 """Training throughput on a CPU: tpukit, transformers' Trainer grouping by length, padding to 1024.
 
-GPT-2 124M in fp32, the same samples (lengths like SAMSum's), threads and effective batch. Each side
+GPT-2 124M, or a model of Qwen3's shape (--model qwen3), in fp32, the same samples (lengths like
+SAMSum's), threads and effective batch. Each side
 first tries several settings on a few micro-batches, then tpukit and the Trainer run whole optimizer
 steps at their best, in turn, and the ratio is the median of these rounds. The unit is real tokens a
 second: padding does not count. Each run is a process of its own.
@@ -27,8 +28,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from deciding_code import write_result
+from summarize_models import MODELS, VOCABULARY, make_transformers
 
-VOCABULARY, CONTEXT = 50257, 1024
+CONTEXT = 1024
 SAMPLES = 2048
 SETTINGS = {
     # Nothing is compiled here: as many shapes as there are multiples of eight cost nothing.
@@ -60,13 +62,14 @@ def since(start: tuple[float, float], end: tuple[float, float]) -> dict:
 
 
 # -- tpukit ---------------------------------------------------------------------------------------
-def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
+def run_tpukit(name: str, batch: int, limit: int | None, rows: int, buckets: int) -> dict:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.tasks.summarize.data.buckets import BucketPlan
     from tpukit.tasks.summarize.data.dataset import collate_tokens
     from tpukit.tasks.summarize.data.prompt import Example
     from tpukit.tasks.summarize.evaluate import ListedSamples
+    from tpukit.tasks.summarize.model.transformers_config import read_shape
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import build_learner
@@ -75,6 +78,8 @@ def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
     data = ListedSamples([Example(list(t), n) for t, n in make_samples()], buckets)
     task = SummarizeTask(init="scratch").for_probing()
+    if name != "gpt2":
+        task.model_config = read_shape(make_transformers(name).config.to_dict(), Path(name))
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(lr=1e-4))
     shapes = data.bucketing.buckets(rows)
     plan = BucketPlan(data.sizes, shapes, PlanSettings(batch, batch, 1, 0))
@@ -96,17 +101,9 @@ def run_tpukit(batch: int, limit: int | None, rows: int, buckets: int) -> dict:
 
 
 # -- transformers --------------------------------------------------------------------------------
-def gpt2_of_transformers():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    # The fused tanh GELU: the default `gelu_new` is several slow operations, the same function.
-    config = GPT2Config(
-        activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
-    )
-    return GPT2LMHeadModel(config)
-
-
-def run_trainer(batch: int, limit: int | None, rows: int, pad_to: int | None = None) -> dict:
+def run_trainer(
+    name: str, batch: int, limit: int | None, rows: int, pad_to: int | None = None
+) -> dict:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     samples = make_samples()
@@ -151,22 +148,22 @@ def run_trainer(batch: int, limit: int | None, rows: int, pad_to: int | None = N
     )  # fmt: skip
     data = [{"input_ids": t, "targets": n} for t, n in samples]
     Trainer(
-        model=gpt2_of_transformers(), args=arguments, train_dataset=data, data_collator=collate,
+        model=make_transformers(name), args=arguments, train_dataset=data, data_collator=collate,
         callbacks=[clock],
     ).train()  # fmt: skip
     return {"tokens": sum(counted[WARM:accumulate]), **since(clock.started, clock.ended)}
 
 
-def run_side(side: str, batch: int, limit: int | None, settings: dict) -> dict:
+def run_side(side: str, name: str, batch: int, limit: int | None, settings: dict) -> dict:
     torch.manual_seed(0)
     if side == "tpukit":
-        return run_tpukit(batch, limit, **settings)
-    return run_trainer(batch, limit, **settings, pad_to=CONTEXT if side == "padded" else None)
+        return run_tpukit(name, batch, limit, **settings)
+    return run_trainer(name, batch, limit, **settings, pad_to=CONTEXT if side == "padded" else None)
 
 
 # -- both ----------------------------------------------------------------------------------------
-def in_process(side: str, batch: int, limit: int | None, settings: dict) -> dict:
-    numbers = {"--batch": batch, "--limit": limit or 0}
+def in_process(side: str, name: str, batch: int, limit: int | None, settings: dict) -> dict:
+    numbers = {"--model": name, "--batch": batch, "--limit": limit or 0}
     options = [text for name, value in numbers.items() for text in (name, str(value))]
     command = [sys.executable, __file__, "--side", side, *options]
     command += ["--settings", json.dumps(settings)]
@@ -178,11 +175,13 @@ def in_process(side: str, batch: int, limit: int | None, settings: dict) -> dict
     return {**settings, **result, "tokens_per_second": rate, "tokens_per_cpu_second": by_cpu}
 
 
-def compare(batch: int) -> dict:
+def compare(name: str, batch: int) -> dict:
     sides: dict[str, dict] = {}
     for side, candidates in SETTINGS.items():
         # A try of the padded side is as good as a whole step: all its micro-batches cost the same.
-        tries = [in_process(side, batch, 3 if side == "padded" else TRIED, c) for c in candidates]
+        tries = [
+            in_process(side, name, batch, 3 if side == "padded" else TRIED, c) for c in candidates
+        ]
         place = max(range(len(tries)), key=lambda i: tries[i]["tokens_per_cpu_second"])
         sides[side] = {"tries": tries, "best": candidates[place], "rounds": [tries[place]]}
     for side in IN_TURN:
@@ -190,9 +189,10 @@ def compare(batch: int) -> dict:
     # In turn: the machine's speed changes within minutes.
     for _ in range(ROUNDS):
         for side in IN_TURN:
-            sides[side]["rounds"].append(in_process(side, batch, None, sides[side]["best"]))
+            best = sides[side]["best"]
+            sides[side]["rounds"].append(in_process(side, name, batch, None, best))
     return {
-        "question": "real tokens a second in training, GPT-2 124M, fp32, CPU",
+        "question": f"real tokens a second in training, {MODELS[name]}, fp32, CPU",
         "effective_batch": batch,
         "threads": torch.get_num_threads(),
         "ratio_to_padding": ratio(sides, "padded", "tokens_per_second"),
@@ -214,6 +214,7 @@ def ratio(sides: dict[str, dict], other: str, rate: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side")
@@ -222,10 +223,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.side:
         settings = arguments.settings
-        result = run_side(arguments.side, arguments.batch, arguments.limit or None, settings)
+        given = (arguments.model, arguments.batch, arguments.limit or None, settings)
+        result = run_side(arguments.side, *given)
         print(json.dumps(result))
         return
-    result = compare(arguments.batch)
+    result = compare(arguments.model, arguments.batch)
     print(json.dumps({n: v for n, v in result.items() if n != "sides"}, indent=2))
     if arguments.out:
         write_result(arguments.out, result)

@@ -79,7 +79,7 @@ def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool
 
 
 def tiles_of(token_bytes: int) -> tuple[int, ...]:
-    """The tiles for a head of so many bytes a token."""
+    """The tiles for a head of this number of bytes a token."""
     return TILES if token_bytes <= WIDE_BYTES else WIDE_TILES
 
 

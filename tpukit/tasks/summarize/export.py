@@ -129,9 +129,10 @@ def _export_config(config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer) -
 def _factors_of_training(source: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
     """LongRoPE's long factors for short texts too, where they were trained with them: transformers
     chooses by a text's length."""
-    rope = config.rope or {}
-    known = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") != "longrope" or config.block_size <= known:
+    rope = config.rope
+    if rope is None or rope["rope_type"] != "longrope":
+        return {}
+    if config.block_size <= rope["original_max_position_embeddings"]:
         return {}
     name = "rope_parameters" if source.get("rope_parameters") else "rope_scaling"
     return {name: {**source[name], "short_factor": source[name]["long_factor"]}}

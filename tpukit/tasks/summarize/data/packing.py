@@ -38,7 +38,7 @@ LENGTH_OF_THE_REST = 12 * 768
 LOST = 1.02
 """Tokens of the rows to those of the samples that fit."""
 SURE_SAMPLES, SURE_PASSES = 2**17, 64
-"""First samples of a run, in at most so many passes, whose steps surely fit their number of
+"""First samples of a run, in at most 64 passes, whose steps surely fit their number of
 micro-batches: a second one beside the first is another program, with gradients held beside it."""
 
 
