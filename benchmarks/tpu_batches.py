@@ -145,7 +145,9 @@ def page(found: Mapping[str, Any]) -> str:
         "What the TPU compiler answers, without a TPU: `benchmarks/tpu_batches.py` asks `tpukit"
         " probe-batch --target` for each model at its published size and writes this page"
         " ([JSON](../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
-        " weights and AdamW; images of the model's own size, 1,000 classes. The recommended batch"
+        " weights and AdamW; images of the model's own size, 1,000 classes; rows of language models"
+        " have a tenth of their tokens as targets, LoRA is of rank 16 on all matrices. The"
+        " recommended batch"
         " leaves 5 % of the memory free; the largest is known within 10 % or fills 90 %. The step"
         " is a roofline estimate: it takes at least that long. Nothing here ran on a TPU."
         f" {EXPLANATION}",
