@@ -64,7 +64,7 @@ class Runs:
 
     def tell(self, argv):  # type: ignore[no-untyped-def]
         env = {**self.env, **(VIRTUAL_TPU if "tpu" in argv else {})}
-        return result(tpukit(*argv, "--json", env=env))
+        return result(tpukit(*argv, "--json", env=env, timeout=900))
 
     def train(self, name, hardware, *options):  # type: ignore[no-untyped-def]
         return self.tell(self.argv(name, hardware, *options))
@@ -125,6 +125,7 @@ def test_killed_and_resumed_in_the_same_bytes(runs, hardware, options):  # type:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("options", [[], LORA], ids=["full", "LoRA"])
 def test_nothing_is_compiled_after_the_warm_up(runs, options):  # type: ignore[no-untyped-def]
     """200 packed steps, then 64 prompts: a prefill for each length, and one program to go on."""
