@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import environment
+from runs import TINY, environment, started
 
 from tpukit.io.folders import LOCK, own_temporary_folder, remove_abandoned
 
@@ -78,24 +78,19 @@ def test_without_a_home_matplotlib_keeps_its_files_in_it(tmp_path_factory):
 
 def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
     """torchrun's logs, torch's modules and multiprocessing's sockets lie in it too."""
-    from runs import TINY
-
     base = tmp_path_factory.getbasetemp().parent / "l"
     base.mkdir(exist_ok=True)
     run = tmp_path_factory.mktemp("launch") / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", "train", "--task", TINY, "--hw", "cpu", "--devices", "2",
-         "--max-steps", "1000000", "--set", "pause=0.2", "--num-workers", "2", "--ckpt-every", "2",
-         "--results-dir", str(run)],
-        env=environment({"TMPDIR": str(base), "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "c")}),
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None
-        time.sleep(0.1)
-    assert [name.startswith("tpukit-") for name in names(base)] == [True]
-    process.send_signal(signal.SIGTERM)
-    process.wait()
+    words = ("train", "--task", TINY, "--hw", "cpu", "--devices", 2, "--max-steps", 1000000,
+             "--set", "pause=0.2", "--num-workers", 2, "--ckpt-every", 2)  # fmt: skip
+    env = {"TMPDIR": str(base), "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "c")}
+    with started(*words, "--results-dir", run, env=env) as process:
+        while not (run / "checkpoints" / "latest").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        assert [name.startswith("tpukit-") for name in names(base)] == [True]
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
     assert names(base) == []
 
 

@@ -39,8 +39,8 @@ MODULE, SCRIPT = "--module", "--script"
 READ_LATE = (
     "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "GLOO_", "GROUP_", "HOME", "LOCAL_",
     "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_CURRENT_TEST", "PYTHONFAULTHANDLER", "RANK", "ROLE_",
-    "TORCHELASTIC_", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE", "XDG_CACHE_HOME",
-    "XLA_FLAGS",
+    "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE",
+    "XDG_CACHE_HOME", "XLA_FLAGS",
 )  # fmt: skip
 """Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
 MET_BY_MOST = (
@@ -358,6 +358,7 @@ def become(environment: dict[str, str], cwd: str | Path) -> None:
             getattr(value, "cache_clear", int)()
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None
     os.chdir(cwd)
     added = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(cwd), *added, *(p for p in NEW_PATH[1:] if p not in added)]
