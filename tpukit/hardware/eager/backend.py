@@ -47,7 +47,7 @@ from tpukit.hardware.eager.distributed import (
     split_mixed_groups,
 )
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
-from tpukit.hardware.eager.programs import compact_heads, in_order, recomputed
+from tpukit.hardware.eager.programs import in_order, recomputed
 from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
@@ -128,10 +128,6 @@ class EagerBackend(TorchOps):
             return super().recompute(function, *tensors)
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
-
-    def attention(self, *tensors: Any, **options: Any) -> Tensor:
-        with compact_heads() if is_recorded() else nullcontext():
-            return super().attention(*tensors, **options)
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:

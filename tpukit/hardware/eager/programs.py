@@ -302,28 +302,6 @@ def recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return result
 
 
-@contextmanager
-def compact_heads() -> Iterator[None]:
-    """Heads (batch, heads, tokens, width) are saved for the gradient as (batch, tokens, all heads).
-
-    A TPU pads a width of 64 to 128: its attention kernel's arguments would be held at twice their
-    size. A barrier keeps the compiler from taking them as they were.
-    """
-
-    def pack(tensor: Tensor) -> Any:
-        return (tensor.transpose(1, 2).flatten(2), tensor.shape[1]) if tensor.ndim == 4 else tensor
-
-    def unpack(saved: Any) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
-        [compact] = torch.ops.tpu._optimization_barrier([saved[0]])
-        heads: Tensor = compact.unflatten(2, (saved[1], -1)).transpose(1, 2)
-        return heads
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-
-
 # -- programs ------------------------------------------------------------------------------------
 @dataclass
 class Recording:
