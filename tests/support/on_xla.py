@@ -236,6 +236,8 @@ def metered():
 
     backend = opened()
     of_xla.is_emulated = lambda environment: False
+    # Without a TPU libtpu's own metrics may wait for one.
+    of_xla.duty_cycle_percent = lambda: None
     backend._sampled = SampledMemory(lambda: Memory(5, 5, 9), 0.01)
     memory = backend.usage().memory
     return memory and [memory.used, memory.limit]
