@@ -49,7 +49,7 @@ CASES = {
     "a container's libcuda": (TB + "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination", "cuda-driver-mismatch", "compat"),
     "a graph's recording": (TB + "RuntimeError: CUDA error: operation not permitted when stream is capturing", "cuda-graph-capture", "enforce_eager"),
     "torchcodec": (TB + "RuntimeError: Could not load libtorchcodec. Likely causes:\n  1. FFmpeg is not properly installed\nOSError: libavutil.so.58: cannot open shared object file: No such file or directory", "torchcodec-not-loaded", "FFmpeg"),
-    "a model's own code": (TB + '  File "/root/.cache/huggingface/modules/transformers_modules/frob/modeling.py", line 5, in f\n    ROPE["default"]\n' + "KeyError: 'default'", "remote-code-release", "transformers_version"),
+    "a model's own code": (TB + '  File "/home/user/.cache/huggingface/modules/transformers_modules/frob/modeling.py", line 5, in f\n    ROPE["default"]\n' + "KeyError: 'default'", "remote-code-release", "transformers_version"),
     "SLURM's limit": ("slurmstepd: error: Detected 3 oom_kill events in StepId=12.0. Some of the step tasks have been OOM Killed.", "host-oom-killed", "memory"),
     "half of NumPy's advice": ("downgrade to 'numpy<2' or try to upgrade the affected module.", "numpy-abi", "numpy<2"),
     "an advice to try again": ("`frob/12b` is not supported yet in `transformers==5.5.0`. Please update transformers and try again.", "model-newer-than-transformers", "pip install -U"),
