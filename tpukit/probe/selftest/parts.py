@@ -175,7 +175,8 @@ def _resume(bench: Bench) -> dict[str, Any]:
     if "error" in answer:
         return answer
     resumed = answer["values"]["resumed_from"]
-    other = [name for name in _weights(folder) if _differ(name, folder, bench.folder / "whole")]
+    whole, files = _last(bench.folder / "whole"), sorted(_last(folder).glob("*.safetensors"))
+    other = [file.name for file in files if file.read_bytes() != (whole / file.name).read_bytes()]
     if other or not resumed:
         text = f"{', '.join(other)} differ" if other else "it started anew"
         return {"error": f"resumed at step {resumed}: {text}", "fix": FIX}
@@ -185,14 +186,6 @@ def _resume(bench: Bench) -> dict[str, Any]:
 
 def _last(folder: Path) -> Path:
     return folder / "checkpoints" / f"step-{STEPS:08d}"
-
-
-def _weights(folder: Path) -> list[str]:
-    return sorted(file.name for file in _last(folder).glob("*.safetensors"))
-
-
-def _differ(name: str, folder: Path, other: Path) -> bool:
-    return (_last(folder) / name).read_bytes() != (_last(other) / name).read_bytes()
 
 
 EIT = {"task": "eit", "settings": {"size": "small"}}
