@@ -76,7 +76,8 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
         )
     versions = {name: version for name, version in found.items() if version is not None}
     fitting = jax_seen_with(versions["torch_xla"], versions["libtpu"])
-    if not fitting or not _same_minor(versions["torch"], versions["torch_xla"]):
+    minor = ".".join(versions["torch_xla"].split(".")[:2])
+    if not fitting or not same_release(versions["torch"], minor):
         raise _not_seen(versions)
     here = versions.get("jax"), versions.get("jaxlib")
     if any(all(v and same_release(v, release) for v in here) for release in fitting):
@@ -101,10 +102,6 @@ def _require_linux() -> None:
             "measured on this machine.",
             id="no-compiler",
         )
-
-
-def _same_minor(torch: str, torch_xla: str) -> bool:
-    return same_release(torch, ".".join(torch_xla.split(".")[:2]))
 
 
 def _not_seen(versions: Mapping[str, str]) -> HardwareError:
