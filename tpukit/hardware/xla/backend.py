@@ -211,7 +211,8 @@ class XlaBackend(XlaOps):
         average: Average | None = None,
     ) -> Tensor:
         gradients = gradients_of(optimizer)
-        norm = total_norm(gradients) / weight
+        squares = [gradient.float().square().sum() for gradient in gradients]
+        norm = torch.stack(squares).sum().sqrt() / weight
         factor = torch.reciprocal(weight)
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -332,11 +333,6 @@ class XlaBackend(XlaOps):
     def close(self) -> None:
         self._sampled.close()
         self.collectives.close()
-
-
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of all gradients together."""
-    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().sqrt()
 
 
 def open_xla(options: HardwareOptions) -> XlaBackend:
