@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -201,7 +201,27 @@ def import_from(folder: Path) -> None:
     if place in _folders and place in sys.path:
         sys.path.remove(place)
     sys.path.insert(0, place)
-    _folders.setdefault(place, frozenset(sys.modules))
+    _keep_standard_library([place])
+
+
+def import_places() -> tuple[list[str], list[str]]:
+    """`sys.path`, and those of its folders that `import_from` has put there."""
+    return [*sys.path], [*_folders]
+
+
+def import_as(path: list[str], folders: list[str]) -> None:
+    """Has imports find what they find in the process that `import_places` was called in.
+
+    What only this process has in PYTHONPATH stays first: the TPU compiler's own packages.
+    """
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [*(place for place in own if place and place not in path), *path]
+    _keep_standard_library(folders)
+
+
+def _keep_standard_library(folders: Iterable[str]) -> None:
+    for folder in folders:
+        _folders.setdefault(folder, frozenset(sys.modules))
     if StandardLibraryFirst not in map(type, sys.meta_path):
         sys.meta_path.insert(0, StandardLibraryFirst())
 

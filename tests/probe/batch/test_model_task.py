@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.probe.batch.model_task import InputSpec, ModelTask, tensors_in
 from tpukit.probe.trials.carried import carried, carried_task
 from tpukit.registry.classes import find_task
+from tpukit.train.user_code import import_from
 
 
 class Head(nn.Module):
@@ -172,6 +175,27 @@ def test_a_class_of_a_file_named_by_its_path_is_sent_whole(tmp_path, monkeypatch
         arrived = carried_task(**source.arguments)
     assert arrived.width == 4
     assert arrived.build_model(TorchOps())[1] == 5
+
+
+def test_a_child_imports_what_its_parent_does_and_keeps_its_own_packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    beside, compiler = tmp_path / "beside", tmp_path / "compiler"
+    for folder, name in ((beside, "heapq_user"), (beside, "wave"), (compiler, "compilers_own")):
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(f"WHERE = {name!r}\n")
+    import_from(beside)
+    with carried(ModelTask(lambda: Head(6), ["ids=5:int64<50"], {})) as source:
+        code = (
+            "from tpukit.probe.trials.carried import carried_task\n"
+            f"carried_task({source.arguments['file']!r})\n"
+            "import compilers_own, heapq_user, wave\n"
+            "print(compilers_own.WHERE, heapq_user.WHERE, hasattr(wave, 'WHERE'))"
+        )
+        child = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(compiler)},
+        )  # fmt: skip
+    assert child.stdout.split() == ["compilers_own", "heapq_user", "False"], child.stderr
 
 
 def test_what_cannot_be_sent_is_named():

@@ -19,7 +19,7 @@ import cloudpickle
 from tpukit.errors import ConfigError
 from tpukit.probe.trial import TaskSource
 from tpukit.train.task import Task
-from tpukit.train.user_code import USER_MODULE
+from tpukit.train.user_code import USER_MODULE, import_as, import_places
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def carried(task: Task, parts: Iterable[object] = ()) -> Iterator[TaskSource]:
     with tempfile.TemporaryDirectory(prefix="tpukit-task-") as folder:
         file = Path(folder) / "task.pickle"
         try:
-            file.write_bytes(pickle.dumps(sys.path) + _by_value(task, parts))
+            file.write_bytes(pickle.dumps(import_places()) + _by_value(task, parts))
         except Exception as error:
             raise ConfigError(
                 f"the task {task.name!r} cannot be sent to the processes of the trials:"
@@ -46,7 +46,7 @@ def carried(task: Task, parts: Iterable[object] = ()) -> Iterator[TaskSource]:
 def carried_task(file: str) -> Task:
     """The task in a child; it imports from where its parent does."""
     with Path(file).open("rb") as stream:
-        sys.path[:] = pickle.load(stream)
+        import_as(*pickle.load(stream))
         task: Task = pickle.load(stream)
     return task
 
