@@ -219,11 +219,14 @@ def _compare(source: TaskSource, devices: int, tolerance: float) -> Parity:
 
 
 def _first_change(source: TaskSource) -> str | None:
-    os.environ.update(COMPILER_ENVIRONMENT, CPU_NUM_DEVICES="1")
+    from tpukit.probe.compiler.client import find_client
+
+    os.environ.update(COMPILER_ENVIRONMENT, CPU_NUM_DEVICES="1", **find_client().environment)
+    task = carried_task(**source.arguments)
     from tpukit.probe.compiler.trace import first_change, open_tracing
 
     backend = open_tracing("fp32", shard=False, fused=False)
-    return first_change(carried_task(**source.arguments), TrainConfig(), backend, rows=8)
+    return first_change(task, TrainConfig(), backend, rows=8)
 
 
 # -- processes -----------------------------------------------------------------------------------
