@@ -218,22 +218,36 @@ def _is_own_attribute(node: ast.expr) -> TypeGuard[ast.Attribute]:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-_NO_NODES = frozenset((
-    int, str, type(None), ast.Load, ast.Store, ast.Del, ast.Constant, ast.Pass, ast.Break,
-    ast.Continue, *ast.operator.__subclasses__(), *ast.unaryop.__subclasses__(),
-    *ast.cmpop.__subclasses__(), *ast.boolop.__subclasses__(),
-))  # fmt: skip
-"""Types of fields that neither bind nor use a name."""
+_NO_NODES = {
+    "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
+    "type_ignores",
+}  # fmt: skip
+"""Fields that neither bind nor use a name."""
+
+
+def _node_types(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from _node_types(inner)
+
+
+_FIELDS = {
+    kind: tuple(name for name in kind._fields if name not in _NO_NODES and kind is not ast.Constant)
+    for kind in _node_types(ast.AST)
+}
 
 
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below a node that may hold names (much faster than `iter_child_nodes`)."""
     found: list[ast.AST] = []
-    for value in node.__dict__.values():
-        kind = type(value)
-        if kind is list:
-            found += [item for item in value if isinstance(item, ast.AST)]
-        elif kind not in _NO_NODES and isinstance(value, ast.AST):
+    fields = node.__dict__
+    for name in _FIELDS[type(node)]:
+        value = fields.get(name)
+        if type(value) is list:
+            if value:
+                # A dict's keys and defaults may be None, declared names are texts.
+                found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
             found.append(value)
     return found
 
