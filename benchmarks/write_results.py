@@ -566,7 +566,7 @@ def gpu_memory_public() -> str:
         "The largest batch of a ladder (16, 24, 32, 48, ... 512) that fits an RTX 3090 in fp16 "
         "with SGD, by timm's published training benchmark (torch 1.12) and predicted before that "
         f"was looked at: {found['fits_right']} of {found['fits_asked']} the same. As then, which "
-        "came after the figures: a context of 1.3 GiB (before CUDA 11.7 it held every kernel), one "
+        "was found after that: a context of 1.3 GiB (before CUDA 11.7 it held every kernel), one "
         "batch instead of those sent ahead, and gradients that stay through the forward pass: "
         f"{found['fits_right_as_then']} of {found['fits_asked']}.",
         table(["model", "fitted", "predicted", "as then"], fits),
