@@ -199,6 +199,36 @@ def test_a_short_name_is_found_in_every_spelling(code):
     assert may_concern(json.dumps({"cells": [cell]}).encode())
 
 
+USES = {
+    "whole": "import {top}\n{parent}.{last}({given})",
+    "in brackets": "import {top}\n({parent}\n  # why\n  ).{last}({given})",
+    "package renamed": "import {parent} as q\nq.{last}({given})",
+    "from": "from {parent} import (zeros,\n    {last} as q)\nq({given})",
+    "star": "from {parent} import *\n{last}({given})",
+    "assigned last": "import {top}\na = q = {parent}\nq.{last}({given})",
+    "annotated": "import {top}\nq: object = {parent}\nq.{last}({given})",
+    "named in an expression": "import {top}\nprint(q := {parent})\nq.{last}({given})",
+    "attribute": "import {top}\nclass A:\n    def __init__(self):\n        self.q = {parent}\n"
+    "    def f(self):\n        self.q.{last}({given})",
+    "getattr": "import {top}\ngetattr({parent}, '{last}')({given})",
+    "function assigned": "import {top}\nq = {parent}.{last}\nq({given})",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_no_use_of_any_old_name_is_ruled_out_by_its_words(use):
+    found = 0
+    for row in old_calls():
+        for name in row.names:
+            parent, _, last = name.rpartition(".")
+            if row.kind == "shell" or not parent or "(" in name:
+                continue
+            given = ", ".join(f"{keyword}=1" for keyword in row.keywords[:1])
+            code = use.format(top=name.split(".")[0], parent=parent, last=last, given=given)
+            found += bool(ids(code))
+    assert found > 90
+
+
 def test_a_short_name_inside_words_is_not_worth_parsing():
     assert not may_concern(b"import torch\nimport timm\nlayer = x.weight.eig_values(layer)")
 

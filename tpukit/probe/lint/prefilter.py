@@ -18,10 +18,10 @@ _MOVES = {
     "torch_tpu": re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)"),
     "tpu": re.compile(rb"\b(?:import|from) (?:torch|triton|flash_attn|bitsandbytes|apex)\b"),
 }
-_GAP = rb"(?:\s|\\|#[^\n]*\n)*"
-"""What may stand around the dot of `a.b`."""
+_GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"
+"""What may stand around the dot of `a.b` and `(a).b`."""
 _STAR = re.compile(rb"from\s+\w[\w.]*\s+import\s*\*")
-_IMPORTED = re.compile(rb"import\s*(\((?:[^)#]|#[^\n]*)*\)|[^\n]*(?:\\\r?\n[^\n]*)*)")
+_IMPORTED = re.compile(rb"\bimport\b\s*(\((?:[^)#]|#[^\n]*)*\)|[^\n]*(?:\\\r?\n[^\n]*)*)")
 Words = frozenset[bytes]
 
 
