@@ -229,6 +229,13 @@ def test_no_use_of_any_old_name_is_ruled_out_by_its_words(use):
     assert found > 90
 
 
+def test_comments_behind_an_import_that_stays_open_are_read_once():
+    code = "import torch\n# eig\nimport (\n" + "# a comment of some words\n" * 40
+    look = f"from tpukit.probe.lint.prefilter import may_concern\nmay_concern({code.encode()!r})"
+    # Reading each comment in every way it can be split would take years.
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=120)
+
+
 def test_a_short_name_inside_words_is_not_worth_parsing():
     assert not may_concern(b"import torch\nimport timm\nlayer = x.weight.eig_values(layer)")
 

@@ -21,7 +21,7 @@ _MOVES = {
 _GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"
 """What may stand around the dot of `a.b` and `(a).b`."""
 _STAR = re.compile(rb"from\s+\w[\w.]*\s+import\s*\*")
-_IMPORTED = re.compile(rb"\bimport\b\s*(\((?:[^)#]|#[^\n]*)*\)|[^\n]*(?:\\\r?\n[^\n]*)*)")
+_IMPORTED = re.compile(rb"\bimport\b\s*(\((?:[^)#]|#[^\n]*\n)*\)|[^\n]*(?:\\\r?\n[^\n]*)*)")
 Words = frozenset[bytes]
 
 
