@@ -24,6 +24,7 @@ from tpukit.errors import ConfigError, TpukitError
 from tpukit.hardware.backend import Batch, ModelOps
 from tpukit.io.units import GIB
 from tpukit.probe.batch.model_task import tensors_in
+from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import SourceLine, model_frame
 from tpukit.probe.parity import Parity, SeededTask, compare_steps, on_virtual_devices
 from tpukit.probe.targets import Target, find_target
@@ -219,8 +220,6 @@ def _compare(source: TaskSource, devices: int, tolerance: float) -> Parity:
 
 
 def _first_change(source: TaskSource) -> str | None:
-    from tpukit.probe.compiler.client import find_client
-
     os.environ.update(COMPILER_ENVIRONMENT, CPU_NUM_DEVICES="1", **find_client().environment)
     task = carried_task(**source.arguments)
     from tpukit.probe.compiler.trace import first_change, open_tracing

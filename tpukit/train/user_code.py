@@ -214,8 +214,9 @@ def import_as(path: list[str], folders: list[str]) -> None:
 
     What only this process has in PYTHONPATH stays first: the TPU compiler's own packages.
     """
-    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [*(place for place in own if place and place not in path), *path]
+    # `sys.path` has the folders of PYTHONPATH as absolute paths.
+    own = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    sys.path[:] = [*(place for place in own if place not in path), *path]
     _keep_standard_library(folders)
 
 

@@ -178,24 +178,27 @@ def test_a_class_of_a_file_named_by_its_path_is_sent_whole(tmp_path, monkeypatch
 
 
 def test_a_child_imports_what_its_parent_does_and_keeps_its_own_packages(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    beside, compiler = tmp_path / "beside", tmp_path / "compiler"
-    for folder, name in ((beside, "heapq_user"), (beside, "wave"), (compiler, "compilers_own")):
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.py").write_text(f"WHERE = {name!r}\n")
-    import_from(beside)
+    # The relative folder is one that the parent has behind the task's.
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "here"), *sys.path])
+    for name in ("beside/own_model", "here/own_model", "beside/wave", "compiler/compilers_own"):
+        file = tmp_path / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"WHERE = {name!r}\n")
+    import_from(tmp_path / "beside")
     with carried(ModelTask(lambda: Head(6), ["ids=5:int64<50"], {})) as source:
         code = (
             "from tpukit.probe.trials.carried import carried_task\n"
             f"carried_task({source.arguments['file']!r})\n"
-            "import compilers_own, heapq_user, wave\n"
-            "print(compilers_own.WHERE, heapq_user.WHERE, hasattr(wave, 'WHERE'))"
+            "import compilers_own, own_model, wave\n"
+            "print(compilers_own.WHERE, own_model.WHERE, hasattr(wave, 'WHERE'))"
         )
         child = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(compiler)},
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path / 'compiler'}{os.pathsep}here"},
         )  # fmt: skip
-    assert child.stdout.split() == ["compilers_own", "heapq_user", "False"], child.stderr
+    found = ["compiler/compilers_own", "beside/own_model", "False"]
+    assert child.stdout.split() == found, child.stderr
 
 
 def test_what_cannot_be_sent_is_named():
