@@ -60,6 +60,7 @@ SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/b
                    "data/packing.py")  # fmt: skip
 GPU_MEMORY = ("tpukit/probe/gpu_memory", *EAGER)
 TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")
+GENERATION = (*EAGER, *within("tasks/summarize", "generation", "model"))
 START = ("tpukit/cli.py", "tpukit/commands/doctor.py", "tpukit/knowledge")
 SEARCHES: Mapping[str, tuple[str, ...]] = {
     "eit": (*SEARCH, *EIT),
@@ -100,11 +101,13 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "probe_peers_summarize_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
     "run_overhead": ("tpukit/commands/run.py", "tpukit/io/relay.py"),
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
-    "summarize_generation": (*EAGER, *within("tasks/summarize", "generation", "model")),
+    "summarize_generation": GENERATION,
+    "summarize_generation_qwen3": GENERATION,
     "summarize_packing": (*COMPILER, *SUMMARIZE),
     "summarize_quality": (*ENGINE, *EAGER, "tpukit/tasks/summarize"),
     "summarize_rows": ("tpukit/tasks/summarize/data", "tpukit/train/loader.py"),
     "summarize_training": (*ENGINE, *EAGER, *SUMMARIZE),
+    "summarize_training_qwen3": (*ENGINE, *EAGER, *SUMMARIZE),
     "torch_tpu_compile": (*STEP, *TORCH_TPU, *EIT, *IMAGES, *SUMMARIZE),
     "torch_tpu_compiler": (*COMPILER, *TORCH_TPU, *EIT, *SUMMARIZE),
 }

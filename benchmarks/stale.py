@@ -95,9 +95,11 @@ MEASUREMENTS = {
     "probe_peers_summarize": timed("probe_peers.py --task summarize --limit 1GB"),
     "probe_peers_summarize_xla": timed("probe_peers.py --task summarize --limit 2GB --xla"),
     "summarize_generation": timed(f"summarize_generation.py {OUT}"),
+    "summarize_generation_qwen3": timed(f"summarize_generation.py --model qwen3 {OUT}"),
     "summarize_quality": timed(f"summarize_quality.py {OUT}"),
     "summarize_rows": timed(f"summarize_rows.py {OUT}"),
     "summarize_training": timed(f"summarize_training.py {OUT}"),
+    "summarize_training_qwen3": timed(f"summarize_training.py --model qwen3 --batch 32 {OUT}"),
 }
 
 
