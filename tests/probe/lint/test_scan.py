@@ -85,7 +85,9 @@ def test_names_that_mean_each_other(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
-    [("a.py", "print 'old'\n", "invalid Python"), ("a.ipynb", '{"cells": [', "invalid notebook"),
+    [("a.py", "print 'old'\n", r"invalid Python \(line 1: "),
+     ("a.py", "x = 1\0", r"invalid Python \(source code"),
+     ("a.ipynb", '{"cells": [', "invalid notebook"),
      ("a.ipynb", "[1, 2]", "no cells")],
 )  # fmt: skip
 def test_the_one_file_that_is_named_cannot_be_read(tmp_path, name, text, said):

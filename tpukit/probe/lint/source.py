@@ -129,7 +129,7 @@ def parse_python(text: str) -> tuple[ast.Module | None, str]:
             warnings.simplefilter("ignore")
             return ast.parse(text), ""
     except SyntaxError as error:
-        return None, f"line {error.lineno}: {error.msg}"
+        return None, f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         return None, f"{type(error).__name__}: {str(error)[:80]}"
 
