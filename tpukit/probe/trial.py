@@ -15,6 +15,8 @@ Verdict = Literal["grow", "fine", "near", "over", "slow"]
 
 TASK_FACTORY = "tpukit.registry.classes:load_task"
 """Builds a task that is named, with its settings and its data path."""
+COMPILER_MEMORY = "compiler-memory"
+"""Id of the error that this machine has too little memory to compile a trial."""
 MEMORY_UNKNOWN = (
     "The device does not report its memory: probe-batch goes by what the TPU compiler says."
 )

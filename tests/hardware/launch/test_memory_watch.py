@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -160,6 +161,46 @@ def test_a_process_that_does_not_return_to_python_is_ended():
     code = takes_others(1000, "; time.sleep(30)")
     done = python(code, 2**30)
     assert done.stderr.startswith("Error: out of memory: ") and done.returncode == 1
+
+
+COMPILES = """
+import ctypes, mmap
+from tpukit.hardware.launch.memory_watch import watched_memory
+
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+random = ctypes.c_void_p(libc.fopen(b"/dev/urandom", b"rb"))
+mapped = mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+held = (ctypes.c_char * 2**30).from_buffer(mapped)
+with watched_memory(limited=False, compiling=True):
+    print(open("/proc/self/oom_score_adj").read(), flush=True)
+    libc.fread(held, 1, 2**30, random)
+"""
+
+
+def test_native_code_is_ended_before_the_reserve_is_used_up():
+    """One call that fills a GiB, as a compiler does: it returns to Python for no exception, and
+    holds no lock that the watching thread needs."""
+    done = python(COMPILES, 5 * 2**27)
+    left = re.match(r"Error: out of memory: (\d+) MiB of 640 MiB are available, 256", done.stderr)
+    # Half of the reserve is where other processes are ended.
+    assert left and int(left[1]) > 128 and done.returncode == 1
+    assert done.stdout.strip() == "1000"  # the kernel's first choice
+
+
+@pytest.mark.plan
+@pytest.mark.xla
+def test_a_compiler_on_a_small_machine_ends_with_an_error(tmp_path):
+    """libtpu alone takes more."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tpukit", "probe-batch", "--task", HUNGRY, "--target", "v5e-1",
+         "--start", "2", "--json"],
+        env=on_small_machine(900_000_000) | {"TPUKIT_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    error = json.loads(done.stdout)["error"]
+    assert error["id"] == "compiler-memory" and "at fast effort" in error["message"]
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 3
 
 
 @pytest.mark.xla

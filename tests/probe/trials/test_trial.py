@@ -13,11 +13,10 @@ from tpukit.io.units import GIB
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.targets import find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
+from tpukit.probe.trials import evaluators
 from tpukit.probe.trials.evaluators import (
     CompilerEvaluator,
     MeasuredEvaluator,
-    crash_place,
-    last_message,
 )
 from tpukit.train.config import TrainConfig
 
@@ -94,11 +93,10 @@ Current thread 0x00007f (most recent call first):
 
 
 def test_a_crash_names_the_models_line_and_the_last_message():
-    place = crash_place(CRASH)
-    assert place is not None
-    assert (place.path, place.line) == ("/home/user/model.py", 7)
-    assert last_message(CRASH) == "Aborting: bad shape"
-    assert crash_place("no stack") is None
+    evaluator = MeasuredEvaluator(TaskSource("", {}), TrainConfig(hw="cpu"), None)
+    said = str(evaluator._failure(TrialRequest(4), Death(-11, CRASH)))
+    assert "ended by SIGSEGV at /home/user/model.py:7. Its last message: Aborting: bad" in said
+    assert "ended by SIGSEGV." in str(evaluator._failure(TrialRequest(4), Death(-11, "")))
 
 
 @pytest.mark.plan
@@ -114,6 +112,41 @@ def test_a_compiler_that_is_killed_is_no_batch_too_large():
 
 
 SLEEPING = "import time; time.sleep(300)"
+COMPILING = """
+import json, sys, time
+from pathlib import Path
+
+folder, lives, descriptor = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+for line in sys.stdin:
+    batch = json.loads(line)["batch"]
+    with (folder / str(batch)).open("a") as tries:
+        tries.write("x")
+        tries.flush()
+        time.sleep(0.5 * (batch == 4))
+        if batch == 8 and tries.tell() <= lives:
+            print("Error: out of memory: 1.00 GiB of 2.00 GiB are available, 0.5 stay.\\nTry.")
+            sys.exit(1)
+    answer = {"trial": {"batch": batch, "fits": True}, "reusable": True}
+    open(descriptor, "w", closefd=False).write(json.dumps(answer) + "\\n")
+"""
+
+
+@pytest.mark.plan
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_compiler_without_memory_beside_another_is_tried_alone(deaths, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluators, "can_compile_two", lambda: True)
+    command = ("-c", COMPILING, str(tmp_path), str(deaths))
+    monkeypatch.setattr(CompilerEvaluator, "_start_child", lambda self: Child({}, command))
+    requests = [TrialRequest(4, effort="full"), TrialRequest(8, effort="full")]
+    target = find_target("v5e-8")
+    with CompilerEvaluator(TaskSource("", {}), TrainConfig(), target, None) as evaluator:
+        if deaths == 1:
+            assert [trial.batch for trial in evaluator.evaluate(requests)] == [4, 8]
+        else:
+            with pytest.raises(JobError, match=r"batch 8: .* full effort .* 1.00 GiB") as caught:
+                evaluator.evaluate(requests)
+            assert caught.value.id == "compiler-memory" and "--max" in caught.value.hint
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"4": "xx", "8": "xx"}
 
 
 @pytest.mark.parametrize(("compiles", "seconds"), [(None, 600), (True, 1800)])

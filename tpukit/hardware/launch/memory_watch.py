@@ -7,7 +7,8 @@ error of its own. Where memory goes on shrinking (other processes, DataLoader wo
 without the limit), the thread raises the error in the main thread, and ends the process at last.
 
 XLA does not recover from an allocation that fails (other devices wait for the one that failed, and
-abort): there is no limit around it, and its process is ended earlier.
+abort): there is no limit around it, and its process is ended earlier. A compilation does not return
+to Python for minutes, where an error could be raised: it is ended at once, and earliest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tpukit.errors import OutOfMemoryError, TpukitError
 from tpukit.hardware.memory import (
@@ -27,6 +29,7 @@ from tpukit.hardware.memory import (
     data_bytes,
     host_memory_bytes,
     is_out_of_memory,
+    mapped_file_bytes,
     private_bytes,
     reserve_bytes,
     tree_bytes,
@@ -48,15 +51,16 @@ HINT = (
 
 
 @contextmanager
-def watched_memory(*, limited: bool = True) -> Iterator[None]:
+def watched_memory(*, limited: bool = True, compiling: bool = False) -> Iterator[None]:
     """Within the context this process leaves a reserve of the machine's memory free.
 
     limited: whether allocations beyond it fail.
+    compiling: native code runs for minutes, in a process of its own, which is ended beyond it.
 
     Raises:
         OutOfMemoryError: it needed more.
     """
-    watch = MemoryWatch(limited=limited)
+    watch = MemoryWatch(limited=limited, compiling=compiling)
     try:
         with watch:
             yield
@@ -65,6 +69,8 @@ def watched_memory(*, limited: bool = True) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error, limited=True):
             raise
+        if compiling:
+            watch.end(at_once=True)
         raised = watch.error(str(error))
         for note in getattr(error, "__notes__", []):
             raised.add_note(note)
@@ -74,8 +80,8 @@ def watched_memory(*, limited: bool = True) -> Iterator[None]:
 class MemoryWatch:
     """The thread that looks, and what it does; see the module."""
 
-    def __init__(self, *, limited: bool = True) -> None:
-        self.limited = limited
+    def __init__(self, *, limited: bool = True, compiling: bool = False) -> None:
+        self.limited, self.compiling = limited, compiling
         self.reserve = reserve_bytes()
         self.ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         """Processes of this run on the machine: all may allocate between two looks."""
@@ -88,6 +94,9 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
 
     def __enter__(self) -> MemoryWatch:
+        if self.compiling:
+            with suppress(OSError):  # If the kernel kills a process all the same, then this one.
+                Path("/proc/self/oom_score_adj").write_text("1000")
         self.look()
         self._thread.start()
         return self
@@ -112,13 +121,14 @@ class MemoryWatch:
     def look(self) -> float:
         """Sets the limit by what is available, or ends the process; seconds until the next look."""
         available = available_bytes()
-        left = max(0, available - self.reserve)
+        left = max(0, available - self.reserve - self.compiling * mapped_file_bytes())
         if self.limited:
             self._limit(private_bytes() + self.unused + left // self.ranks)
         share = available / self.reserve / (1 if self.limited else 2)
+        at_once = not left if self.compiling else share < END_SHARE
         # What is small is not the cause, and its end would not help.
-        if share < RAISE_SHARE and tree_bytes() >= self.reserve:
-            self._end(at_once=share < END_SHARE)
+        if (at_once or share < RAISE_SHARE) and tree_bytes() >= self.reserve:
+            self.end(at_once=at_once)
         least, most = LOOK_SECONDS
         return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
 
@@ -134,7 +144,8 @@ class MemoryWatch:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), hard))
 
-    def _end(self, *, at_once: bool) -> None:
+    def end(self, *, at_once: bool) -> None:
+        """Ends this process, or raises the error in its main thread."""
         if at_once:
             print(f"Error: {self.error()}", file=sys.stderr, flush=True)
             os._exit(OutOfMemoryError.exit_code)

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Self
 
 from tpukit.errors import JobError, TpukitError
@@ -22,7 +23,7 @@ from tpukit.io.units import GIB, format_duration
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import SourceLine
 from tpukit.probe.targets import GpuTarget, Target
-from tpukit.probe.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
+from tpukit.probe.trial import COMPILER_MEMORY, TaskSource, Trial, TrialRequest, TrialSetup
 from tpukit.probe.trials.worker import MODULE, read_result
 from tpukit.train.config import TrainConfig
 
@@ -48,7 +49,6 @@ EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 """Default time limits of a trial; the first one on a device compiles all of a run's programs."""
 NO_MEMORY_HERE = "Error: out of memory: "
 """Text at the end of the log of a process that `tpukit.hardware.launch.memory_watch` ends."""
-KILLED = "killed by the system for lack of memory (SIGKILL)"
 CRASH = "Fatal Python error:"
 STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 TRACE_CRASH_HINT = (
@@ -122,13 +122,12 @@ class ChildEvaluator:
 
     def _after_death(self, request: TrialRequest, death: Death, seconds: float) -> Trial:
         """The trial of a child that died for lack of memory or ran out of time; raises else."""
-        limit = self.setup.config.memory_limit
         if not self._shows_size(death):
             raise self._failure(request, death)
         return Trial(
             batch=request.batch,
             fits=False,
-            limit_bytes=limit,
+            limit_bytes=self.setup.config.memory_limit,
             seconds=seconds,
             error=self._cause(death),
             slow=death.return_code is None,
@@ -137,26 +136,26 @@ class ChildEvaluator:
 
     def _cause(self, death: Death) -> str:
         if death.return_code is None:
-            place = crash_place(death.output)
-            where = f" at {place.path}:{place.line}" if place else ""
+            where = crash_place(death.output)
             return f"no result within {format_duration(self.seconds)}{where} (--time-limit)"
         # What was ended here, at its time limit, has no code.
         if death.return_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-            return KILLED
+            return "killed by the system for lack of memory (SIGKILL)"
         _, ended, words = death.output.partition(NO_MEMORY_HERE)
         return f"out of memory: {words.partition(',')[0]}" if ended else death.describe()
 
     def _shows_size(self, death: Death) -> bool:
         """Whether a child died because its batch does not fit, or takes too long."""
+        if self.target is not None:
+            # A compiler or a trace says what does not fit; a kill is about this machine's memory.
+            return death.return_code is None
         return death.is_out_of_memory(limited=self.setup.config.memory_limit is not None)
 
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
-        place = crash_place(death.output)
-        where = f" at {place.path}:{place.line}" if place else ""
-        message = last_message(death.output)
+        message = Death(None, death.output.partition(CRASH)[0]).last_line
         return JobError(
-            f"batch {request.batch}: the trial's process {death.describe()}{where}."
-            + (f" Its last message: {message}" if message else ""),
+            f"batch {request.batch}: the trial's process {death.describe()}"
+            f"{crash_place(death.output)}." + (f" Its last message: {message}" if message else ""),
             self.crash_hint,
             id="trial-crashed",
         )
@@ -260,28 +259,41 @@ class CompilerEvaluator(ChildEvaluator):
         devices = {"CPU_NUM_DEVICES": str(target.devices)}
         self.environment = {**COMPILER_ENVIRONMENT, **client.environment, **devices}
 
-    def _shows_size(self, death: Death) -> bool:
-        # The compiler says what does not fit; a kill is about this machine's memory.
-        return death.return_code is None
-
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
-        killed = death.return_code in (-signal.SIGKILL, -signal.SIGTERM)
-        if not killed and NO_MEMORY_HERE not in death.output:
+        process = f"batch {request.batch}: the TPU compiler's process"
+        _, ended, words = death.output.partition(NO_MEMORY_HERE)
+        if ended:
+            return JobError(
+                f"{process} ended at {request.effort} effort for lack of memory on this machine: "
+                + words.splitlines()[0],
+                "Close other programs, try smaller batches only (--max), or use another machine.",
+                id=COMPILER_MEMORY,
+            )
+        if death.return_code not in (-signal.SIGKILL, -signal.SIGTERM):
             return super()._failure(request, death)
         return JobError(
-            f"batch {request.batch}: the TPU compiler's process was {death.describe()}.",
+            f"{process} was {death.describe()}.",
             "This machine may have run out of memory (see `dmesg`): close other programs and run "
             "the same command again; what was compiled is kept.",
             id="compiler-killed",
         )
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        if not can_compile_two():
-            return super().evaluate(requests)
-        trials = self.evaluate_together(requests)
-        # The second process gives its memory back.
-        self.close(keep=1)
-        return trials
+        if len(requests) > 1 and can_compile_two():
+            try:
+                return self.evaluate_together(requests)
+            except JobError as error:
+                if error.id != COMPILER_MEMORY:
+                    raise
+                for child in self._children.values():
+                    # What it compiles is kept in the cache.
+                    with suppress(ChildDiedError):
+                        child.receive(time.monotonic() + self.seconds)
+                self.close()
+            finally:
+                # The second process gives its memory back.
+                self.close(keep=1)
+        return super().evaluate(requests)
 
 
 class TracedEvaluator(ChildEvaluator):
@@ -297,9 +309,6 @@ class TracedEvaluator(ChildEvaluator):
         self.versions = {"torch": importlib.metadata.version("torch")}
         self.environment = TRACING_ENVIRONMENT
 
-    def _shows_size(self, death: Death) -> bool:
-        return death.return_code is None
-
 
 def can_compile_two() -> bool:
     """Whether this machine has the cores and the memory for two compilations at a time."""
@@ -309,16 +318,8 @@ def can_compile_two() -> bool:
     return allowed_cores() >= CORES_FOR_TWO and enough_memory
 
 
-def crash_place(output: str) -> SourceLine | None:
-    """The model's line in the stack that a crashing Python process writes."""
-    _, found, stack = output.rpartition(CRASH)
-    frames = STACK_FRAME.finditer(stack) if found else ()
+def crash_place(output: str) -> str:
+    """` at PATH:LINE`: the model's line in the stack that a crashing Python process writes."""
+    frames = STACK_FRAME.finditer(output.partition(CRASH)[2])
     lines = (SourceLine(frame[1], int(frame[2])) for frame in frames)
-    return next((line for line in lines if line.is_model_code), None)
-
-
-def last_message(output: str) -> str:
-    """The last line that a process wrote before any stack."""
-    before = output.partition(CRASH)[0]
-    lines = [line.strip() for line in before.splitlines() if line.strip()]
-    return summary_line(lines[-1], 200) if lines else ""
+    return next((f" at {line.path}:{line.line}" for line in lines if line.is_model_code), "")
