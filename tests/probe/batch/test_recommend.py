@@ -13,7 +13,7 @@ from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.probe.targets import find_target
-from tpukit.probe.trial import Trial, TrialRequest, memory_by_kind
+from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest, memory_by_kind
 
 
 class Simulated:
@@ -200,6 +200,52 @@ def test_a_draft_that_full_effort_contradicts_is_searched_anew():
     found = recommend(Simulated(target="v5e-1", more=1.5), exact=True)
     assert (found.largest, found.smallest_failed) == (27, 28)
     assert found.trial_of(27).effort == "full"
+
+
+class SmallMachine(Simulated):
+    """A machine without the memory to compile at some efforts."""
+
+    lacks = ("full",)
+
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        if requests[0].effort in self.lacks:
+            self.requests += requests
+            raise JobError("no memory.", id=COMPILER_MEMORY)
+        return super().evaluate(requests)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"exact": True}, {"start": 8, "max": 8}, {"start": 22, "max": 22}, {"start": 20},
+     {"global_batch_size": 64}],
+    ids=str,
+)  # fmt: skip
+def test_without_memory_for_full_effort_the_fast_one_s_error_is_left_free(settings):
+    """Full effort would report 0.7 GiB more; here it cannot say so."""
+    whole = Simulated(target="v5e-1", per_row=0.7, fixed=1.4, more=0.7)
+    short = SmallMachine(target="v5e-1", per_row=0.7, fixed=1.4, more=0.7)
+    lines: list[str] = []
+    found = Recommender(short, SearchSettings(**settings), lines.append).recommend()
+    least, most = whole.trial(TrialRequest(found.recommended, effort="full")), found.largest
+    assert least.leaves_margin(0.05) and whole.trial(TrialRequest(most, effort="full")).fits
+    assert most >= min(18, settings.get("max", 18)) and found.recommended >= 8
+    assert {trial.effort for trial in found.trials} == {"fast"}
+    failed = [trial.batch for trial in found.trials if not trial.fits]
+    assert found.smallest_failed in (failed or [None])
+    assert found.note.startswith("no memory. The answer is by the compiler's fast effort")
+    assert sum("no memory" in line for line in lines) == 1
+    tried = [(each.batch, each.accumulate, each.effort) for each in short.requests]
+    assert len(tried) == len(set(tried)) and sum(effort == "full" for *_, effort in tried) <= 2
+
+
+def test_without_memory_for_the_fast_effort_either_there_is_an_error():
+    none = SmallMachine(target="v5e-1")
+    none.lacks = ("fast", "full")
+    for settings, tries in (({}, ["fast"]), ({"start": 8, "max": 8}, ["full", "fast"])):
+        none.requests = []
+        with pytest.raises(JobError, match="no memory"):
+            recommend(none, **settings)
+        assert [request.effort for request in none.requests] == tries
 
 
 def test_accumulation_reaches_the_wanted_batch_and_is_tried():

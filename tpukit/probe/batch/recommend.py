@@ -23,7 +23,7 @@ from tpukit.probe.batch.search import (
 )
 from tpukit.probe.roofline import estimate_step
 from tpukit.probe.targets import GpuTarget, Target
-from tpukit.probe.trial import Trial, TrialRequest
+from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest
 
 CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
 """Default bounds on a CPU: the longest trial that is started, and the time after which none is."""
@@ -37,6 +37,8 @@ PARTS = (0.93, 0.87, 0.81, 0.76, 0.66)
 """Parts of the largest batch that are tried for the margin where a trial takes no time."""
 FAST_SETTING_BIAS = 0.02
 """Part of the memory by which the compiler's fast setting mostly reports too little."""
+FAST_SETTING_MOST = 0.05
+"""Maximum of that part: 0.7 GiB of a v5e's 15.75."""
 MOST_ACCUMULATIONS = 3
 """Maximum number of splits into gradient accumulation steps that are tried."""
 
@@ -140,6 +142,8 @@ class Recommender:
         self.trial_seconds = settings.trial_time or default
         """The longest trial that is started, by those before it."""
         self.search_seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
+        self.why_fast: str | None = None
+        """Why the compiler's fast setting confirms the answer, in place of full effort."""
         self._started = time.monotonic()
 
     def recommend(self) -> Recommendation:
@@ -170,7 +174,7 @@ class Recommender:
             accumulate=accumulate,
             trials=tuple(self.trials),
             seconds=time.monotonic() - self._started,
-            note=note,
+            note=" ".join(filter(None, (note, self.why_fast))) or None,
             ended=found.ended or "memory",
             too_slow=found.too_slow,
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
@@ -181,12 +185,11 @@ class Recommender:
         settings, top = self.settings, self.settings.top
         if self.evaluator.target is None:
             return self._search_measured()
-        only = f"the only batch, {self._at_full_effort}"
-        if settings.start >= top and self._confirm(top, only).fits:
+        if settings.start >= top and self._confirm(top, "the only batch").fits:
             return Bracket(low=top, ended="max")
         if settings.exact or isinstance(self.evaluator.target, GpuTarget):
             return self._search_exactly()
-        within = (1 - settings.margin) * (1 - FAST_SETTING_BIAS)
+        within = (1 - self.settings.margin) * (1 - FAST_SETTING_BIAS)
         draft = search(self._try, settings, TOLERANCE, within, affordable=self._affordable)
         if draft.low == 0:
             return draft
@@ -208,11 +211,12 @@ class Recommender:
         if failed is None or failed.fresh:
             return found
         self.trials.remove(failed)
-        if not self._try_fresh(failed.batch, "once more, in a fresh process").fits:
+        if not self._try(failed.batch, "once more, in a fresh process", fresh=True).fits:
             return found
         # The shared process was the cause: run every further trial in a fresh one.
         self.trials = [trial for trial in self.trials if trial.fits or trial.fresh]
-        return self._measure(self._try_fresh, replace(self.settings, start=failed.batch))
+        again = replace(self.settings, start=failed.batch)
+        return self._measure(partial(self._try, fresh=True), again)
 
     def _measure(self, try_batch: TryBatch, settings: SearchSettings) -> Bracket:
         by_speed = self.evaluator.by_speed
@@ -236,7 +240,8 @@ class Recommender:
             return draft
         both = [b for b in (draft.low, draft.low + settings.multiple_of) if b <= settings.top]
         self._confirm_together(both, "the largest and the next one")
-        return search(self._confirm, replace(settings, start=draft.low))
+        found = search(self._confirm, replace(settings, start=draft.low))
+        return self._bracket() if self.why_fast else found
 
     def _worth_confirming(self, draft: Bracket) -> list[int]:
         """Batches for full effort by the fast setting's trials: the largest, with the fast
@@ -258,30 +263,49 @@ class Recommender:
         return sorted({largest, min(margin, largest)}, reverse=True)
 
     def _bracket(self) -> Bracket:
-        """The largest batch that fits at full effort, and the smallest that failed above it."""
+        """The largest batch that is confirmed, and the smallest that failed above it."""
         whole = [trial for trial in self.trials if trial.accumulate == 1]
-        low = max((t.batch for t in whole if t.fits and t.effort == "full"), default=0)
+        low = max((t.batch for t in whole if self._is_confirmed(t)), default=0)
         failed = [t.batch for t in whole if not t.fits and not t.slow and t.batch > low]
         return Bracket(low=low, high=min(failed, default=None))
 
     def _confirm_together(self, batches: Sequence[int], what: str) -> list[Trial]:
         # Evaluation keeps nothing for a backward pass: beside training's memory one look is enough.
         requests = [TrialRequest(b, effort="full", evaluate=b == min(batches)) for b in batches]
-        return self.run(requests, f"{what}, {self._at_full_effort}")
+        return self._confirm_each(requests, what)
 
-    @property
-    def _at_full_effort(self) -> str:
+    def _confirm_each(self, requests: Sequence[TrialRequest], why: str) -> list[Trial]:
+        """Trials of these requests at full effort, or at the fast one where memory is short."""
+        if self.why_fast:
+            requests = [replace(request, effort="fast") for request in requests]
         compiles = isinstance(self.evaluator.target, Target)
-        return "at the compiler's full effort" if compiles else "traced"
+        how = f"at the compiler's {requests[0].effort} effort" if compiles else "traced"
+        try:
+            trials = self.run(requests, f"{why}, {how}")
+        except JobError as error:
+            if error.id != COMPILER_MEMORY or self.why_fast:
+                raise
+            left = (1 - self.settings.margin) * (1 - FAST_SETTING_MOST)
+            self.settings = replace(self.settings, margin=1 - left)
+            self.why_fast = (
+                f"{error.message} The answer is by the compiler's fast effort, with "
+                f"{FAST_SETTING_MOST:.0%} of the TPU's memory left for what that does not report."
+            )
+            self.log(f"  {self.why_fast}")
+            return self._confirm_each(requests, why)
+        return [replace(trial, fits=self._is_confirmed(trial)) for trial in trials]
 
-    def _try(self, batch: int, why: str) -> Trial:
-        return self.run([TrialRequest(batch)], why)[0]
+    def _is_confirmed(self, trial: Trial) -> bool:
+        """Whether it fits at full effort, or in its place with what the fast one may not report."""
+        if trial.effort == "full" or not trial.fits:
+            return trial.fits
+        return self.why_fast is not None and trial.leaves_margin(FAST_SETTING_MOST)
 
-    def _try_fresh(self, batch: int, why: str) -> Trial:
-        return self.run([TrialRequest(batch, fresh=True)], why)[0]
+    def _try(self, batch: int, why: str, *, fresh: bool = False) -> Trial:
+        return self.run([TrialRequest(batch, fresh=fresh)], why)[0]
 
     def _confirm(self, batch: int, why: str) -> Trial:
-        return self.run([TrialRequest(batch, effort="full")], why)[0]
+        return self._confirm_each([TrialRequest(batch, effort="full")], why)[0]
 
     def run(self, requests: Sequence[TrialRequest], why: str) -> list[Trial]:
         """The trials of these requests; runs and logs the new ones."""
@@ -378,8 +402,7 @@ class Recommender:
         tried = {t.batch: t for t in self.trials if t.fits and t.used_bytes and t.batch <= largest}
         above = tried.get(largest)
         if above is None:
-            guess = self._rounded(share * largest)
-            return guess if guess < largest else None
+            return self._part(share, largest)
         if not above.limit_bytes:
             return None
         used = sorted((t.batch, t.used_bytes or 0) for t in tried.values())
@@ -448,7 +471,7 @@ class Recommender:
         cause = f"it needs {least.memory_usage}" if least.used_bytes else least.error
         return OutOfMemoryError(
             f"not even {multiple} sample{'s' * (multiple > 1)} a device fits"
-            f"{f': {cause}' if cause else ''}.",
+            f"{f': {cause}' if cause else ''}.{f' {self.why_fast}' if self.why_fast else ''}",
             "Shard the weights over more devices (--shard), use a smaller or leaner model, or a "
             "device with more memory.",
             id="nothing-fits",
