@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from runs import SUPPORT, environment, script, tpukit
 
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.fake import FakeBackend
 from tpukit.probe.machine.checks import CheckOptions
 from tpukit.probe.selftest.device_parts import DeviceParts
 from tpukit.probe.selftest.parts import PARTS, Part, run_selftest

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 
 from tpukit.errors import CheckpointError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.model.lean import lean_network
 from tpukit.tasks.eit.model.network import NetworkConfig, reference_network
 from tpukit.tasks.eit.model.published import load_published, read_published
