@@ -91,11 +91,9 @@ class BatchPlan(Protocol):
 
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass over the data, rounded up."""
-        ...
 
     def step(self, step: int) -> Sequence[MicroBatch]:
         """The micro-batches of optimizer step `step` (from 0), whatever the world size."""
-        ...
 
 
 @dataclass(frozen=True)
