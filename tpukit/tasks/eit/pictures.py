@@ -29,13 +29,11 @@ def draw_grid(
 
     `notes` gives a column's text under each image. Colours run from -1 (blue) to 1 (red).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = len(names)
     width, height = INCHES * len(columns) + 0.6, (INCHES + 0.2) * rows + 1.25
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, len(columns), squeeze=False)
     for column, (title, images) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=9)
