@@ -71,10 +71,7 @@ class ParameterGroup(dict[str, Any]):
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        weight_decay: float = 0.0,
-        lr_scale: float = 1.0,
+        self, parameters: Iterable[nn.Parameter], weight_decay: float = 0.0, lr_scale: float = 1.0
     ) -> None:
         super().__init__(params=list(parameters), weight_decay=weight_decay, lr_scale=lr_scale)
 

@@ -37,12 +37,7 @@ from tpukit.hardware.tpu_stack import (
     choose_stack,
     installed_stack,
 )
-from tpukit.hardware.xla.kernel_choice import (
-    keep_result,
-    kernel_device,
-    kernels_work,
-    try_kernels,
-)
+from tpukit.hardware.xla.kernel_choice import keep_result, kernel_device, kernels_work, try_kernels
 from tpukit.io.files import is_writable
 
 if TYPE_CHECKING:
@@ -60,9 +55,7 @@ def _to_stderr(line: str) -> None:
 
 
 def open_backend(
-    options: HardwareOptions,
-    log: Callable[[str], None] = _to_stderr,
-    runs: Sequence[Path] = (),
+    options: HardwareOptions, log: Callable[[str], None] = _to_stderr, runs: Sequence[Path] = ()
 ) -> OpenedBackend:
     """The backend for these options.
 

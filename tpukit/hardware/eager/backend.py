@@ -40,12 +40,7 @@ from tpukit.hardware.collectives import (
 )
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
-from tpukit.hardware.eager.distributed import (
-    DDP,
-    FSDP,
-    SingleProcess,
-    split_mixed_groups,
-)
+from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
 from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory

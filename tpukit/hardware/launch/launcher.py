@@ -50,11 +50,7 @@ def is_launched() -> bool:
 
 
 def launch(
-    arguments: Sequence[str],
-    ranks: int,
-    options: HardwareOptions,
-    *,
-    module: str = "tpukit",
+    arguments: Sequence[str], ranks: int, options: HardwareOptions, *, module: str = "tpukit"
 ) -> int:
     """Runs `python -m MODULE ARGUMENTS` as `ranks` processes of this host; their exit code.
 

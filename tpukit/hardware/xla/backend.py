@@ -46,12 +46,7 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
-from tpukit.hardware.modules import (
-    has_batch_norm,
-    move_towards,
-    state_from_text,
-    state_text,
-)
+from tpukit.hardware.modules import has_batch_norm, move_towards, state_from_text, state_text
 from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch

@@ -55,7 +55,7 @@ class EITTask(Task):
         "quick": Preset(
             train={"global_batch_size": 32, "max_steps": 1500, "ckpt_every": 200},
             task={"size": "tiny"},
-        ),
+        )
     }
 
     def __init__(self, *, normalisation: Normalisation | None = None, **settings: Any) -> None:

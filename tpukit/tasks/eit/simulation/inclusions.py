@@ -27,10 +27,7 @@ GAP = 0.06
 COUNTS = (0.35, 0.35, 0.2, 0.1)
 """How often there are 1, 2, 3 and 4 objects."""
 RADII = (0.12, 0.42)
-SIGMA = {
-    "strong": ((0.01, 0.03), (10.0, 30.0)),
-    "mild": ((0.01, 0.9), (1.1, 2.0)),
-}
+SIGMA = {"strong": ((0.01, 0.03), (10.0, 30.0)), "mild": ((0.01, 0.9), (1.1, 2.0))}
 """Resistive and conductive ranges in S/m, the water at 1: `strong` is plastic and metal."""
 
 

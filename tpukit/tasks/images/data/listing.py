@@ -227,10 +227,7 @@ def read_table(
 
 
 def _labelled(
-    table: Path,
-    rows: Sequence[dict[str, str]],
-    config: ImagesConfig,
-    classes: Sequence[str] | None,
+    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig, classes: Sequence[str] | None
 ) -> LabelledImages:
     id_column = column_of(table, rows, config.id_column, 0, "id_column")
     label_column = column_of(table, rows, config.label_column, 1, "label_column")
