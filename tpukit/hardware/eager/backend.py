@@ -295,13 +295,14 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         eager.limit_memory(options.memory_limit)
     elif kind == "cpu":
         keep_freed_memory()
+    scales, device = precision == "fp16", eager.device
     return EagerBackend(
         kind,
         eager,
         precision,
         collectives,
         parallelism,
-        _scaling(precision, eager.device),
+        ScaledUpdate(GradScaler(device.type), device) if scales else PlainUpdate(),
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
     )
 
@@ -392,12 +393,6 @@ def _parallelism(
     # `fully_shard` moves a model to a GPU or CPU itself.
     moves = place if device.type == "tpu" else None
     return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
-
-
-def _scaling(precision: Precision, device: torch.device) -> PlainUpdate:
-    if precision != "fp16":
-        return PlainUpdate()
-    return ScaledUpdate(GradScaler(device.type), device)
 
 
 def _update(average: Average) -> None:

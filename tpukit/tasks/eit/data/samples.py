@@ -126,7 +126,10 @@ class Samples:
 
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""
-        return {name: _by_name(array) for name, array in self.__dict__.items()}
+        return {
+            name: str(array.filename) if isinstance(array, np.memmap) else array
+            for name, array in vars(self).items()
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -139,10 +142,6 @@ def _digest(*arrays: Array) -> str:
         content.update(f"{array.dtype.str}{array.shape}".encode())
         content.update(np.ascontiguousarray(array).data)
     return content.hexdigest()
-
-
-def _by_name(array: Array) -> Array | str:
-    return str(array.filename) if isinstance(array, np.memmap) else array
 
 
 def list_samples(folder: Path) -> list[Path]:

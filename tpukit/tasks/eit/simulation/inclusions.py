@@ -76,8 +76,6 @@ def _draw_sigma(rng: np.random.Generator, contrast: Contrast) -> float:
 
 
 # -- shapes: each fills its circle roughly, and never leaves it ----------------------------------
-
-
 def _ellipse(rng: np.random.Generator, radius: float, centre: tuple[float, float]) -> Level:
     ratio, turn = rng.random(2).tolist()
     half = np.array([radius, radius * max(0.45, min(1.0, 0.35 + ratio))])
@@ -162,8 +160,6 @@ SHAPES = (_ellipse, _ellipse, _polygon, _box, _blob, _blob, _crescent)
 
 
 # -- drawing -------------------------------------------------------------------------------------
-
-
 def pixel_centres(size: int = IMAGE_SIZE) -> Array:
     """(size, size, 2): x right, y down; the disk's radius is half the image."""
     steps = (np.arange(size) - (size - 1) / 2) / (size / 2)
