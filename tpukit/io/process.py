@@ -101,7 +101,7 @@ def is_alive(process: int) -> bool:
     """Whether a process of this id exists."""
     import psutil
 
-    return psutil.pid_exists(process)
+    return bool(psutil.pid_exists(process))
 
 
 def allowed_cores() -> int:
