@@ -6,8 +6,6 @@ import atexit
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import resource
 import sys
@@ -39,6 +37,7 @@ from tpukit.hardware.tpu_stack import (
 )
 from tpukit.hardware.xla.kernel_choice import keep_result, kernel_device, kernels_work, try_kernels
 from tpukit.io.files import is_writable
+from tpukit.knowledge.versions import installed_versions
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend, OpenedBackend
@@ -318,8 +317,7 @@ def keep_programs(folder: Path, stack: TpuStack = "torch_xla") -> None:
 
     Raises HardwareError where there is neither something to read nor a place to write.
     """
-    parts = [f"{name}-{importlib.metadata.version(name)}" for name in (stack, "libtpu")
-             if importlib.util.find_spec(name)]  # fmt: skip
+    parts = [f"{name}-{found}" for name, found in installed_versions((stack, "libtpu")).items()]
     programs, writable = folder / "-".join(parts), is_writable(folder)
     if not (writable or folder.is_dir()):
         raise HardwareError(

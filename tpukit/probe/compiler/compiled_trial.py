@@ -12,8 +12,9 @@ from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.options import Precision
 from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.units import GIB
+from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.compiler import hlo
-from tpukit.probe.compiler.client import installed_versions
+from tpukit.probe.compiler.client import PARTS
 from tpukit.probe.compiler.compile import (
     CompilerRefusedError,
     Program,
@@ -63,7 +64,7 @@ class CachedCompiler:
             "program": program_key(program),
             "topology": self.target.topology,
             "devices": self.target.devices,
-            "versions": installed_versions(),
+            "versions": {**dict.fromkeys(PARTS), **installed_versions(PARTS)},
             "effort": effort,
         }
         known = self.cache.read(key)
