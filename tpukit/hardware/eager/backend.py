@@ -29,7 +29,6 @@ from tpukit.hardware.backend import (
     DeviceUsage,
     OptimizerSettings,
     ParameterGroup,
-    ReadMemory,
     TorchOps,
 )
 from tpukit.hardware.collectives import (
@@ -43,7 +42,7 @@ from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, ch
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
-from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
+from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
     adopt,
@@ -121,8 +120,7 @@ class EagerBackend(TorchOps):
             return recomputed(function, *tensors)
         if not self.eager.recomputes:
             return super().recompute(function, *tensors)
-        result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
-        return result
+        return checkpoint(function, *tensors, use_reentrant=False)
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
@@ -369,8 +367,7 @@ def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:
     PartialState._shared_state.clear()
     try:
         joined = PartialState(cpu=kind == "cpu", init_method=init_method(), timeout=timeout)
-        device: torch.device = joined.device
-        return device
+        return joined.device
     finally:
         state.is_torch_xla_available = takes_xla
         PartialState._shared_state.clear()

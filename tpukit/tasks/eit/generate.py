@@ -312,8 +312,7 @@ class ChannelSums(NamedTuple):
 
     def std(self) -> NDArray[np.float64]:
         """(208,), unbiased as `torch.std`."""
-        deviation: NDArray[np.float64] = np.sqrt(self.squares / max(1, self.samples - 1))
-        return deviation
+        return np.sqrt(self.squares / max(1, self.samples - 1))
 
 
 def merged(parts: Iterable[ChannelSums]) -> ChannelSums:
