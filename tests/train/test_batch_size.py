@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 import tpukit
 from tpukit.errors import ConfigError
-from tpukit.hardware.backend import DeviceUsage, Memory
+from tpukit.hardware.backend import DeviceUsage
+from tpukit.hardware.memory import Memory
 from tpukit.train import batch_size
 from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig

@@ -16,25 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpukit.hardware.memory import Memory, ReadMemory
-from tpukit.hardware.options import HardwareOptions, Kind, OptimizerName, Precision
-
-__all__ = [
-    "AdamSettings",
-    "Average",
-    "Backend",
-    "BackendState",
-    "Batch",
-    "DeviceUsage",
-    "HardwareOptions",
-    "Kind",
-    "Memory",
-    "ModelOps",
-    "OptimizerSettings",
-    "ParameterGroup",
-    "Precision",
-    "ReadMemory",
-    "TorchOps",
-]
+from tpukit.hardware.options import OptimizerName, Precision
 
 Batch = dict[str, Tensor]
 

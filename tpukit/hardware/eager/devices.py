@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
+from tpukit.hardware.backend import Batch, DeviceUsage
 from tpukit.hardware.eager.compiling import compiled_graphs
 from tpukit.hardware.memory import (
+    Memory,
+    ReadMemory,
     available_bytes,
     data_bytes,
     limit_host_memory,

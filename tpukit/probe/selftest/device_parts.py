@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import Backend, Precision
+from tpukit.hardware.backend import Backend
 from tpukit.hardware.memory import is_out_of_memory
-from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.options import HardwareOptions, Precision
 from tpukit.hardware.select import are_virtual, find_kind, open_backend
 from tpukit.io.units import format_bytes
 from tpukit.probe.selftest.selftest_task import SelfTestTask
