@@ -90,7 +90,7 @@ class Compiling(FakeBackend):
 def test_a_device_that_does_not_do_as_it_should_is_told_of():
     parts = DeviceParts("tpu")
     parts.__dict__["backend"] = Compiling()
-    generated = parts.generate()
+    generated = parts.own("summarize", "generate")
     assert generated["error"].endswith("9 compilations, then 9")
     assert "does not report its memory" in parts.devices()["warning"]
 

@@ -50,6 +50,9 @@ class EITTask(Task):
         "psnr": "PSNR, dB ↑", "ssim": "SSIM ↑",
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {"size": "tiny"}
+    selftest_parts: ClassVar[Mapping[str, Any]] = {
+        "prediction": {"size": "small"}, "largest-batch": {"size": "small"},
+    }  # fmt: skip
     cpu_preset = "quick"
     presets: ClassVar[Mapping[str, Preset]] = {
         "quick": Preset(

@@ -69,6 +69,7 @@ from tpukit.tasks.summarize.model.weights import (
     require_vocabulary,
 )
 from tpukit.tasks.summarize.predict import Log, Trained, checked_job, predict_run
+from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
     FINE_TUNING,
     FROM_SCRATCH,
@@ -108,6 +109,12 @@ class SummarizeTask(Task):
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {
         "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+    }  # fmt: skip
+    selftest_parts: ClassVar[Mapping[str, Any]] = {
+        "generate": GenerationPart,
+        "shard": {
+            "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+        },
     }  # fmt: skip
     presets = PRESETS
 
