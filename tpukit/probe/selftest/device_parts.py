@@ -134,10 +134,9 @@ class DeviceParts:
         loss = float(found["loss"])
         return {"message": f"loss {loss:.4g}", "values": {"loss": loss}}
 
-    def own(self, task: str, part: str) -> Answer:
+    def own(self, task: str, name: str) -> Answer:
         """A part that a task declares."""
-        answer: Answer = find_task(task).selftest_parts[part]().run(self.backend)
-        return answer
+        return find_task(task).selftest_parts[name]().run(self.backend)
 
     def out_of_memory(self) -> Answer:
         """Allocates more than any device holds: the failure must count as a lack of memory."""

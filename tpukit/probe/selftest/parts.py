@@ -131,7 +131,7 @@ OF_TASKS = {
 def _own(part: str, task: str, source: ClassSource) -> Part:
     return Part(
         part, source.doc.removesuffix("."), source.member("seconds"),
-        lambda bench: bench.run("device", "own", task=task, part=part),
+        lambda bench: bench.run("device", "own", task=task, name=part),
     )  # fmt: skip
 
 

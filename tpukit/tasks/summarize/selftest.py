@@ -24,14 +24,15 @@ class GenerationPart:
         """Tokens of a small GPT-2 twice, greedy: the second time compiles nothing."""
         torch.manual_seed(0)
         config = DecoderConfig(2, 2, 64, VOCABULARY, LENGTH + TOKENS)
-        model = backend.prepare(LanguageModel(config, backend).eval(), train=False)
+        model = backend.unwrap(backend.prepare(LanguageModel(config, backend).eval(), train=False))
+        assert isinstance(model, LanguageModel)
         devices = backend.devices // backend.world_size
         rng = np.random.default_rng(0)
         prompts = [Prompt(row, rng.integers(0, VOCABULARY, LENGTH)) for row in range(2 * devices)]
         plan = plan_generation(prompts, 2 * devices, devices, 1)
         # No token ends a row.
         generator = StreamingGenerator(
-            backend.unwrap(model), backend, plan, Decoding(TOKENS), VOCABULARY, VOCABULARY
+            model, backend, plan, Decoding(TOKENS), VOCABULARY, VOCABULARY
         )
         counts, found = [backend.compilations()], []
         for _ in range(2):
