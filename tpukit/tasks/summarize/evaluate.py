@@ -32,7 +32,7 @@ from tpukit.tasks.summarize.data.prompt import Example
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
-from tpukit.tasks.summarize.predict import Log, Trained
+from tpukit.tasks.summarize.predict import Log, TrainedSummarizer
 from tpukit.tasks.summarize.summary_scores import (
     SHOWN,
     SummaryScores,
@@ -67,7 +67,9 @@ class ListedSamples:
         return {"tokens": np.array(example.tokens), "targets": example.targets, **flags}
 
 
-def evaluate_run(trained: Trained, request: EvaluationRequest, log: Log) -> dict[str, Any]:
+def evaluate_run(
+    trained: TrainedSummarizer, request: EvaluationRequest, log: Log
+) -> dict[str, Any]:
     """The JSON fields of `test`; every rank gets the same.
 
     The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
@@ -101,7 +103,7 @@ def evaluate_run(trained: Trained, request: EvaluationRequest, log: Log) -> dict
 
 
 def evaluate_summaries(
-    trained: Trained, source: Path, limit: int | None, log: Log
+    trained: TrainedSummarizer, source: Path, limit: int | None, log: Log
 ) -> SummaryScores:
     """Loss, greedy summaries and their scores, and the baselines' beside them."""
     config, formats = trained.config, trained.formats
@@ -155,7 +157,7 @@ def read_summaries(path: Path, columns: Columns) -> dict[str, str]:
 
 
 @torch.no_grad()
-def mean_loss(trained: Trained, data: ListedSamples) -> float:
+def mean_loss(trained: TrainedSummarizer, data: ListedSamples) -> float:
     """Mean cross entropy of all targets."""
     task, backend = trained.task, trained.backend
     rows = ROWS_PER_DEVICE * backend.devices

@@ -45,7 +45,7 @@ SUBMISSION = Path("submission.csv")
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedSummarizer:
     """A run's model on its devices, and what its prompts are made with."""
 
     task: Task
@@ -84,7 +84,7 @@ def default_test_file(data_path: Path) -> Path:
     return data_file(data_path.parent if data_path.suffix in SUFFIXES else data_path, "test")
 
 
-def predict_run(trained: Trained, request: PredictionRequest, log: Log) -> dict[str, Any]:
+def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
     job = checked_job(trained.config, request)
@@ -99,7 +99,7 @@ def predict_run(trained: Trained, request: PredictionRequest, log: Log) -> dict[
     }
 
 
-def predict_rows(trained: Trained, job: PredictionJob, checkpoint: Path, log: Log) -> int:
+def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Path, log: Log) -> int:
     """Writes the summaries; returns the number of rows. Every rank must call it."""
     backend, formats = trained.backend, trained.formats
     columns = formats.style.columns

@@ -68,7 +68,7 @@ from tpukit.tasks.summarize.model.weights import (
     read_pretrained,
     require_vocabulary,
 )
-from tpukit.tasks.summarize.predict import Log, Trained, checked_job, predict_run
+from tpukit.tasks.summarize.predict import Log, TrainedSummarizer, checked_job, predict_run
 from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
     FINE_TUNING,
@@ -398,8 +398,10 @@ class SummarizeTask(Task):
         """Writes the summaries of a test file; goes on where a killed prediction stopped."""
         return predict_run(self._trained(model, backend), request, log)
 
-    def _trained(self, model: nn.Module, backend: Backend) -> Trained:
-        return Trained(self, model, backend, self.config, self.prompt_format, self.train_file)
+    def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+        return TrainedSummarizer(
+            self, model, backend, self.config, self.prompt_format, self.train_file
+        )
 
     def export(
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
