@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tpukit.tasks.images.settings import ImagesConfig
 
-Pixels = NDArray[np.uint8]
 Transform = Callable[[Image.Image], Any]
 
 
