@@ -29,23 +29,10 @@ BELOW_AUTOGRAD = (
     # torch_xla takes the output for the input: wrong gradients, in silence (elu, celu, selu)
     "elu_backward",
     # no lowering
-    "bucketize.Tensor",
-    "channel_shuffle",
-    "col2im",
-    "glu_backward",
-    "huber_loss",
-    "huber_loss_backward",
-    "im2col",
-    "isin.Tensor_Tensor",
-    "linalg_cross",
-    "logaddexp",
-    "logit_backward",
-    "logspace",
-    "nansum",
-    "sinc",
-    "tril_indices",
-    "triu_indices",
-)
+    "bucketize.Tensor", "channel_shuffle", "col2im", "glu_backward", "huber_loss",
+    "huber_loss_backward", "im2col", "isin.Tensor_Tensor", "linalg_cross", "logaddexp",
+    "logit_backward", "logspace", "nansum", "sinc", "tril_indices", "triu_indices",
+)  # fmt: skip
 """Taken from torch's table of decompositions; their gradients are torch's formulas."""
 
 ABOVE_AUTOGRAD = ("_weight_norm_interface", "grid_sampler_2d", "multi_margin_loss")

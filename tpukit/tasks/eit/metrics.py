@@ -83,10 +83,7 @@ def _ssim(x: Values, y: Values) -> float:
 
 
 METRICS: Mapping[str, Callable[[Images, Images], Values]] = {
-    "correlation": correlation,
-    "rmse": rmse,
-    "psnr": psnr,
-    "ssim": ssim,
+    metric.__name__: metric for metric in (correlation, rmse, psnr, ssim)
 }
 RANGES = {"correlation": (-1.0, 1.0), "rmse": (0.0, math.inf), "ssim": (-1.0, 1.0)}
 """Least and largest value of the metrics that have them."""
