@@ -19,12 +19,7 @@ from tpukit.errors import HardwareError
 from tpukit.io.files import replacing_folder
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
-from tpukit.knowledge.versions import (
-    installed_versions,
-    jax_seen_with,
-    same_release,
-    seen_together,
-)
+from tpukit.knowledge.versions import installed_versions, jax_seen_with, same_release, seen_together
 
 PARTS = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
 JAX_NEEDS = ("ml_dtypes", "opt_einsum")

@@ -15,12 +15,7 @@ from tpukit.io.units import GIB
 from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.client import PARTS
-from tpukit.probe.compiler.compile import (
-    CompilerRefusedError,
-    Program,
-    TpuCompiler,
-    program_key,
-)
+from tpukit.probe.compiler.compile import CompilerRefusedError, Program, TpuCompiler, program_key
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
