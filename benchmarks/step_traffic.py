@@ -122,7 +122,8 @@ def main() -> None:
 def keep(arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
     """Puts the figures in the place of earlier ones of the same step and tpukit commit."""
     import tpukit
-    from tpukit.probe.compiler.client import installed_versions
+    from tpukit.knowledge.versions import installed_versions
+    from tpukit.probe.compiler.client import PARTS
 
     words = ["git", "describe", "--always"]
     package = Path(tpukit.__file__).parent
@@ -132,7 +133,7 @@ def keep(arguments: argparse.Namespace, figures: dict[str, Any]) -> None:
     kept = json.loads(RESULT.read_text())["steps"] if RESULT.exists() else []
     same = {*step, "commit"}
     others = [other for other in kept if any(other[name] != row[name] for name in same)]
-    found = {"steps": [*others, row], "versions": installed_versions()}
+    found = {"steps": [*others, row], "versions": installed_versions(PARTS)}
     write_result(RESULT, found)
 
 

@@ -132,11 +132,12 @@ def main() -> None:
     options = parse()
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
-    from tpukit.probe.compiler.client import installed_versions
+    from tpukit.knowledge.versions import installed_versions
+    from tpukit.probe.compiler.client import PARTS
     from tpukit.probe.targets import find_target
 
     target, cases = find_target(options.target), []
-    known = earlier(options.out, installed_versions())
+    known = earlier(options.out, installed_versions(PARTS))
     for batch, micro_rows in BATCHES:
         data, ways = plans(target.devices, options.buckets, batch, micro_rows)
         found = {name: measured(plan, data, target, known) for name, plan in ways.items()}
@@ -151,7 +152,7 @@ def main() -> None:
             "target": options.target,
             "buckets": options.buckets,
             "cases": cases,
-            "versions": installed_versions(),
+            "versions": installed_versions(PARTS),
         }
         write_result(options.out, body)
 

@@ -10,7 +10,6 @@ TpukitError                 message, hint, id; exit code 1
 │   ├── TaskFailedError     a task's own code raised an exception
 │   ├── NonFiniteLossError  the loss became NaN or infinite
 │   └── OutOfMemoryError    the memory of the device, or the limit on it, is too small
-├── CheckFailedError        a check of `doctor` failed
 └── InterruptedRunError     stopped by a signal, its checkpoint written; exit code 130 or 143
 
 Library code raises; `tpukit.cli` alone prints and exits.
@@ -97,12 +96,6 @@ class OutOfMemoryError(JobError):
     """The memory of the device, or the limit on it, is too small."""
 
     default_id = "out-of-memory"
-
-
-class CheckFailedError(TpukitError):
-    """A check failed."""
-
-    default_id = "check-failed"
 
 
 class InterruptedRunError(TpukitError):

@@ -10,10 +10,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 
 from tpukit.errors import TpukitError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run

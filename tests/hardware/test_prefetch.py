@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from fake_backend import FakeBackend
 
-from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.prefetch import loader_workers, prefetch, workers_of_devices, workers_of_rank
 
 

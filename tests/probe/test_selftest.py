@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from runs import SUPPORT, environment, script, tpukit
 
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.fake import FakeBackend
 from tpukit.probe.machine.checks import CheckOptions
 from tpukit.probe.selftest.device_parts import DeviceParts
 from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
@@ -90,7 +90,7 @@ class Compiling(FakeBackend):
 def test_a_device_that_does_not_do_as_it_should_is_told_of():
     parts = DeviceParts("tpu")
     parts.__dict__["backend"] = Compiling()
-    generated = parts.generate()
+    generated = parts.own("summarize", "generate")
     assert generated["error"].endswith("9 compilations, then 9")
     assert "does not report its memory" in parts.devices()["warning"]
 

@@ -166,8 +166,9 @@ MAKERS = {
 
 
 def compared(backend, make):
+    from fake_backend import FakeBackend
+
     from tpukit.errors import UsageError
-    from tpukit.hardware.fake import FakeBackend
 
     expected, _ = optimized(FakeBackend(), make)
     try:

@@ -10,14 +10,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch import nn
 from torch.nn import functional as F
 
 import tpukit
 from tpukit.errors import ConfigError
-from tpukit.hardware.backend import DeviceUsage, Memory
-from tpukit.hardware.fake import FakeBackend
+from tpukit.hardware.backend import DeviceUsage
+from tpukit.hardware.memory import Memory
 from tpukit.train import batch_size
 from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig

@@ -7,9 +7,9 @@ import copy
 import ema_pytorch
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 
-from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.optimizer import EMASchedule

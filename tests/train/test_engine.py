@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny, Weighted
 
 from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.io.interrupts import StopRequest
 from tpukit.train import plan
 from tpukit.train.config import TrainConfig

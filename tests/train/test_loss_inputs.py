@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_backend import FakeBackend
 from runs import SUPPORT, VIRTUAL_TPU, failure, result, tpukit
 from tagging_task import Tagger, Texts
 from torch import nn
 
 from tpukit.errors import DataError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import IndexTrace
 from tpukit.train.plan import TrainingRequest

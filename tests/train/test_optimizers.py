@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 
 from tpukit.errors import ConfigError, UsageError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.optimizers import require_whole_matrices
 from tpukit.train.checkpoint import Snapshot, list_checkpoints
 from tpukit.train.config import TrainConfig, build

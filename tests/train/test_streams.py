@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
 from torch.utils.data import IterableDataset
 
 from tpukit.errors import DataError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.data import StreamPlan
 from tpukit.train.loader import example_batches

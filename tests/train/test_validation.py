@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
 
 from tpukit.errors import ConfigError, UsageError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.evaluation import in_data_order, infer, metrics_of
 from tpukit.train.learner import BatchSums, weighted_sums

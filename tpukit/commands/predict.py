@@ -65,10 +65,7 @@ def predict(
 
 
 def prediction(
-    trained: TrainedTask,
-    options: PredictionOptions,
-    own: Given,
-    others: Sequence[TrainedTask] = (),
+    trained: TrainedTask, options: PredictionOptions, own: Given, others: Sequence[TrainedTask] = ()
 ) -> Use:
     """What `predict` does with the model of a run, averaged with others where there are any.
 

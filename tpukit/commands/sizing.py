@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of, declared_options
-from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings
+from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
 from tpukit.io.ranges import flag, range_problems, ranges_of
 from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
+from tpukit.train.config import resolve
 
 if TYPE_CHECKING:
     from tpukit.probe.trial import TaskSource
@@ -60,9 +61,6 @@ def settings_to_repeat(
 ) -> dict[str, Any]:
     """The training settings that differ from what the task has without any: a preset's, a file's,
     the hardware's, and the recommended batch."""
-    from tpukit.commands.options.training import task_defaults
-    from tpukit.train.config import resolve
-
     wanted = {**vars(request.config), "global_batch_size": global_batch, "accumulate": accumulate}
     present = vars(resolve(task_defaults(request.task)))
     always = ("global_batch_size", "accumulate")

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
-from tpukit.commands.options.own_options import (
-    DEFAULT_TASKS,
-    build_own,
-    default_run,
-)
+from tpukit.commands.options.own_options import DEFAULT_TASKS, build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, shown_in_cell
 from tpukit.commands.running import TaskOptions, UseHardware, hardware_options, use_in_all_ranks

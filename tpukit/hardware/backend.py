@@ -16,25 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpukit.hardware.memory import Memory, ReadMemory
-from tpukit.hardware.options import HardwareOptions, Kind, OptimizerName, Precision
-
-__all__ = [
-    "AdamSettings",
-    "Average",
-    "Backend",
-    "BackendState",
-    "Batch",
-    "DeviceUsage",
-    "HardwareOptions",
-    "Kind",
-    "Memory",
-    "ModelOps",
-    "OptimizerSettings",
-    "ParameterGroup",
-    "Precision",
-    "ReadMemory",
-    "TorchOps",
-]
+from tpukit.hardware.options import OptimizerName, Precision
 
 Batch = dict[str, Tensor]
 
@@ -71,10 +53,7 @@ class ParameterGroup(dict[str, Any]):
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        weight_decay: float = 0.0,
-        lr_scale: float = 1.0,
+        self, parameters: Iterable[nn.Parameter], weight_decay: float = 0.0, lr_scale: float = 1.0
     ) -> None:
         super().__init__(params=list(parameters), weight_decay=weight_decay, lr_scale=lr_scale)
 
@@ -187,34 +166,27 @@ class Devices(Protocol):
 
         model: a prepared model, to add what this hardware computes differently for it.
         """
-        ...
 
     def usage(self) -> DeviceUsage:
         """Memory, utilization and fallbacks so far, where the device and its driver report them."""
-        ...
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
-        ...
 
     def compilations(self) -> int:
         """Number of graphs that this rank has compiled so far."""
-        ...
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         """The loader's batches on the device; the next ones are being sent meanwhile.
 
         Each rank loads its own rows, which are split over its devices here.
         """
-        ...
 
     def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole (unsharded) copies on the CPU. Every rank must call it."""
-        ...
 
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Copies whole host tensors into (possibly sharded) device tensors of the same names."""
-        ...
 
 
 class ModelSteps(Protocol):
@@ -225,11 +197,9 @@ class ModelSteps(Protocol):
 
         Weights must be loaded before. Tied parameters stay tied.
         """
-        ...
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module behind a prepared model: its parameters, its own methods."""
-        ...
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
         """`function(module, *arguments)`, `module` being the one behind a prepared model.
@@ -237,7 +207,6 @@ class ModelSteps(Protocol):
         A forward pass of the prepared model, so that gradients are averaged whichever of the
         module's methods and parts the function calls.
         """
-        ...
 
     def optimizer(
         self,
@@ -250,14 +219,12 @@ class ModelSteps(Protocol):
         Its state exists from the start, so that `load` can fill it and every step is the same
         graph. Raises UsageError naming the class where an engine's step cannot be made of it.
         """
-        ...
 
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
         """The precision of a forward pass: the run's own, or another one to compare with.
 
         Around several passes with the same weights it casts each weight once, where that is faster.
         """
-        ...
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
         """`function(batches, *numbers)`, one program for each shape where this hardware has that.
@@ -266,7 +233,6 @@ class ModelSteps(Protocol):
             beside them and `batches` it depends on nothing that changes. A program is given
             `numbers` as tensors (0-d), and runs none of its Python again.
         """
-        ...
 
     def micro_batch(
         self, model: nn.Module, *, first: bool, last: bool
@@ -276,7 +242,6 @@ class ModelSteps(Protocol):
         Gives the backward pass of a *sum* (not mean) over this rank's rows, scaled under fp16.
         Gradients accumulate until `step`; they are reduced once, after the last micro-batch.
         """
-        ...
 
     def step(
         self,
@@ -296,19 +261,15 @@ class ModelSteps(Protocol):
         Returns the norm of that gradient before clipping (0-d; not finite when an fp16 step was
         skipped). Gradients are cleared. `finish` ends the step.
         """
-        ...
 
     def finish(self) -> None:
         """Ends a step of training, evaluation or generation: executes its graph, reads nothing."""
-        ...
 
     def state(self) -> BackendState:
         """This rank's generators and gradient scaler."""
-        ...
 
     def load_state(self, state: BackendState) -> None:
         """Restores the parts that are given and not empty."""
-        ...
 
 
 class Ranks(Protocol):
@@ -320,15 +281,12 @@ class Ranks(Protocol):
     @property
     def is_main(self) -> bool:
         """Whether this rank prints and saves: rank 0."""
-        ...
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum of each rank's tensor; the tensor itself where one rank holds all devices."""
-        ...
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Each rank's value, in the order of ranks, on every rank; waits for all of them."""
-        ...
 
 
 class Backend(Devices, ModelSteps, Ranks, ModelOps, Protocol):
@@ -340,4 +298,3 @@ class OpenedBackend(Backend, Protocol):
 
     def close(self) -> None:
         """Releases process groups and worker threads. Safe to call twice."""
-        ...

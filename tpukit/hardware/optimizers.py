@@ -38,8 +38,7 @@ def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSetting
         case "lion":
             from timm.optim.lion import Lion
 
-            lion: Optimizer = Lion(options, lr, betas)
-            return lion
+            return Lion(options, lr, betas)
 
 
 def require_steppable(optimizer: Any) -> None:

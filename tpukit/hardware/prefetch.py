@@ -49,10 +49,7 @@ def workers_of_rank(world_size: int) -> int:
 
 
 def prefetch(
-    loader: Iterable[Loaded],
-    transfer: Callable[[Loaded], Sent],
-    *,
-    depth: int = BATCHES_AHEAD,
+    loader: Iterable[Loaded], transfer: Callable[[Loaded], Sent], *, depth: int = BATCHES_AHEAD
 ) -> Iterator[Sent]:
     """The loader's batches after `transfer`, prepared up to `depth` ahead by a thread.
 

@@ -6,8 +6,6 @@ import atexit
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import resource
 import sys
@@ -37,13 +35,9 @@ from tpukit.hardware.tpu_stack import (
     choose_stack,
     installed_stack,
 )
-from tpukit.hardware.xla.kernel_choice import (
-    keep_result,
-    kernel_device,
-    kernels_work,
-    try_kernels,
-)
+from tpukit.hardware.xla.kernel_choice import keep_result, kernel_device, kernels_work, try_kernels
 from tpukit.io.files import is_writable
+from tpukit.knowledge.versions import installed_versions
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend, OpenedBackend
@@ -60,9 +54,7 @@ def _to_stderr(line: str) -> None:
 
 
 def open_backend(
-    options: HardwareOptions,
-    log: Callable[[str], None] = _to_stderr,
-    runs: Sequence[Path] = (),
+    options: HardwareOptions, log: Callable[[str], None] = _to_stderr, runs: Sequence[Path] = ()
 ) -> OpenedBackend:
     """The backend for these options.
 
@@ -325,8 +317,7 @@ def keep_programs(folder: Path, stack: TpuStack = "torch_xla") -> None:
 
     Raises HardwareError where there is neither something to read nor a place to write.
     """
-    parts = [f"{name}-{importlib.metadata.version(name)}" for name in (stack, "libtpu")
-             if importlib.util.find_spec(name)]  # fmt: skip
+    parts = [f"{name}-{found}" for name, found in installed_versions((stack, "libtpu")).items()]
     programs, writable = folder / "-".join(parts), is_writable(folder)
     if not (writable or folder.is_dir()):
         raise HardwareError(

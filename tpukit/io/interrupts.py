@@ -44,12 +44,9 @@ class StopRequest:
         self._requested_at = 0.0
 
     @property
-    def out_of_time(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
-
-    @property
     def is_set(self) -> bool:
-        return self.signal_number is not None or self.out_of_time
+        is_late = self.deadline is not None and time.monotonic() >= self.deadline
+        return self.signal_number is not None or is_late
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler; SIGPIPE stands for lost output."""

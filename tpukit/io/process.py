@@ -99,13 +99,9 @@ def wait_for_end(process: int) -> None:
 
 def is_alive(process: int) -> bool:
     """Whether a process of this id exists."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    import psutil
+
+    return bool(psutil.pid_exists(process))
 
 
 def allowed_cores() -> int:

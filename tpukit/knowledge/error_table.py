@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin, get_type_hints
 
 from tpukit.errors import DataError
 
@@ -21,24 +21,6 @@ PLACEHOLDER = re.compile(r"<(n|w|\*)(?::(\w+))?>")
 _TABLES = Path(__file__).parent / "tables" / "errors"
 _SHORTEST_FIXED = 4
 _ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
-_FIELDS = {
-    "id": str,
-    "cause": str,
-    "fix": str,
-    "source": str,
-    "topic": str,
-    "role": str,
-    "match": list,
-    "regex": list,
-    "hints": list,
-    "needs": list,
-    "below": list,
-    "exception": list,
-    "message": list,
-    "frames": list,
-    "last_resort": list,
-    "inferred": bool,
-}
 _EXAMPLE = (
     'An entry: [[error]], id = "my-error", match = ["the text with <n> for numbers"], '
     'cause = "...", fix = "...".'
@@ -81,6 +63,14 @@ class KnownError:
     def is_certain(self) -> bool:
         """Whether a text of this entry has one cause: its sentence names no alternatives."""
         return not self.inferred and _ALTERNATIVES.search(self.cause) is None
+
+
+_KINDS = {bool: bool, tuple: list}
+_FIELDS = {
+    name: _KINDS.get(get_origin(hint) or hint, str)
+    for name, hint in get_type_hints(KnownError).items()
+}
+"""Type that a file has for each field."""
 
 
 @cache

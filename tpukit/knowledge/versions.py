@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -22,6 +24,15 @@ def parse_version(text: str) -> Release:
         return Version(text).release
     except InvalidVersion:
         return ()
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those of these packages that are installed."""
+    found: dict[str, str] = {}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
+from tpukit.hardware.modules import has_batch_norm
 from tpukit.hardware.options import Precision
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
@@ -67,8 +67,7 @@ class BatchSplit:
         if self.accumulate == 1:
             return None
         rows = self.rows_per_device * self.devices
-        has_batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
-        norm = f"BatchNorm normalizes by at most {rows} samples; " if has_batch_norm else ""
+        norm = f"BatchNorm normalizes by at most {rows} samples; " * has_batch_norm(model)
         return (
             f"A step of {self.global_batch_size} samples is cut into {self.accumulate}"
             f" micro-batches: {self.reason}. The gradient of a mean over samples stays the same;"
@@ -163,8 +162,7 @@ def sample_operations(
     found = None
     if backend.is_main and backend.usage().peak_flops is not None:
         found = _in_worker(partial(_traced_operations, task, split.rows_per_device, examples))
-    whole: float | None = backend.all_gather_objects(found)[0]
-    return whole
+    return backend.all_gather_objects(found)[0]
 
 
 def _traced_operations(

@@ -65,18 +65,13 @@ class Snapshot:
     """Position of the training stream."""
 
 
-def step_name(step: int) -> str:
-    """`step-00001000`."""
-    return f"step-{step:08d}"
-
-
 # -- writing -------------------------------------------------------------------------------------
 def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
 
     On any failure what was there stays as it was, and the partial folder is removed.
     """
-    final = folder / step_name(snapshot.state.step)
+    final = folder / f"step-{snapshot.state.step:08d}"
     try:
         with replacing_folder(final) as partial:
             _write_files(partial, snapshot)

@@ -91,11 +91,9 @@ class BatchPlan(Protocol):
 
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass over the data, rounded up."""
-        ...
 
     def step(self, step: int) -> Sequence[MicroBatch]:
         """The micro-batches of optimizer step `step` (from 0), whatever the world size."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -250,17 +248,16 @@ class StreamPlan:
         # Now, as the stream's state may be what it goes on with.
         return pack_position(self._position._replace(state=self.data.state_dict()))
 
-    def resume(self, steps_done: int, packed: bytes | None) -> int:
-        """Goes to where the stream was after `steps_done`; how many samples had to be read again.
+    def resume(self, steps_done: int, packed: bytes | None) -> None:
+        """Goes to where the stream was after `steps_done`.
 
         packed: the position; None where it was not kept: the stream is read from its start.
         """
         if packed is None:
             self.step(steps_done - 1)
-            return steps_done * self.settings.global_batch_size
+            return
         self._position, self._step = unpack_position(packed), steps_done - 1
         self._samples = self._read(self._position.state)
-        return 0
 
     def _read_step(self) -> list[MicroBatch]:
         rows = self.settings.micro_rows

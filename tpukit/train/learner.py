@@ -194,10 +194,7 @@ class Learner:
 
     # -- training ---------------------------------------------------------------------------------
     def train_step(
-        self,
-        batches: Sequence[Batch],
-        lr: float,
-        interrupt: Callable[[int], bool] | None = None,
+        self, batches: Sequence[Batch], lr: float, interrupt: Callable[[int], bool] | None = None
     ) -> bool:
         """One optimizer step over its micro-batches (device batches of this rank).
 

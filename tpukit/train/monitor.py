@@ -95,7 +95,7 @@ class RunMonitor:
     # -- a step -----------------------------------------------------------------------------------
     def step_begins(self, batches: Sequence[Batch]) -> None:
         """Says what takes long: XLA compiles a graph for each new shape."""
-        if self.watch.has_seen("train", shapes_of(batches)):
+        if ("train", shapes_of(batches)) in self.watch.seen:
             return
         self.stalls.pause()
         if self.backend.compiles_everything:
@@ -274,10 +274,6 @@ class CompilationWatch:
         self.graphs: dict[str, int] = {"start": self.counted}
         """Compilations by kind of activity."""
         self.after_warmup = 0
-
-    def has_seen(self, kind: str, shapes: Any = None) -> bool:
-        """Whether an activity was counted before: it need not compile again."""
-        return (kind, shapes) in self.seen
 
     def done(self, kind: str, shapes: Any = None) -> int:
         """Counts the compilations since the last call; returns how many were unexpected."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpukit.hardware.backend import Batch, Precision
+from tpukit.hardware.backend import Batch
+from tpukit.hardware.options import Precision
 from tpukit.train.checks import check_loss
 from tpukit.train.learner import Learner, weighted_sums
 

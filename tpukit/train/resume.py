@@ -15,13 +15,7 @@ from tpukit.errors import CheckpointError, ConfigError, UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
 from tpukit.io.process import output_sent_to
-from tpukit.train.checkpoint import (
-    Checkpoint,
-    list_checkpoints,
-    newest_good,
-    point,
-    read_pointer,
-)
+from tpukit.train.checkpoint import Checkpoint, list_checkpoints, newest_good, point, read_pointer
 from tpukit.train.checks import expect
 from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.plan import RunPlan, TrainingRequest

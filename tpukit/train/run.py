@@ -97,11 +97,7 @@ def _stopped_at_once(stop: StopRequest, request: TrainingRequest) -> Iterator[No
 
 
 def _already_finished(
-    plan: RunPlan,
-    checkpoint: Checkpoint,
-    log: Callable[[str], None],
-    *,
-    early: bool,
+    plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None], *, early: bool
 ) -> TrainingResult:
     state = checkpoint.state
     how, more = "is finished", "more --epochs or --max-steps go"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from tpukit import __version__
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
 from tpukit.io.lock import LockedError, exclusive
+from tpukit.knowledge.versions import installed_versions
 from tpukit.train.checkpoint import (
     STATE_FILE,
     Checkpoint,
@@ -124,12 +124,7 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 def versions() -> dict[str, str]:
     """Versions of the packages that decide a run's arithmetic: tpukit's is that of the code."""
     found = {"python": platform.python_version(), "tpukit": __version__}
-    for name in VERSIONED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | installed_versions(VERSIONED)
 
 
 def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> None:

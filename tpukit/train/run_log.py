@@ -106,11 +106,9 @@ def loss_curve(folder: RunFolder) -> bytes | None:
     valid = [(r["step"], r[name]) for r in rows if name in r]
     if len(train) < 2:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=1, label="training")
     if valid:

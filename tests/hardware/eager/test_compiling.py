@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from torch import nn
 
 from tpukit.hardware.eager import compiling
-from tpukit.hardware.fake import FakeBackend
 
 
 class Twice(nn.Module):

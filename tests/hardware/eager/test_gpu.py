@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from hardware_run import Net, train
 from runs import relative_difference
 
-from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend

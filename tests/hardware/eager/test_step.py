@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from cuda_on_cpu import GPU_TEXTS, GPU_TEXTS_AFTER_A_FIT
+from fake_backend import FakeBackend
 from hardware_run import Net, batches, train
 from torch.amp.grad_scaler import GradScaler
 
@@ -16,7 +17,6 @@ from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import SingleProcess
 from tpukit.hardware.eager.grad_scaling import ScaledUpdate
-from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.memory import is_out_of_memory, is_out_of_memory_text
 
 

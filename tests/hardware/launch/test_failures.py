@@ -12,12 +12,12 @@ from contextlib import suppress
 import psutil
 import pytest
 import torch.distributed as dist
+from fake_backend import FakeBackend
 from runs import TINY, environment, result, same_bytes, tpukit
 
 from tpukit.cli import main
 from tpukit.errors import InterruptedRunError, UsageError
 from tpukit.hardware import select
-from tpukit.hardware.fake import FakeBackend
 from tpukit.hardware.launch.launcher import STATUS_VARIABLE
 from tpukit.hardware.options import HardwareOptions
 from tpukit.train.resume import require_same_nodes

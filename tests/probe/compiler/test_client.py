@@ -23,7 +23,7 @@ def installed(monkeypatch, tmp_path):
             raise importlib.metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(client.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     return versions
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from ema_pytorch import EMA
+from fake_backend import FakeBackend
 
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import AdamSettings
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data.dataset import Normalisation
 from tpukit.tasks.eit.model import network
 from tpukit.tasks.eit.task import NORMALISATION_FILE, EITTask

@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from fake_backend import FakeBackend
 from runs import environment, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.data.csv_file import read_rows
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.predict import _open_journal

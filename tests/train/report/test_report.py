@@ -11,12 +11,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from PIL import Image
 from runs import TINY, result, tpukit
 from tiny_task import Tiny
 
 from tpukit.errors import TaskFailedError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.report.curves import MOST_POINTS, MetricSeries, Series

@@ -11,12 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tpukit.commands.options.option_sets import (
-    Given,
-    help_text,
-    option_parameter,
-    with_option_sets,
-)
+from tpukit.commands.options.option_sets import Given, help_text, option_parameter, with_option_sets
 from tpukit.errors import ConfigError
 from tpukit.registry.declared import (
     ClassSource,
@@ -41,8 +36,7 @@ DEFAULT_TASKS = {
 TaskOption = Annotated[
     str,
     typer.Option(
-        "--task",
-        help=f"{', '.join(registered())}, or my_file.py:MyTask; with --help, its options.",
+        "--task", help=f"{', '.join(registered())}, or my_file.py:MyTask; with --help, its options."
     ),
 ]
 

@@ -13,14 +13,6 @@ from tpukit.knowledge.error_table import ROLES, Role, read_known_errors
 from tpukit.probe.logs import ExplainedLog, explain_log, open_log
 from tpukit.probe.logs.explanations import Explanation, shorten
 
-_HEADINGS: dict[Role, str] = {
-    "cause": "Cause",
-    "consequence": "Consequence",
-    "warning": "Warning",
-    "harmless": "Harmless",
-}
-
-
 _SHOWN: dict[Role, int] = {"cause": 3, "consequence": 2, "warning": 2, "harmless": 0}
 """Maximum number that is shown in full, so that a report fits on a screen."""
 _MOST_NAMED = 6
@@ -77,7 +69,7 @@ def explanation_lines(log: ExplainedLog) -> list[str]:
 
 
 def _heading(role: Role, index: int) -> str:
-    return "First cause" if role == "cause" and index == 0 else _HEADINGS[role]
+    return "First cause" if role == "cause" and index == 0 else role.capitalize()
 
 
 def _explanation(explanation: Explanation, heading: str) -> list[str]:
@@ -98,7 +90,7 @@ def _more(explanations: Sequence[Explanation], role: Role, shown: bool) -> str:
     names = ", ".join(f"{e.id} (line {e.line})" for e in explanations[:_MOST_NAMED])
     rest = len(explanations) - _MOST_NAMED
     return (
-        f"{_HEADINGS[role]}, {'further' if shown else 'not shown'} ({len(explanations)}): {names}"
+        f"{role.capitalize()}, {'further' if shown else 'not shown'} ({len(explanations)}): {names}"
         + (f" and {rest} more" if rest > 0 else "")
         + "; --json has all."
     )

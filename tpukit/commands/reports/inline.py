@@ -157,12 +157,10 @@ def draw_memory(fields: Mapping[str, Any]) -> bytes | None:
     used = {t["batch"]: t["used_bytes"] / GIB for t in fields["trials"] if t["used_bytes"]}
     if not used:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     batches, limit = sorted(used), fields["limit_bytes"] / GIB
     figure = Figure(figsize=(7, 1.5 + 0.3 * len(used)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.barh([str(batch) for batch in batches], [used[batch] for batch in batches])
     axes.axvline(limit, color="tab:red", label=f"limit {limit:.3g} GiB")

@@ -29,7 +29,6 @@ from tpukit.hardware.backend import (
     DeviceUsage,
     OptimizerSettings,
     ParameterGroup,
-    ReadMemory,
     TorchOps,
 )
 from tpukit.hardware.collectives import (
@@ -40,15 +39,10 @@ from tpukit.hardware.collectives import (
 )
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
-from tpukit.hardware.eager.distributed import (
-    DDP,
-    FSDP,
-    SingleProcess,
-    split_mixed_groups,
-)
+from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
-from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
+from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
     adopt,
@@ -126,8 +120,7 @@ class EagerBackend(TorchOps):
             return recomputed(function, *tensors)
         if not self.eager.recomputes:
             return super().recompute(function, *tensors)
-        result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
-        return result
+        return checkpoint(function, *tensors, use_reentrant=False)
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
@@ -300,13 +293,14 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         eager.limit_memory(options.memory_limit)
     elif kind == "cpu":
         keep_freed_memory()
+    scales, device = precision == "fp16", eager.device
     return EagerBackend(
         kind,
         eager,
         precision,
         collectives,
         parallelism,
-        _scaling(precision, eager.device),
+        ScaledUpdate(GradScaler(device.type), device) if scales else PlainUpdate(),
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
     )
 
@@ -373,8 +367,7 @@ def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:
     PartialState._shared_state.clear()
     try:
         joined = PartialState(cpu=kind == "cpu", init_method=init_method(), timeout=timeout)
-        device: torch.device = joined.device
-        return device
+        return joined.device
     finally:
         state.is_torch_xla_available = takes_xla
         PartialState._shared_state.clear()
@@ -397,12 +390,6 @@ def _parallelism(
     # `fully_shard` moves a model to a GPU or CPU itself.
     moves = place if device.type == "tpu" else None
     return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
-
-
-def _scaling(precision: Precision, device: torch.device) -> PlainUpdate:
-    if precision != "fp16":
-        return PlainUpdate()
-    return ScaledUpdate(GradScaler(device.type), device)
 
 
 def _update(average: Average) -> None:

@@ -105,5 +105,4 @@ def _batch_norm_of_all_ranks(
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:
     """The sum over the ranks; its gradient is summed likewise."""
-    summed: Tensor = all_reduce(tensor)  # type: ignore[no-untyped-call]
-    return summed
+    return all_reduce(tensor)  # type: ignore[no-untyped-call]

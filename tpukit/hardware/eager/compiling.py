@@ -6,7 +6,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,13 +45,17 @@ LIMIT_REACHED = LimitReached()
 
 
 @contextmanager
-def uncompiled_passes() -> Iterator[None]:
-    """Forward passes within the context run uncompiled: they are part of a larger program."""
-    token = _RECORDED.set(True)
+def _true(state: ContextVar[bool]) -> Iterator[None]:
+    token = state.set(True)
     try:
         yield
     finally:
-        _RECORDED.reset(token)
+        state.reset(token)
+
+
+def uncompiled_passes() -> AbstractContextManager[None]:
+    """Forward passes within the context run uncompiled: they are part of a larger program."""
+    return _true(_RECORDED)
 
 
 def is_recorded() -> bool:
@@ -59,14 +63,9 @@ def is_recorded() -> bool:
     return _RECORDED.get()
 
 
-@contextmanager
-def compiled_passes() -> Iterator[None]:
+def compiled_passes() -> AbstractContextManager[None]:
     """Forward passes within the context run compiled."""
-    token = _COMPILED.set(True)
-    try:
-        yield
-    finally:
-        _COMPILED.reset(token)
+    return _true(_COMPILED)
 
 
 def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
@@ -78,12 +77,12 @@ def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, SHAPES)
     logging.getLogger("torch._dynamo.convert_frame").addFilter(LIMIT_REACHED)
-    call: Any = model._call_impl
+    eager: Any = model._call_impl
+    call = eager
     if type(model).__module__.startswith("torch."):
         # Dynamo passes over the frames of torch's own modules: nn.Sequential would run as it is.
         external: Any = importlib.import_module("torch._dynamo.external_utils")
         call = external.wrap_inline(call)
-    eager: Any = model._call_impl
     compiled = torch.compile(call, dynamic=False)
 
     def forward(*arguments: Any, **keywords: Any) -> Any:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.backend import Batch, DeviceUsage, Memory, ReadMemory
+from tpukit.hardware.backend import Batch, DeviceUsage
 from tpukit.hardware.eager.compiling import compiled_graphs
 from tpukit.hardware.memory import (
+    Memory,
+    ReadMemory,
     available_bytes,
     data_bytes,
     limit_host_memory,
@@ -110,8 +112,12 @@ class CpuDevice(EagerDevice):
         return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
     def limit_memory(self, limit_bytes: int) -> None:
-        _start_thread_pools()
-        _load_libraries()
+        # What the first optimizer of a process imports, 90 MB, is not a batch's memory.
+        import torch._dynamo
+
+        # Thread stacks count as memory: they must exist before a limit is set.
+        operand = torch.ones(256, 256, requires_grad=True)
+        (operand @ operand).sum().backward()  # type: ignore[no-untyped-call]
         self.recomputes = True
         self.limit_bytes = limit_bytes
         self.bytes_before_limit = data_bytes()
@@ -251,14 +257,3 @@ def _cpu_name() -> str:
         return platform.processor() or "CPU"
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _start_thread_pools() -> None:
-    """Thread stacks count as memory: they must exist before a limit is set."""
-    operand = torch.ones(256, 256, requires_grad=True)
-    (operand @ operand).sum().backward()  # type: ignore[no-untyped-call]
-
-
-def _load_libraries() -> None:
-    """What the first optimizer of a process imports, 90 MB, is not a batch's memory either."""
-    import torch._dynamo  # noqa: F401

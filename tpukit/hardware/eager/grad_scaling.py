@@ -58,8 +58,7 @@ class ScaledUpdate(PlainUpdate):
             self.set_state({"scale": first, "growth_tracker": 0.0})
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        scaled: Tensor = self.scaler.scale(loss)
-        return scaled
+        return self.scaler.scale(loss)
 
     def gradient_scale(self) -> Tensor | float:
         # `get_scale` would read it and stall the pipeline.

@@ -19,13 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpukit.errors import HardwareError, JobError
-from tpukit.hardware.backend import Batch, Memory, Precision
+from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
 from tpukit.hardware.eager.devices import EagerDevice
 from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
-from tpukit.hardware.memory import LATE_FAILURE
+from tpukit.hardware.memory import LATE_FAILURE, Memory
 from tpukit.hardware.modules import move_tensors
+from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")

@@ -141,8 +141,7 @@ class Child(AbstractContextManager["Child"]):
         line = self._read_line(deadline)
         if line is None:
             raise self._death(timed_out=time.monotonic() >= deadline)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
     @property
     def has_ended(self) -> bool:

@@ -50,11 +50,7 @@ def is_launched() -> bool:
 
 
 def launch(
-    arguments: Sequence[str],
-    ranks: int,
-    options: HardwareOptions,
-    *,
-    module: str = "tpukit",
+    arguments: Sequence[str], ranks: int, options: HardwareOptions, *, module: str = "tpukit"
 ) -> int:
     """Runs `python -m MODULE ARGUMENTS` as `ranks` processes of this host; their exit code.
 
@@ -133,9 +129,7 @@ def check_port(port: int) -> None:
 
 def read_statuses(folder: Path) -> list[RankStatus]:
     """What the ranks wrote, in the order in which they ended."""
-    statuses = []
-    for file in folder.glob("exit-*.json"):
-        statuses.append(RankStatus(**json.loads(file.read_text())))
+    statuses = [RankStatus(**json.loads(f.read_text())) for f in folder.glob("exit-*.json")]
     return sorted(statuses, key=lambda status: status.ended_at)
 
 

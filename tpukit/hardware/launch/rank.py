@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tpukit.hardware.launch.failures import end_rank
 from tpukit.hardware.launch.launcher import STATUS_VARIABLE
+from tpukit.io.files import write_file
 from tpukit.io.interrupts import STOPPED_CODES
 from tpukit.io.process import die_with_parent
 
@@ -24,7 +25,7 @@ def main() -> None:
     die_with_parent()
     rank = int(os.environ["RANK"])
     status = Path(os.environ[STATUS_VARIABLE])
-    _write(status / f"pid-{rank}", str(os.getpid()))
+    write_file(status / f"pid-{rank}", str(os.getpid()).encode(), sync=False)
     if rank != 0:
         _redirect_output(status / f"output-{rank}.txt")
     end_rank(_leave_exit_code(status, rank))
@@ -35,7 +36,7 @@ def _leave_exit_code(status: Path, rank: int) -> int:
     # torchrun kills all ranks when one fails, but ranks that were asked to stop may still be
     # writing their checkpoint: to torchrun they succeed.
     ended = {"rank": rank, "exit_code": code, "ended_at": time.time()}
-    _write(status / f"exit-{rank}.json", json.dumps(ended))
+    write_file(status / f"exit-{rank}.json", json.dumps(ended).encode(), sync=False)
     return 0 if code in STOPPED_CODES else code
 
 
@@ -61,12 +62,6 @@ def _redirect_output(file: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def _write(file: Path, text: str) -> None:
-    beside = file.with_name(f".{file.name}")
-    beside.write_text(text)
-    beside.rename(file)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ from tpukit.hardware.backend import (
     BackendState,
     Batch,
     DeviceUsage,
-    Memory,
     OptimizerSettings,
     ParameterGroup,
-    ReadMemory,
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
@@ -40,18 +38,15 @@ from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_fil
 from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
+    Memory,
+    ReadMemory,
     SampledMemory,
     TensorMemoryLimit,
     limit_tensor_memory,
     meter_device_memory,
     meter_process_memory,
 )
-from tpukit.hardware.modules import (
-    has_batch_norm,
-    move_towards,
-    state_from_text,
-    state_text,
-)
+from tpukit.hardware.modules import has_batch_norm, move_towards, state_from_text, state_text
 from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch

@@ -159,10 +159,7 @@ def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tens
 
 def _joined(part: Tensor, mesh: Any) -> Tensor:
     shape = torch.Size((part.shape[0] * int(mesh.size()), *part.shape[1:]))
-    joined: Tensor = xs.disable_manual_sharding(
-        part, _by_rows(part, mesh), shape, mesh=mesh
-    ).global_tensor
-    return joined
+    return xs.disable_manual_sharding(part, _by_rows(part, mesh), shape, mesh=mesh).global_tensor
 
 
 def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -170,10 +167,9 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     shapes = tuple((tuple(t.shape), t.dtype) for t in inputs)
     if emulates_kernels(os.environ):
         computation = interpreted(dataclasses.replace(kernel, interpret=True), shapes)
-        found: list[Tensor] = torch_xla._XLAC._xla_user_computation(
+        return torch_xla._XLAC._xla_user_computation(
             f"xla::{kernel.function}_attention", list(inputs), computation
         )
-        return found
     payload = lower(kernel, shapes)
     query, key, value = inputs[:3]
     if kernel.function == "backward":
@@ -182,10 +178,9 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     else:
         log_sums = torch.Size((*query.shape[:2], 1, query.shape[-1]))
         outputs = [(query.shape, query.dtype), (log_sums, torch.float32)]
-    results: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(
+    return torch_xla._XLAC._xla_tpu_custom_call(
         list(inputs), payload, [list(shape) for shape, _ in outputs], [t for _, t in outputs]
     )
-    return results
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,12 +7,10 @@ is kept by device, versions and the kernels' source. Imports no torch.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tpukit.hardware.launch.child import Child, ChildDiedError
 from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.folders import JsonCache, cache_folder
+from tpukit.knowledge.versions import installed_versions
 
 TRIAL_SECONDS = 240.0
 """Time limit of a trial: a TPU opens, and ten small programs are compiled, in a minute."""
@@ -130,10 +129,6 @@ def _try_once(hardware: Hardware, options: HardwareOptions, deadline: float) -> 
 
 
 def _key(device: str, options: HardwareOptions) -> dict[str, Any]:
-    versions = {}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
     source = hashlib.sha256()
     for name in SOURCES:
         source.update(Path(__file__).with_name(name).read_bytes())
@@ -141,7 +136,7 @@ def _key(device: str, options: HardwareOptions) -> dict[str, Any]:
         "device": device,
         "devices": options.devices,
         "precision": options.precision,
-        "versions": versions,
+        "versions": installed_versions(PACKAGES),
         "source": source.hexdigest(),
     }
 

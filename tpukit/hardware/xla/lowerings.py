@@ -29,23 +29,10 @@ BELOW_AUTOGRAD = (
     # torch_xla takes the output for the input: wrong gradients, in silence (elu, celu, selu)
     "elu_backward",
     # no lowering
-    "bucketize.Tensor",
-    "channel_shuffle",
-    "col2im",
-    "glu_backward",
-    "huber_loss",
-    "huber_loss_backward",
-    "im2col",
-    "isin.Tensor_Tensor",
-    "linalg_cross",
-    "logaddexp",
-    "logit_backward",
-    "logspace",
-    "nansum",
-    "sinc",
-    "tril_indices",
-    "triu_indices",
-)
+    "bucketize.Tensor", "channel_shuffle", "col2im", "glu_backward", "huber_loss",
+    "huber_loss_backward", "im2col", "isin.Tensor_Tensor", "linalg_cross", "logaddexp",
+    "logit_backward", "logspace", "nansum", "sinc", "tril_indices", "triu_indices",
+)  # fmt: skip
 """Taken from torch's table of decompositions; their gradients are torch's formulas."""
 
 ABOVE_AUTOGRAD = ("_weight_norm_interface", "grid_sampler_2d", "multi_margin_loss")
@@ -183,8 +170,7 @@ def _polar(length: Tensor, angle: Tensor) -> Tensor:
 
 
 def _cdist(one: Tensor, other: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
-    distances: Tensor = torch.linalg.vector_norm(one.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
-    return distances
+    return torch.linalg.vector_norm(one.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
 
 
 def _searchsorted(
@@ -412,8 +398,7 @@ def _gather(
         or values.shape[:2] != index.shape[:2]
         or places.numel() != index[0].numel()
     ):
-        taken: Tensor = original.call_boxed(keys, values, dim, index, sparse_grad=sparse_grad)
-        return taken
+        return original.call_boxed(keys, values, dim, index, sparse_grad=sparse_grad)
     places = places.reshape(index.shape[1:])
     numbers = torch.arange(values.shape[-1], device=values.device)
     chosen = (places.unsqueeze(-1) == numbers).to(values.dtype)

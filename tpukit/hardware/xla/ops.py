@@ -46,14 +46,12 @@ class XlaOps(TorchOps):
         if not torch.is_grad_enabled():
             return function(*tensors)
         if any(tensor.requires_grad for tensor in tensors):
-            result: Tensor = checkpoint(function, *tensors, use_reentrant=True)
-            return result
+            return checkpoint(function, *tensors, use_reentrant=True)
         # Without an input that needs a gradient, those of the function's weights would be lost.
         anchor = torch.zeros(1, device=tensors[0].device, requires_grad=True)
-        anchored: Tensor = checkpoint(
+        return checkpoint(
             lambda _, *inputs: function(*inputs), anchor, *tensors, use_reentrant=True
         )
-        return anchored
 
     def attention(
         self,

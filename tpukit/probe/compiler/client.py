@@ -7,7 +7,6 @@ cache folder, for the compiler's processes alone.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -20,7 +19,7 @@ from tpukit.errors import HardwareError
 from tpukit.io.files import replacing_folder
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
-from tpukit.knowledge.versions import jax_seen_with, same_release, seen_together
+from tpukit.knowledge.versions import installed_versions, jax_seen_with, same_release, seen_together
 
 PARTS = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
 JAX_NEEDS = ("ml_dtypes", "opt_einsum")
@@ -45,17 +44,6 @@ class Client:
         return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def installed_versions() -> dict[str, str | None]:
-    """Installed versions of PARTS, None where one is missing; nothing is imported."""
-    found: dict[str, str | None] = {}
-    for name in PARTS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def find_client(log: Callable[[str], None] | None = None) -> Client:
     """What compiles here; where jax has to be installed beside, `log` is given a line about it.
 
@@ -66,15 +54,14 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
             Linux on x86-64.
     """
     _require_linux()
-    found = installed_versions()
-    missing = [name for name in ("torch", "torch_xla", "libtpu") if found[name] is None]
+    versions = installed_versions(PARTS)
+    missing = [name for name in ("torch", "torch_xla", "libtpu") if name not in versions]
     if missing:
         raise HardwareError(
             f"the TPU compiler needs {', '.join(missing)}, not installed in this environment.",
             "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
             id="no-plan-extra",
         )
-    versions = {name: version for name, version in found.items() if version is not None}
     fitting = jax_seen_with(versions["torch_xla"], versions["libtpu"])
     minor = ".".join(versions["torch_xla"].split(".")[:2])
     if not fitting or not same_release(versions["torch"], minor):

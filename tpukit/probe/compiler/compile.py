@@ -118,8 +118,7 @@ def _with_arguments(program: Program, devices: int) -> bytes:
         arguments, outputs = _attributes(program, devices)
         _set_attributes(main, "arg_attrs", arguments)
         _set_attributes(main, "res_attrs", outputs)
-        bytecode: bytes = mlir.module_to_bytecode(module)
-        return bytecode
+        return mlir.module_to_bytecode(module)
 
 
 def _attributes(

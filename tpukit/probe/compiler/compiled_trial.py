@@ -12,14 +12,10 @@ from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.options import Precision
 from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.units import GIB
+from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.compiler import hlo
-from tpukit.probe.compiler.client import installed_versions
-from tpukit.probe.compiler.compile import (
-    CompilerRefusedError,
-    Program,
-    TpuCompiler,
-    program_key,
-)
+from tpukit.probe.compiler.client import PARTS
+from tpukit.probe.compiler.compile import CompilerRefusedError, Program, TpuCompiler, program_key
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
@@ -63,7 +59,7 @@ class CachedCompiler:
             "program": program_key(program),
             "topology": self.target.topology,
             "devices": self.target.devices,
-            "versions": installed_versions(),
+            "versions": {**dict.fromkeys(PARTS), **installed_versions(PARTS)},
             "effort": effort,
         }
         known = self.cache.read(key)

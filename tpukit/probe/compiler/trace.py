@@ -124,8 +124,7 @@ def without_storage() -> Iterator[None]:
 
 def handles_of(tensors: Sequence[Tensor]) -> list[int]:
     """The device data behind tensors, as numbers."""
-    handles: list[int] = torch_xla._XLAC._get_tensors_handle(list(tensors))
-    return handles
+    return torch_xla._XLAC._get_tensors_handle(list(tensors))
 
 
 def _sharding(spec: Spec | None, devices: int) -> str | None:

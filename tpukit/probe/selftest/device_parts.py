@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Mapping
@@ -11,18 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import Backend, Precision
+from tpukit.hardware.backend import Backend
 from tpukit.hardware.memory import is_out_of_memory
-from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.options import HardwareOptions, Precision
 from tpukit.hardware.select import are_virtual, find_kind, open_backend
 from tpukit.io.units import format_bytes
 from tpukit.probe.selftest.selftest_task import SelfTestTask
-from tpukit.probe.trial import MEMORY_UNKNOWN, TASK_FACTORY
+from tpukit.probe.trial import MEMORY_UNKNOWN
+from tpukit.registry.classes import find_task, load_task
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner, seed_everything
 from tpukit.train.loader import example_batches
@@ -43,8 +42,6 @@ LARGEST_PRODUCT_ERROR = {"fp32": 2e-2, "bf16": 5e-2, "fp16": 2e-2}
 """Maximum error relative to the largest entry; a TPU multiplies fp32 in bf16 passes."""
 SIDE = 2**24
 """Side of a square of fp32 numbers that takes a petabyte."""
-SUMMARIES = "tpukit.tasks.summarize"
-VOCABULARY, LENGTH, TOKENS = 64, 8, 8
 ROWS = 8
 """Minimum number of samples; the batch is a multiple of the devices."""
 LARGEST_ERROR = 0.02
@@ -127,9 +124,7 @@ class DeviceParts:
         """A step in fp32: compared with the one that `folder` has, or kept there."""
         file = Path(folder) / "step.safetensors"
         kept = load_file(file) if file.exists() else {}
-        module, _, name = TASK_FACTORY.partition(":")
-        built: Task = getattr(importlib.import_module(module), name)(task, settings, "")
-        built = built.for_probing()
+        built = load_task(task, settings, "").for_probing()
         batch = {n.removeprefix("batch."): t for n, t in kept.items() if n.startswith("batch.")}
         batch = batch or _host_batch(built, self.backend.devices)
         found = _take_steps(built, self.backend, [batch], LINEAR)
@@ -139,36 +134,9 @@ class DeviceParts:
         loss = float(found["loss"])
         return {"message": f"loss {loss:.4g}", "values": {"loss": loss}}
 
-    def generate(self) -> Answer:
-        """Tokens of a small GPT-2 twice, greedy: the second time compiles nothing."""
-        backend = self.backend
-        decoding, streaming, decoder = (
-            importlib.import_module(f"{SUMMARIES}.{name}")
-            for name in ("generation.decoding", "generation.continuous_batching", "model.decoder")
-        )
-        torch.manual_seed(0)
-        config = decoder.DecoderConfig(2, 2, 64, VOCABULARY, LENGTH + TOKENS)
-        model = backend.prepare(decoder.LanguageModel(config, backend).eval(), train=False)
-        devices = backend.devices // backend.world_size
-        rng = np.random.default_rng(0)
-        prompts = [decoding.Prompt(row, rng.integers(0, VOCABULARY, LENGTH))
-                   for row in range(2 * devices)]  # fmt: skip
-        plan = decoding.plan_generation(prompts, 2 * devices, devices, 1)
-        # No token ends a row.
-        generator = streaming.StreamingGenerator(
-            backend.unwrap(model), backend, plan, decoding.Decoding(TOKENS), VOCABULARY, VOCABULARY
-        )
-        counts, found = [backend.compilations()], []
-        for _ in range(2):
-            found.append({n: t for chunk in plan.chunks for n, t in generator.run(chunk).items()})
-            counts.append(backend.compilations())
-        first, second = counts[1] - counts[0], counts[2] - counts[1]
-        text = f"{TOKENS} tokens of {len(prompts)} prompts: {first} compilations, then {second}"
-        answer: Answer = {"message": text, "values": {"first": first, "second": second}}
-        if second or found[0] != found[1]:
-            other = "" if found[0] == found[1] else "; the tokens are others the second time"
-            return {**answer, "error": text + other, "fix": ""}
-        return answer
+    def own(self, task: str, name: str) -> Answer:
+        """A part that a task declares."""
+        return find_task(task).selftest_parts[name]().run(self.backend)
 
     def out_of_memory(self) -> Answer:
         """Allocates more than any device holds: the failure must count as a lack of memory."""

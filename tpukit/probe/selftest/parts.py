@@ -17,7 +17,7 @@ from tpukit.hardware.select import find_kind
 from tpukit.io.units import format_duration
 from tpukit.probe.machine.checks.live import CHILD, ENVIRONMENT, reason_of, verdict_of
 from tpukit.probe.machine.checks.verdict import CheckOptions, Result, failed, skipped
-from tpukit.registry.declared import find_source, registered
+from tpukit.registry.declared import ClassSource, find_source, registered
 
 SELFTEST_SECONDS = 600.0
 """Default time limit of the whole self-test."""
@@ -112,10 +112,33 @@ def _device(part: str) -> Callable[[Bench], dict[str, Any]]:
     return lambda bench: bench.run("device", part)
 
 
-def _selftest(task: str) -> dict[str, Any]:
-    """The settings that a task declares for the self-test; empty where it has none."""
-    source = find_source(task)
-    return dict((source and source.member("selftest")) or {})
+def _declared(attribute: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The installed tasks that declare something for the self-test, with what it is."""
+    for task in registered():
+        source = find_source(task)
+        if source is not None and (found := source.member(attribute)):
+            yield task, found
+
+
+OF_TASKS = {
+    part: (task, given)
+    for task, found in _declared("selftest_parts")
+    for part, given in found.items()
+}
+"""Part -> the task that declares it, with the settings or the class that it gives for it."""
+
+
+def _own(part: str, task: str, source: ClassSource) -> Part:
+    return Part(
+        part, source.doc.removesuffix("."), source.member("seconds"),
+        lambda bench: bench.run("device", "own", task=task, name=part),
+    )  # fmt: skip
+
+
+def _with_task(id: str, part: str, **further: Any) -> Callable[[Bench], dict[str, Any]]:
+    """A part of the host, with the task that is declared for it."""
+    task, settings = OF_TASKS[id]
+    return lambda bench: bench.run("host", part, task=task, settings=settings, **further)
 
 
 def _step(task: str, settings: Mapping[str, Any]) -> Part:
@@ -188,28 +211,25 @@ def _last(folder: Path) -> Path:
     return folder / "checkpoints" / f"step-{STEPS:08d}"
 
 
-EIT = {"task": "eit", "settings": {"size": "small"}}
-SHARDED = "summarize"
-"""Name of the task that the part `shard` computes."""
 PARTS = (
     Part("kernels", "Attention kernels against plain operations", 250,
          lambda bench: bench.run("host", "kernels", seconds=bench.seconds_left - 10), ("tpu",)),
     Part("devices", "The devices open, and say their memory", 120, _device("devices")),
     Part("products", "A matrix product in fp32 and bf16 agrees with float64", 60,
          _device("products")),
-    *(_step(task, settings) for task in registered() if (settings := _selftest(task))),
-    Part("generate", "Eight tokens, and no program for each", 120, _device("generate")),
+    *(_step(task, settings) for task, settings in _declared("selftest")),
+    *(_own(part, *given) for part, given in OF_TASKS.items() if isinstance(given[1], ClassSource)),
     Part("train", f"{STEPS} steps compile each program once", 120, _train),
     Part("resume", "A killed run resumes to the same bytes", 180, _resume),
     Part("shard", "A step with --shard against the CPU's", 120,
-         _compared_step("sharded", SHARDED, _selftest(SHARDED)), ("tpu",)),
+         _compared_step("sharded", *OF_TASKS["shard"]), ("tpu",)),
     Part("out-of-memory", "Running out of memory is recognised", 60, _out_of_memory),
     Part("reopen", "A search goes on after a trial that was killed", 180,
          lambda bench: bench.run("host", "reopen"), ("tpu", "gpu")),
     Part("prediction", "Memory and time of a step beside the compiler's", 240,
-         lambda bench: bench.run("host", "prediction", **EIT, batch=8), ("tpu",)),
+         _with_task("prediction", "prediction", batch=8), ("tpu",)),
     Part("largest-batch", "The batch that the compiler names fits, and the next does not", 600,
-         lambda bench: bench.run("host", "largest", **EIT), ("tpu",)),
+         _with_task("largest-batch", "largest"), ("tpu",)),
 )  # fmt: skip
 
 

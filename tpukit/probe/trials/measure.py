@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from tpukit.hardware.backend import Backend, Batch, ReadMemory
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.memory import ReadMemory
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.trial import (
     LONG_ENOUGH_SECONDS,

@@ -50,7 +50,8 @@ def evaluate_images(trained: Trained, request: EvaluationRequest, log: Log) -> d
     if path is None and data == "simulated" and request.run is not None:
         path = trained.data_path(log)
     frames = open_test_set(data, path, request.limit)
-    out = request.out or _default_folder(request, data)
+    results = request.run.path if request.run else Path("results")
+    out = request.out or results / f"test-{Path(data).name}"
     if trained.backend.is_main:
         with writing_errors(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -60,11 +61,6 @@ def evaluate_images(trained: Trained, request: EvaluationRequest, log: Log) -> d
         return {}
     with writing_errors(out):
         return _report(frames, _with_baselines(frames, made, samples), data, out, log)
-
-
-def _default_folder(request: EvaluationRequest, data: str) -> Path:
-    name = f"test-{Path(data).name}"
-    return request.run.path / name if request.run else Path("results") / name
 
 
 def _with_baselines(frames: TestSet, made: Reconstructions, samples: int) -> list[Reconstructed]:
@@ -80,8 +76,6 @@ def _with_baselines(frames: TestSet, made: Reconstructions, samples: int) -> lis
 
 
 # -- metrics -------------------------------------------------------------------------------------
-
-
 def _report(
     frames: TestSet, ways: list[Reconstructed], data: str, out: Path, log: Log
 ) -> dict[str, Any]:

@@ -166,8 +166,6 @@ def noise_level(voltages: NDArray[np.float64], decibel: float) -> float:
 
 
 # -- the folder ------------------------------------------------------------------------------------
-
-
 def split_name(index: int) -> str:
     """80/10/10: of each ten samples the ninth validates and the tenth tests."""
     return SPLITS[max(0, index % 10 - 7)]
@@ -260,8 +258,6 @@ def _check_space(data: SimulatedData, folder: Path, samples: int) -> None:
 
 
 # -- one chunk -----------------------------------------------------------------------------------
-
-
 def _make_chunk(data: SimulatedData, folder: Path, chunk: Chunk) -> None:
     """Writes the files of a chunk's samples, then the sums of its training samples."""
     with writing_errors(folder):
@@ -316,8 +312,7 @@ class ChannelSums(NamedTuple):
 
     def std(self) -> NDArray[np.float64]:
         """(208,), unbiased as `torch.std`."""
-        deviation: NDArray[np.float64] = np.sqrt(self.squares / max(1, self.samples - 1))
-        return deviation
+        return np.sqrt(self.squares / max(1, self.samples - 1))
 
 
 def merged(parts: Iterable[ChannelSums]) -> ChannelSums:

@@ -24,8 +24,7 @@ SSIM_RANGE = 2.0
 def disk_mask(size: int) -> NDArray[np.bool_]:
     """(size, size): pixels whose centre lies in the tank."""
     steps = (np.arange(size) - (size - 1) / 2) / (size / 2)
-    mask: NDArray[np.bool_] = steps[:, None] ** 2 + steps**2 <= 1.0
-    return mask
+    return steps[:, None] ** 2 + steps**2 <= 1.0
 
 
 def correlation(images: Images, truth: Images) -> Values:
@@ -36,15 +35,13 @@ def correlation(images: Images, truth: Images) -> Values:
     second = second - second.mean(1, keepdims=True)
     lengths = np.sqrt((first**2).sum(1) * (second**2).sum(1))
     products = (first * second).sum(1)
-    values: Values = np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
-    return values
+    return np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
 
 
 def rmse(images: Images, truth: Images) -> Values:
     """Root mean squared error over the whole image."""
     errors = np.asarray(images, np.float64) - truth
-    values: Values = np.sqrt((errors**2).mean((1, 2)))
-    return values
+    return np.sqrt((errors**2).mean((1, 2)))
 
 
 def pooled_rmse(values: Values) -> float:
@@ -60,8 +57,7 @@ def psnr(images: Images, truth: Images) -> Values:
     first, second = (np.asarray(x, np.float64) / 2 + 0.5 for x in (images, truth))
     peak = second.max((1, 2))
     errors = ((first - second) ** 2).mean((1, 2))
-    values: Values = 10 * np.log10(peak**2 / (errors + 1e-12))
-    return values
+    return 10 * np.log10(peak**2 / (errors + 1e-12))
 
 
 def ssim(images: Images, truth: Images) -> Values:
@@ -87,10 +83,7 @@ def _ssim(x: Values, y: Values) -> float:
 
 
 METRICS: Mapping[str, Callable[[Images, Images], Values]] = {
-    "correlation": correlation,
-    "rmse": rmse,
-    "psnr": psnr,
-    "ssim": ssim,
+    metric.__name__: metric for metric in (correlation, rmse, psnr, ssim)
 }
 RANGES = {"correlation": (-1.0, 1.0), "rmse": (0.0, math.inf), "ssim": (-1.0, 1.0)}
 """Least and largest value of the metrics that have them."""

@@ -29,19 +29,19 @@ def draw_grid(
 
     `notes` gives a column's text under each image. Colours run from -1 (blue) to 1 (red).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = len(names)
     width, height = INCHES * len(columns) + 0.6, (INCHES + 0.2) * rows + 1.25
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     axes = figure.subplots(rows, len(columns), squeeze=False)
     for column, (title, images) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=9)
         for row in range(rows):
             cell = axes[row, column]
-            drawn = cell.imshow(_masked(images[row]), vmin=-1, vmax=1, cmap="RdBu_r")
+            # Outside the disk it stays white.
+            inside = np.where(disk_mask(images.shape[-1]), images[row], np.nan)
+            drawn = cell.imshow(inside, vmin=-1, vmax=1, cmap="RdBu_r")
             cell.set_xticks([])
             cell.set_yticks([])
             cell.set_frame_on(False)
@@ -60,11 +60,6 @@ def draw_grid(
     stream = io.BytesIO()
     figure.savefig(stream, dpi=110, format="png")
     write_file(path, stream.getvalue())
-
-
-def _masked(image: Images) -> Images:
-    """The image with everything outside the disk left white."""
-    return np.where(disk_mask(image.shape[-1]), image, np.nan)
 
 
 def save_predictions(folder: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:

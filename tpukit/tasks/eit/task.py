@@ -50,12 +50,15 @@ class EITTask(Task):
         "psnr": "PSNR, dB ↑", "ssim": "SSIM ↑",
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {"size": "tiny"}
+    selftest_parts: ClassVar[Mapping[str, Any]] = {
+        "prediction": {"size": "small"}, "largest-batch": {"size": "small"},
+    }  # fmt: skip
     cpu_preset = "quick"
     presets: ClassVar[Mapping[str, Preset]] = {
         "quick": Preset(
             train={"global_batch_size": 32, "max_steps": 1500, "ckpt_every": 200},
             task={"size": "tiny"},
-        ),
+        )
     }
 
     def __init__(self, *, normalisation: Normalisation | None = None, **settings: Any) -> None:

@@ -20,8 +20,9 @@ from tpukit.tasks.images.data.files import check_headers, name_files
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
     find_training_images,
+    labelled,
     read_class_folders,
-    read_table,
+    table_rows,
 )
 from tpukit.tasks.images.metrics import (
     Probabilities,
@@ -114,7 +115,7 @@ def _test_images(task: ImageTraining, request: EvaluationRequest) -> LabelledIma
         if path.is_dir():
             return read_class_folders(path, classes)
         if path.is_file():
-            return read_table(path, config, classes)
+            return labelled(path, table_rows(path), config, classes)
     raise DataError(
         f"--data {request.data}: there is no such folder or table.",
         "Give valid, train, a folder of class folders, or a CSV of ids and labels.",

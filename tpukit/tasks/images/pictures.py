@@ -21,15 +21,6 @@ COUNTED_CLASSES = 15
 COLUMNS = 4
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _save(figure: Any, path: Path) -> None:
     stream = io.BytesIO()
     figure.savefig(stream, dpi=110, format="png")
@@ -38,8 +29,10 @@ def _save(figure: Any, path: Path) -> None:
 
 def draw_confusion(path: Path, counts: NDArray[np.int64], classes: Sequence[str]) -> None:
     """A PNG: rows are true classes, columns predicted ones; colour is the share of the row."""
+    from matplotlib.figure import Figure
+
     side = min(14.0, 3.0 + 0.35 * len(classes))
-    figure = _figure(side, side)
+    figure = Figure(figsize=(side, side))
     axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
@@ -66,8 +59,10 @@ def draw_mistakes(
     side: int,
 ) -> None:
     """A PNG of the images at `places`, each with its class, the predicted one and its share."""
+    from matplotlib.figure import Figure
+
     rows = max(1, -(-len(places) // COLUMNS))
-    figure = _figure(2.2 * COLUMNS, 2.6 * rows)
+    figure = Figure(figsize=(2.2 * COLUMNS, 2.6 * rows))
     cells = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for cell in cells:
         cell.set_axis_off()

@@ -41,13 +41,7 @@ from tpukit.tasks.images.model.classifier import (
     require_model,
 )
 from tpukit.tasks.images.settings import ImagesConfig
-from tpukit.train.task import (
-    Datasets,
-    MicroBatch,
-    Sample,
-    Task,
-    stack_samples,
-)
+from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
 
 CLASSES_FILE = "classes.json"
 COUNTS_FILE = "class_counts.json"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from tpukit.errors import DataError
-from tpukit.hardware.backend import Backend
 from tpukit.tasks.summarize.baseline import (
     MOST_TRAINING_ROWS,
     lead_line,
@@ -34,6 +32,7 @@ from tpukit.tasks.summarize.data.prompt import Example
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
+from tpukit.tasks.summarize.predict import Log, TrainedSummarizer
 from tpukit.tasks.summarize.summary_scores import (
     SHOWN,
     SummaryScores,
@@ -44,11 +43,7 @@ from tpukit.train.evaluation import ROWS_PER_DEVICE, mean_interval
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import PlanSettings, Sample
 
-if TYPE_CHECKING:
-    from tpukit.tasks.summarize.task import SummarizeTask
-
 Array = np.ndarray[Any, Any]
-Log = Callable[[str], None]
 CAPITALISED = re.compile(r"\b[A-Z]\w+")
 
 
@@ -73,11 +68,7 @@ class ListedSamples:
 
 
 def evaluate_run(
-    task: SummarizeTask,
-    model: nn.Module,
-    backend: Backend,
-    request: EvaluationRequest,
-    log: Log,
+    trained: TrainedSummarizer, request: EvaluationRequest, log: Log
 ) -> dict[str, Any]:
     """The JSON fields of `test`; every rank gets the same.
 
@@ -86,10 +77,10 @@ def evaluate_run(
     """
     assert request.run is not None, "summaries have no checkpoint files of other code"
     named = request.data_path or (Path(request.data) if request.data else None)
-    source = named or Path(task.config.data_path)
-    result = evaluate_summaries(task, model, backend, source, request.limit, log)
+    source = named or Path(trained.config.data_path)
+    result = evaluate_summaries(trained, source, request.limit, log)
     folder = request.out or request.run.path / "test"
-    if backend.is_main:
+    if trained.backend.is_main:
         write_predictions(folder, result.scored)
         for line in result_lines(result):
             log(line)
@@ -106,34 +97,31 @@ def evaluate_run(
             "lead": "first line",
             "nearest": "nearest training summary",
         },
-        "compilations": backend.compilations(),
+        "compilations": trained.backend.compilations(),
         **shown,
     }
 
 
 def evaluate_summaries(
-    task: SummarizeTask,
-    model: nn.Module,
-    backend: Backend,
-    source: Path,
-    limit: int | None,
-    log: Log,
+    trained: TrainedSummarizer, source: Path, limit: int | None, log: Log
 ) -> SummaryScores:
     """Loss, greedy summaries and their scores, and the baselines' beside them."""
-    rows, formats = read_references(source, task.style.columns)[:limit], task.prompt_format
+    config, formats = trained.config, trained.formats
+    columns = formats.style.columns
+    rows = read_references(source, columns)[:limit]
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
         raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
-    loss = mean_loss(
-        task, model, backend, ListedSamples([example for _, example in kept], task.config.buckets)
-    )
+    loss = mean_loss(trained, ListedSamples([example for _, example in kept], config.buckets))
     rows = [row for row, _ in kept]
-    limit = task.config.max_new_tokens
+    limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
-    batch_size = task.config.generation_slots
-    made = generate_summaries(model, backend, prompts, Decoding(limit), task.tokenizer, batch_size)
-    metrics = {"loss": loss, **score_rows(rows, made, task.train_file, task.style.columns, log)}
+    made = generate_summaries(
+        trained.model, trained.backend, prompts, Decoding(limit), formats.tokenizer,
+        config.generation_slots,
+    )  # fmt: skip
+    metrics = {"loss": loss, **score_rows(rows, made, trained.train_file, columns, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
     return SummaryScores(str(source), len(rows), len(examples) - len(kept), metrics, scored)
@@ -169,10 +157,9 @@ def read_summaries(path: Path, columns: Columns) -> dict[str, str]:
 
 
 @torch.no_grad()
-def mean_loss(
-    task: SummarizeTask, model: nn.Module, backend: Backend, data: ListedSamples
-) -> float:
+def mean_loss(trained: TrainedSummarizer, data: ListedSamples) -> float:
     """Mean cross entropy of all targets."""
+    task, backend = trained.task, trained.backend
     rows = ROWS_PER_DEVICE * backend.devices
     settings = PlanSettings(rows, rows, backend.devices, 0, compiles=backend.compiles)
     shares = [
@@ -183,7 +170,7 @@ def mean_loss(
     totals = torch.zeros(2, device=backend.device)
     for batch in backend.batches(batches):
         with backend.autocast():
-            part = task.loss(model, batch)
+            part = task.loss(trained.model, batch)
         totals = totals + torch.stack([part["loss"] * part["weight"], part["weight"]])
         backend.finish()
     total, weight = backend.to_host({"t": backend.all_reduce_sum(totals)})["t"].tolist()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
+from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
@@ -30,18 +31,30 @@ from tpukit.tasks.summarize.generation.summaries import (
     plan_prompts,
     summaries_of_chunks,
 )
+from tpukit.tasks.summarize.settings import SummarizeConfig
 from tpukit.tasks.summarize.submission import (
     check_against_sample,
     require_writable,
     write_rows,
 )
 from tpukit.train.requests import PredictionRequest
-
-if TYPE_CHECKING:
-    from tpukit.tasks.summarize.task import SummarizeTask
+from tpukit.train.task import Task
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
+
+
+@dataclass(frozen=True)
+class TrainedSummarizer:
+    """A run's model on its devices, and what its prompts are made with."""
+
+    task: Task
+    """The loss and its batches."""
+    model: nn.Module
+    backend: Backend
+    config: SummarizeConfig
+    formats: PromptFormat
+    train_file: Path
 
 
 @dataclass(frozen=True)
@@ -54,10 +67,10 @@ class PredictionJob:
     sample_submission: Path | None = None
 
 
-def checked_job(task: SummarizeTask, request: PredictionRequest) -> PredictionJob:
+def checked_job(config: SummarizeConfig, request: PredictionRequest) -> PredictionJob:
     """The job of a request. Raises what is known before a device is opened."""
     job = PredictionJob(
-        request.test_csv or default_test_file(request.data_path or Path(task.config.data_path)),
+        request.test_csv or default_test_file(request.data_path or Path(config.data_path)),
         request.out or SUBMISSION,
         request.options or Decoding(),
         request.sample_submission,
@@ -71,45 +84,33 @@ def default_test_file(data_path: Path) -> Path:
     return data_file(data_path.parent if data_path.suffix in SUFFIXES else data_path, "test")
 
 
-def predict_run(
-    task: SummarizeTask,
-    model: nn.Module,
-    backend: Backend,
-    request: PredictionRequest,
-    log: Log,
-) -> dict[str, Any]:
+def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
-    job = checked_job(task, request)
-    rows = predict_rows(task, model, backend, job, request.run.checkpoint.path, log)
+    job = checked_job(trained.config, request)
+    rows = predict_rows(trained, job, request.run.checkpoint.path, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
     return {
         "rows": rows,
         "path": str(job.out),
         "seconds": seconds,
-        "compilations": backend.compilations(),
+        "compilations": trained.backend.compilations(),
     }
 
 
-def predict_rows(
-    task: SummarizeTask,
-    model: nn.Module,
-    backend: Backend,
-    job: PredictionJob,
-    checkpoint: Path,
-    log: Log,
-) -> int:
+def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Path, log: Log) -> int:
     """Writes the summaries; returns the number of rows. Every rank must call it."""
-    columns = task.style.columns
+    backend, formats = trained.backend, trained.formats
+    columns = formats.style.columns
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids = [row.id for row in rows]
     if job.sample_submission is not None:
         check_against_sample(ids, job.sample_submission, columns)
-    prompts = dialogue_prompts(rows, task.prompt_format, job.decoding.max_new_tokens)
-    plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
+    prompts = dialogue_prompts(rows, formats, job.decoding.max_new_tokens)
+    plan = plan_prompts(prompts, backend, trained.config.generation_slots, backend.world_size)
     key = _key(checkpoint, job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
@@ -118,7 +119,7 @@ def predict_rows(
         if any(backend.all_gather_objects(bool(missing))):
             total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
             chunks = summaries_of_chunks(
-                model, backend, plan, missing, job.decoding, task.tokenizer
+                trained.model, backend, plan, missing, job.decoding, formats.tokenizer
             )
             shown = backend.is_main
             with Progress("Writing summaries", total, done=done, enabled=shown) as progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,8 @@ from tpukit.tasks.summarize.model.weights import (
     read_pretrained,
     require_vocabulary,
 )
+from tpukit.tasks.summarize.predict import Log, TrainedSummarizer, checked_job, predict_run
+from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
     FINE_TUNING,
     FROM_SCRATCH,
@@ -88,7 +90,6 @@ from tpukit.train.task import (
 )
 
 Array = np.ndarray[Any, Any]
-Log = Callable[[str], None]
 TOKENIZER_FILE = "tokenizer.tiktoken"
 MODEL_FILE = "model.json"
 
@@ -108,6 +109,12 @@ class SummarizeTask(Task):
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {
         "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+    }  # fmt: skip
+    selftest_parts: ClassVar[Mapping[str, Any]] = {
+        "generate": GenerationPart,
+        "shard": {
+            "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+        },
     }  # fmt: skip
     presets = PRESETS
 
@@ -380,20 +387,21 @@ class SummarizeTask(Task):
         """Loss, ROUGE with intervals, baselines, the best and the worst summaries."""
         from tpukit.tasks.summarize.evaluate import evaluate_run
 
-        return evaluate_run(self, model, backend, request, log)
+        return evaluate_run(self._trained(model, backend), request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        from tpukit.tasks.summarize.predict import checked_job
-
-        checked_job(self, request)
+        checked_job(self.config, request)
 
     def predict(
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the summaries of a test file; goes on where a killed prediction stopped."""
-        from tpukit.tasks.summarize.predict import predict_run
+        return predict_run(self._trained(model, backend), request, log)
 
-        return predict_run(self, model, backend, request, log)
+    def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+        return TrainedSummarizer(
+            self, model, backend, self.config, self.prompt_format, self.train_file
+        )
 
     def export(
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path

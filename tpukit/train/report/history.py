@@ -51,7 +51,8 @@ class History:
         """Seconds of all sessions until each step, pauses between sessions left out."""
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._lines = NewLines(path)
-        self._seconds = 0.0
+        self.seconds = 0.0
+        """Those of all sessions, each to its last line that names a step or an end."""
         self._last: datetime | None = None
 
     def read(self) -> None:
@@ -66,14 +67,14 @@ class History:
         if match := _STEP.match(message):
             self._pass(time)
             self.step = int(match[1])
-            self.clock.add(self.step, self._seconds)
+            self.clock.add(self.step, self.seconds)
         elif match := _START.match(message):
             self.step = int(match[1])
             self.began = self.began or time
             self.sessions += 1
             self.ended, self._last = "", time
             self.clock.cut(int(match[1]))
-            self._seconds = self.clock.points[-1][1] if self.clock.points else 0.0
+            self.seconds = self.clock.points[-1][1] if self.clock.points else 0.0
         elif message.startswith(_END):
             self.ended = message
             self._pass(time)
@@ -89,7 +90,7 @@ class History:
 
     def _pass(self, time: datetime) -> None:
         if self._last is not None:
-            self._seconds += max(0.0, (time - self._last).total_seconds())
+            self.seconds += max(0.0, (time - self._last).total_seconds())
         self._last = time
 
     def _warn(self, time: datetime, message: str) -> None:
@@ -97,8 +98,3 @@ class History:
         if kind in self.warnings or len(self.warnings) < MOST_WARNINGS:
             known = self.warnings.setdefault(kind, LoggedWarning(message, time))
             known.text, known.last, known.count = message, time, known.count + 1
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all sessions, each to its last line that names a step or an end."""
-        return self._seconds

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from runs import environment
 
 from tpukit.errors import CheckpointError, DataError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data import samples as packed
 from tpukit.tasks.eit.data.dataset import (
     Normalisation,

@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from torch import nn
 
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.data.voltages import SYMMETRIES
 from tpukit.tasks.eit.model.diffusion import (
     Diffusion,

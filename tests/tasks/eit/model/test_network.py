@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.model.lean import LeanNetwork, lean_network
 from tpukit.tasks.eit.model.network import SIZES, NetworkConfig, enlarge, reference_network
 

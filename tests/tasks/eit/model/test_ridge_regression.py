@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
+from fake_backend import FakeBackend
 
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.eit.model.network import RIDGE, ridge_regression, shrunk
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.task import Datasets

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 
 from tpukit.errors import ConfigError
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.generation import continuous_batching
 from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder
 from tpukit.tasks.summarize.generation.beam import BeamGenerator

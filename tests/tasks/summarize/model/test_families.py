@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from safetensors.torch import load_file
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import TorchOps
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.export import export_hugging_face
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator

@@ -127,10 +127,7 @@ def weights(facts: Facts, options: CheckOptions) -> Verdict:
 
 def weights_reachable(facts: Facts, options: CheckOptions) -> Verdict:
     """GPT-2's tokenizer and weights are cached or can be downloaded."""
-    servers = {
-        "weights": "huggingface.co",
-        "tokenizer": "openaipublic.blob.core.windows.net",
-    }
+    servers = {"weights": "huggingface.co", "tokenizer": "openaipublic.blob.core.windows.net"}
     missing = [
         servers[name]
         for name, here in _cached(facts).items()

@@ -121,12 +121,14 @@ class Samples:
         """SHA-256 of the content; of a pack it was computed when that was built."""
         if not isinstance(self.xs, np.memmap):
             return _digest(self.ys, self.xs)
-        digest: str = json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
-        return digest
+        return json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""
-        return {name: _by_name(array) for name, array in self.__dict__.items()}
+        return {
+            name: str(array.filename) if isinstance(array, np.memmap) else array
+            for name, array in vars(self).items()
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -139,10 +141,6 @@ def _digest(*arrays: Array) -> str:
         content.update(f"{array.dtype.str}{array.shape}".encode())
         content.update(np.ascontiguousarray(array).data)
     return content.hexdigest()
-
-
-def _by_name(array: Array) -> Array | str:
-    return str(array.filename) if isinstance(array, np.memmap) else array
 
 
 def list_samples(folder: Path) -> list[Path]:

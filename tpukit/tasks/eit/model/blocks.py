@@ -55,8 +55,7 @@ class TimeEmbedder(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         angles = t.float()[:, None] * self.frequencies[None]
-        embedded: Tensor = self.mlp(torch.cat([torch.cos(angles), torch.sin(angles)], dim=1))
-        return embedded
+        return self.mlp(torch.cat([torch.cos(angles), torch.sin(angles)], dim=1))
 
 
 class PatchEmbed(nn.Module):
@@ -67,8 +66,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return tokens
+        return self.proj(images).flatten(2).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -80,8 +78,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.silu(self.fc1(x)))
-        return out
+        return self.fc2(F.silu(self.fc1(x)))
 
 
 class Attention(nn.Module):
@@ -102,8 +99,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         attended = F.scaled_dot_product_attention(*self.heads_of(x))
-        out: Tensor = self.proj(attended.transpose(1, 2).reshape(x.shape))
-        return out
+        return self.proj(attended.transpose(1, 2).reshape(x.shape))
 
 
 class BiasedAttention(Attention):
@@ -126,8 +122,7 @@ class BiasedAttention(Attention):
         query, key, value = self.heads_of(x)
         logits = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)
         weights = (logits + self.bias(self.relative_position_index)).softmax(dim=-1)
-        out: Tensor = self.proj((weights @ value).transpose(1, 2).reshape(x.shape))
-        return out
+        return self.proj((weights @ value).transpose(1, 2).reshape(x.shape))
 
 
 class WindowAttention(nn.Module):
@@ -181,8 +176,7 @@ class PatchMerging(nn.Module):
         batch, tokens, width = x.shape
         half = math.isqrt(tokens) // 2
         cells = x.view(batch, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
-        merged: Tensor = self.reduction(self.norm(cells.reshape(batch, half * half, 4 * width)))
-        return merged
+        return self.reduction(self.norm(cells.reshape(batch, half * half, 4 * width)))
 
 
 class Upsample(nn.Module):
@@ -204,8 +198,7 @@ class Upsample(nn.Module):
         side = math.isqrt(tokens)
         image = x.transpose(1, 2).reshape(batch, width, side, 1, side, 1)
         image = image.expand(-1, -1, -1, 2, -1, 2).reshape(batch, width, 2 * side, 2 * side)
-        out: Tensor = self.conv(image).flatten(2).transpose(1, 2)
-        return out
+        return self.conv(image).flatten(2).transpose(1, 2)
 
 
 class FinalLayer(nn.Module):
@@ -219,8 +212,7 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(c).chunk(2, dim=1)
-        pixels: Tensor = self.linear(modulate(self.norm_final(x), shift, scale))
-        return pixels
+        return self.linear(modulate(self.norm_final(x), shift, scale))
 
 
 # -- position codes, and the order in which tokens lie ---------------------------------------------

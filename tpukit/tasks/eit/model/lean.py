@@ -46,8 +46,7 @@ class _Reorder(torch.autograd.Function):
 
 def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """Rows along dimension 1 in another order; backward, too, gathers instead of scattering."""
-    reordered: Tensor = _Reorder.apply(x, order, inverse)  # type: ignore[no-untyped-call]
-    return reordered
+    return _Reorder.apply(x, order, inverse)  # type: ignore[no-untyped-call]
 
 
 def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -57,8 +56,7 @@ def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Te
     """
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SHORTEST)
     factor = norm.g * norm.root_width * (1 + scale.unsqueeze(1))
-    modulated: Tensor = x / length * factor + shift.unsqueeze(1)
-    return modulated
+    return x / length * factor + shift.unsqueeze(1)
 
 
 class LeanBlock(ModulatedBlock):
@@ -90,8 +88,7 @@ class LeanBlock(ModulatedBlock):
         parts = attention.qkv(x).view(batch, tokens, 3, attention.heads, -1).unbind(2)
         query, key, value = (part.transpose(1, 2) for part in parts)
         attended = self.ops.attention(query, key, value, bias)
-        out: Tensor = attention.proj(attended.transpose(1, 2).reshape(x.shape))
-        return out
+        return attention.proj(attended.transpose(1, 2).reshape(x.shape))
 
 
 class LeanWindowBlock(LeanBlock):
@@ -118,8 +115,7 @@ class LeanUNet(UNet):
     def merge(self, merging: nn.Module, x: Tensor) -> Tensor:
         assert isinstance(merging, PatchMerging)
         batch, tokens, width = x.shape
-        merged: Tensor = merging.reduction(merging.norm(x.view(batch, tokens // 4, 4 * width)))
-        return merged
+        return merging.reduction(merging.norm(x.view(batch, tokens // 4, 4 * width)))
 
     def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
         assert isinstance(upsample, Upsample) and isinstance(linear, nn.Linear)

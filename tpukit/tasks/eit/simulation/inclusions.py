@@ -27,10 +27,7 @@ GAP = 0.06
 COUNTS = (0.35, 0.35, 0.2, 0.1)
 """How often there are 1, 2, 3 and 4 objects."""
 RADII = (0.12, 0.42)
-SIGMA = {
-    "strong": ((0.01, 0.03), (10.0, 30.0)),
-    "mild": ((0.01, 0.9), (1.1, 2.0)),
-}
+SIGMA = {"strong": ((0.01, 0.03), (10.0, 30.0)), "mild": ((0.01, 0.9), (1.1, 2.0))}
 """Resistive and conductive ranges in S/m, the water at 1: `strong` is plastic and metal."""
 
 
@@ -79,8 +76,6 @@ def _draw_sigma(rng: np.random.Generator, contrast: Contrast) -> float:
 
 
 # -- shapes: each fills its circle roughly, and never leaves it ----------------------------------
-
-
 def _ellipse(rng: np.random.Generator, radius: float, centre: tuple[float, float]) -> Level:
     ratio, turn = rng.random(2).tolist()
     half = np.array([radius, radius * max(0.45, min(1.0, 0.35 + ratio))])
@@ -88,8 +83,7 @@ def _ellipse(rng: np.random.Generator, radius: float, centre: tuple[float, float
 
     def level(points: Array) -> Array:
         own = (points - centre) @ to_own
-        distance: Array = (np.sqrt((own * own).sum(-1)) - 1.0) * half[1]
-        return distance
+        return (np.sqrt((own * own).sum(-1)) - 1.0) * half[1]
 
     return level
 
@@ -105,8 +99,7 @@ def _polygon(rng: np.random.Generator, radius: float, centre: tuple[float, float
     offsets = radius * np.cos((following - angles) / 2)
 
     def level(points: Array) -> Array:
-        distance: Array = ((points - centre) @ normals - offsets).max(-1)
-        return distance
+        return ((points - centre) @ normals - offsets).max(-1)
 
     return level
 
@@ -118,8 +111,7 @@ def _box(rng: np.random.Generator, radius: float, centre: tuple[float, float]) -
     to_own = _rotation(turn)
 
     def level(points: Array) -> Array:
-        distance: Array = (np.abs((points - centre) @ to_own) - half).max(-1)
-        return distance
+        return (np.abs((points - centre) @ to_own) - half).max(-1)
 
     return level
 
@@ -135,8 +127,7 @@ def _blob(rng: np.random.Generator, radius: float, centre: tuple[float, float]) 
         distance = np.sqrt(x * x + y * y) + 1e-12
         unit = (x + 1j * y) / distance
         series = unit * unit * (waves[0] + unit * (waves[1] + unit * waves[2]))
-        outline: Array = distance - mean * (1 + series.real)
-        return outline
+        return distance - mean * (1 + series.real)
 
     return level
 
@@ -150,8 +141,7 @@ def _crescent(rng: np.random.Generator, radius: float, centre: tuple[float, floa
     def level(points: Array) -> Array:
         outer = np.sqrt(((points - centre) ** 2).sum(-1)) - radius
         inner = np.sqrt(((points - notch) ** 2).sum(-1)) - 0.7 * radius
-        distance: Array = np.maximum(outer, -inner)
-        return distance
+        return np.maximum(outer, -inner)
 
     return level
 
@@ -165,8 +155,6 @@ SHAPES = (_ellipse, _ellipse, _polygon, _box, _blob, _blob, _crescent)
 
 
 # -- drawing -------------------------------------------------------------------------------------
-
-
 def pixel_centres(size: int = IMAGE_SIZE) -> Array:
     """(size, size, 2): x right, y down; the disk's radius is half the image."""
     steps = (np.arange(size) - (size - 1) / 2) / (size / 2)
@@ -227,8 +215,7 @@ def negative_share(corners: Array) -> Array:
     one_inside = low * low / ((middle - low) * (high - low) + tiny)
     one_outside = 1.0 - high * high / ((high - low) * (high - middle) + tiny)
     share = np.where(middle >= 0, one_inside, one_outside)
-    inside: Array = np.where(high <= 0, 1.0, np.where(low >= 0, 0.0, share))
-    return inside
+    return np.where(high <= 0, 1.0, np.where(low >= 0, 0.0, share))
 
 
 def mixture(share: Array, sigma: float) -> Array:
@@ -240,5 +227,4 @@ def mixture(share: Array, sigma: float) -> Array:
     """
     a = 1.0 if sigma < 1.0 else 0.5
     mixed = share * ((sigma - 1.0) / (sigma + a))
-    conductivity: Array = (1.0 + a * mixed) / (1.0 - mixed)
-    return conductivity
+    return (1.0 + a * mixed) / (1.0 - mixed)

@@ -83,7 +83,7 @@ def find_training_images(
     table = _table(config)
     if table is not None:
         rows = table_rows(table)
-        train = _labelled(table, rows, config, classes)
+        train = labelled(table, rows, config, classes)
         return train.split(_validation_rows(table, rows, train, config))
     _require_table(config)
     inner = root / "train"
@@ -216,22 +216,13 @@ def _row_of(table: Path, reader: csv.DictReader[str], row: dict[str, str]) -> di
     return row
 
 
-def read_table(
-    table: Path, config: ImagesConfig, classes: Sequence[str] | None = None
+def labelled(
+    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig, classes: Sequence[str] | None
 ) -> LabelledImages:
-    """The images of a table of ids and labels.
+    """The images of a table of ids and labels, given its rows.
 
     Raises DataError naming the row of a missing file.
     """
-    return _labelled(table, table_rows(table), config, classes)
-
-
-def _labelled(
-    table: Path,
-    rows: Sequence[dict[str, str]],
-    config: ImagesConfig,
-    classes: Sequence[str] | None,
-) -> LabelledImages:
     id_column = column_of(table, rows, config.id_column, 0, "id_column")
     label_column = column_of(table, rows, config.label_column, 1, "label_column")
     labels = [row[label_column] or "" for row in rows]
