@@ -69,8 +69,12 @@ class _Finder:
         """Visits the children of a node, or some of them.
 
         An early return or an assertion guards the rest of its block."""
+        body = node.__dict__.get("body")
+        if part is None and body is None:
+            for child in children(node):
+                self.visit(child, scope)
+            return
         before = len(self.guarding)
-        body = getattr(node, "body", None)
         block_end = body[-1] if isinstance(body, list) and body else None
         for child in children(node) if part is None else part:
             self.visit(child, scope)
@@ -82,14 +86,15 @@ class _Finder:
         del self.guarding[before:]
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Name):
-            if type(node.ctx) is ast.Load:
-                self._use(node, scope)
+        if isinstance(node, ast.Constant):
             return
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Name | ast.Attribute):
             if type(node.ctx) is ast.Load:
                 self._use(node, scope)
-        elif isinstance(node, ast.Call):
+            if isinstance(node, ast.Attribute):
+                self.visit(node.value, scope)
+            return
+        if isinstance(node, ast.Call):
             self._calls[id(node.func)] = node
             self._call(node, scope)
             self._getattr(node, scope)

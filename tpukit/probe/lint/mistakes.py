@@ -15,7 +15,7 @@ from functools import cached_property
 
 from tpukit.knowledge.calls import CallStatus
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names, Scope, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
 from tpukit.probe.lint.source import Module
 
 RULES = {
@@ -63,9 +63,9 @@ RULES = {
 """Rule -> what happens, and what to write instead."""
 MAY_HOLD = {
     b".backward(": re.compile(b""),
-    b".dropout(": re.compile(rb"(?:\bF|functional)\.dropout\((?![^\n]*training)"),
-    b".eval()\n": re.compile(rb"(?i)for .*(?:load|batches|dl\b)"),
-    b"sampler=": re.compile(rb"shuffle=True[^\n]*sampler=|sampler=[^\n]*shuffle=True"),
+    b".dropout(": re.compile(rb"(?:\bF|functional)\.dropout\((?![^\n]{0,200}training)"),
+    b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
+    b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
     b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
 }
 """A word and what must be found besides: without one of these pairs no rule applies."""
@@ -383,7 +383,7 @@ def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
             continue
         yield node
-        stack += ast.iter_child_nodes(node)
+        stack += children(node)
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -20,8 +20,11 @@ _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 _PLAIN_TEXTS = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping)
 _DECLARATIONS = (ast.Global, ast.Nonlocal)
 _FOLLOWED = (ast.Name, ast.Attribute, ast.Call)
-_EXPRESSIONS = (ast.Attribute, ast.Call, ast.Expr, ast.Subscript, ast.keyword, ast.BinOp, ast.If)
-"""The most frequent nodes that bind nothing themselves."""
+_BIND_NOTHING = {
+    ast.Attribute, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Constant, ast.Dict, ast.Expr,
+    ast.If, ast.List, ast.Return, ast.Subscript, ast.Tuple, ast.keyword,
+}  # fmt: skip
+"""The most frequent of the nodes that bind no name themselves."""
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -139,11 +142,11 @@ class Names:
             self._collect(child, scope)
 
     def _collect(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Name):
+        if type(node) in _BIND_NOTHING:
+            self._collect_body(node, scope)
+        elif isinstance(node, ast.Name):
             if not isinstance(node.ctx, ast.Load):
                 scope.bind(node.id, Binding())
-        elif isinstance(node, _EXPRESSIONS):
-            self._collect_body(node, scope)
         elif isinstance(node, _ASSIGNMENTS):
             self._collect_assignment(node, scope)
         elif isinstance(node, _FUNCTIONS):
@@ -225,6 +228,9 @@ _NO_NODES = {
 """Fields that neither bind nor use a name."""
 
 
+_KEPT = "children below"
+
+
 def _node_types(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
     yield kind
     for inner in kind.__subclasses__():
@@ -238,17 +244,19 @@ _FIELDS = {
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below a node that may hold names (much faster than `iter_child_nodes`)."""
-    found: list[ast.AST] = []
+    """The nodes right below a node that may hold names, kept in it: each rule walks the tree."""
     fields = node.__dict__
-    for name in _FIELDS[type(node)]:
-        value = fields.get(name)
-        if type(value) is list:
-            if value:
+    found: list[ast.AST] | None = fields.get(_KEPT)
+    if found is None:
+        found = []
+        for name in _FIELDS[type(node)]:
+            value = fields.get(name)
+            if type(value) is list:
                 # A dict's keys and defaults may be None, declared names are texts.
                 found += [item for item in value if isinstance(item, ast.AST)]
-        elif isinstance(value, ast.AST):
-            found.append(value)
+            elif isinstance(value, ast.AST):
+                found.append(value)
+        fields[_KEPT] = found
     return found
 
 
@@ -258,7 +266,7 @@ def nodes_below(node: ast.AST) -> Iterator[ast.AST]:
     while stack:
         node = stack.pop()
         yield node
-        stack += children(node)
+        stack += node.__dict__.get(_KEPT) or children(node)
 
 
 def source_text(node: ast.expr) -> str:

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 
 from tpukit.knowledge.calls import call_table, old_calls
 from tpukit.probe.lint.mistakes import MAY_HOLD
+from tpukit.probe.lint.shell_lines import SHELL_CALLS
 
 _WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
 _BETWEEN_WORDS = bytes(
@@ -20,8 +21,24 @@ _MOVES = {
 }
 _GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"
 """What may stand around the dot of `a.b` and `(a).b`."""
-_STAR = re.compile(rb"from\s+\w[\w.]*\s+import\s*\*")
-_IMPORTED = re.compile(rb"\bimport\b\s*(\((?:[^)#]|#[^\n]*\n)*\)|[^\n]*(?:\\\r?\n[^\n]*)*)")
+_IMPORTED = re.compile(
+    rb"from\s+(\w[\w.]*)[\s\\]+import\b\s*"
+    rb"(\*|\((?:[^)#]+|#[^\n]*)*+\)?|[^\n]*(?:\\\r?\n[^\n]*)*)"
+)
+_ASSIGNED = re.compile(rb"=[\s(\\]*(?:\w+\s*\.\s*)*(\w+)\b(?!\s*[.(])")
+"""`x = base`, `x = package.base`: what follows is written as `x.last`."""
+_GETATTR = re.compile(rb"getattr[\s\\]*\([^\"']{1,300}[\"']+(\w+)")
+_SHELL_CALL = re.compile(rb"\.[ \t\\\r\n]*(?:%b)\b" % "|".join(sorted(SHELL_CALLS)).encode())
+_SHELL_LINE = re.compile(rb"(?m)^[ \t]*[!%%]|[=\"'][ \t]*[!%%]|%b" % _SHELL_CALL.pattern)
+_TEXTS = re.compile(
+    rb"#[^\n]*"
+    rb'|"""(?<![fF]""")(?<![fF][rR]""")(?:[^"\\]+|\\.|"(?!""))*+"""'
+    rb"|'''(?<![fF]''')(?<![fF][rR]''')(?:[^'\\]+|\\.|'(?!''))*+'''"
+    rb'|("""(?:[^"\\]+|\\.|"(?!""))*+(?:""")?|"(?:[^"\\\n]+|\\.)*+"?'
+    rb"|'''(?:[^'\\]+|\\.|'(?!''))*+(?:''')?|'(?:[^'\\\n]+|\\.)*+'?)",
+    re.DOTALL,
+)
+"""Comments and long texts without values in them; any other text is its group."""
 Words = frozenset[bytes]
 
 
@@ -30,19 +47,36 @@ def may_concern(data: bytes, *, moves: str = "") -> bool:
 
     moves: one of `move_table`.
     """
-    # Source inside a string (a notebook's, say) has its newlines in this form.
-    data = data.replace(b"\\n", b"\n")
-    if may_hold_habits(data) or may_hold_mistakes(data) or (moves and _MOVES[moves].search(data)):
+    holds_source = data.lstrip()[:1] == b"{" or b"run_cell_magic" in data
+    if holds_source:
+        # Source inside a string (a notebook's, say) has its newlines in this form.
+        data = data.replace(b"\\n", b"\n")
+    if moves and _MOVES[moves].search(data):
         return True
+    if not _may_hold_any(data):
+        return False
+    whole = holds_source or _SHELL_CALL.search(data)
+    return bool(whole) or _may_hold_any(_TEXTS.sub(rb"\1", data))
+
+
+def _may_hold_any(data: bytes) -> bool:
+    return may_hold_habits(data) or may_hold_mistakes(data) or may_hold_calls(data)
+
+
+def may_hold_calls(data: bytes) -> bool:
+    """Whether a file may use a row of the table of calls."""
     words = _words(data)
     if not words.isdisjoint(_form_words()) and imports(data, b"torch"):
         text = data.decode("utf-8", errors="replace")
         if any(form.search(text) for form in call_table().forms):
             return True
+    shell = (name in data for name, parts in _shell_names().items() if parts <= words)
+    if any(shell) and _SHELL_LINE.search(data):
+        return True
     shown = _Shown(data, words)
     return any(
         (package is None or imports(data, package))
-        and any(use.words <= words and shown.may_show(use) for use in uses)
+        and any(use.words <= words and shown.may_show(use.name) for use in uses)
         for package, uses in _uses_by_package().items()
     )
 
@@ -86,37 +120,46 @@ class _Use:
 
     words: Words
     """All of them: every part of the qualified name stands in an import, a use or a text."""
-    parent: bytes = b""
-    """The name's part before the last; empty where the words are all that is known."""
-    last: bytes = b""
+    name: bytes = b""
+    """Qualified; empty where the words are all that is known."""
 
 
 class _Shown:
-    """Whether one file may write `parent.last`, under whatever name it gives the parent."""
+    """Whether one file may use a name, whatever the file calls the module that has it."""
 
     def __init__(self, data: bytes, words: Words) -> None:
         self._data = data
         self._words = words
 
-    def may_show(self, use: _Use) -> bool:
-        if not use.parent or self._has_star or use.last in self._imported:
+    def may_show(self, name: bytes) -> bool:
+        if not name:
             return True
-        quoted = re.compile(rb"[\"'](?:%b|%b)[\"']" % (use.parent, use.last))
-        if b"getattr" in self._words and quoted.search(self._data):
+        module, _, last = name.rpartition(b".")
+        if any(last in _words(names) for source, names in self._imports if source == module):
             return True
-        bases = {use.parent, *_renamed(use.parent).findall(self._data)}
-        return any(
-            _chain(base, use.last).search(self._data) or _alias(base).search(self._data)
-            for base in bases
+        if any(name.startswith(source + b".") for source, names in self._imports if names == b"*"):
+            return True
+        if not self._texts.isdisjoint(name.split(b".")):
+            return True
+        parent = module.rpartition(b".")[2]
+        bases = {parent, *_renamed(parent).findall(self._data)}
+        return not self._assigned.isdisjoint(bases) or any(
+            _chain(base, last).search(self._data) for base in bases
         )
 
     @cached_property
-    def _has_star(self) -> bool:
-        return _STAR.search(self._data) is not None
+    def _imports(self) -> list[tuple[bytes, bytes]]:
+        """(module, names) of `from module import names`."""
+        return _IMPORTED.findall(self._data)
 
     @cached_property
-    def _imported(self) -> Words:
-        return _words(b" ".join(_IMPORTED.findall(self._data)))
+    def _assigned(self) -> Words:
+        return frozenset(_ASSIGNED.findall(self._data))
+
+    @cached_property
+    def _texts(self) -> Words:
+        """Attributes by `getattr`."""
+        return frozenset(_GETATTR.findall(self._data) if b"getattr" in self._words else ())
 
 
 @cache
@@ -130,12 +173,6 @@ def _chain(base: bytes, last: bytes) -> re.Pattern[bytes]:
 
 
 @cache
-def _alias(base: bytes) -> re.Pattern[bytes]:
-    """`x = base`, `x = package.base`: what follows is written as `x.last`."""
-    return re.compile(rb"=[\s(\\]*(?:\w+\s*\.\s*)*%b\b(?!\s*[.(])" % base)
-
-
-@cache
 def _form_words() -> Words:
     """The methods of calls without a qualified name."""
     forms = call_table().by_form.values()
@@ -143,9 +180,15 @@ def _form_words() -> Words:
 
 
 @cache
+def _shell_names() -> dict[bytes, Words]:
+    names = (name.encode() for row in old_calls() if row.kind == "shell" for name in row.names)
+    return {name: _words(name) for name in names}
+
+
+@cache
 def _uses_by_package() -> dict[bytes | None, frozenset[_Use]]:
-    """Package -> uses, one of which a file with a finding has; None: without an import (variables,
-    and what shell lines show)."""
+    """Package -> uses, one of which a file with a finding has; None: without an import
+    (variables)."""
     found: dict[bytes | None, set[_Use]] = {}
     for package, use in _needed():
         found.setdefault(package, set()).add(use)
@@ -158,15 +201,12 @@ def _needed() -> Iterator[tuple[bytes | None, _Use]]:
         for name in row.names:
             words = _words(name.encode())
             package, _, _ = name.partition(".")
-            if row.kind == "shell" or package in variables:
+            if package in variables:
                 yield None, _Use(words)
-                continue
-            if row.kind == "form":
-                continue
-            of_object = "(" in name or "." not in name
-            shown = () if of_object else tuple(name.encode().split(b".")[-2:])
-            for keyword in row.keywords:
-                yield package.encode(), _Use(words | {keyword.encode()}, *shown)
-            # An argument by position has no keyword.
-            if not row.keywords or row.position is not None:
-                yield package.encode(), _Use(words, *shown)
+            elif row.kind not in ("shell", "form"):
+                shown = b"" if "(" in name or "." not in name else name.encode()
+                for keyword in row.keywords:
+                    yield package.encode(), _Use(words | {keyword.encode()}, shown)
+                # An argument by position has no keyword.
+                if not row.keywords or row.position is not None:
+                    yield package.encode(), _Use(words, shown)

@@ -266,7 +266,7 @@ def _count(tree: ast.AST, attribute: str) -> int:
 def _words(tree: ast.Module) -> set[str]:
     """Every name that occurs in a module."""
     fields = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
-    nodes = (node for node in ast.walk(tree) if type(node) in fields)
+    nodes = (node for node in nodes_below(tree) if type(node) in fields)
     return {part for node in nodes for part in getattr(node, fields[type(node)]).split(".")}
 
 
