@@ -1,9 +1,10 @@
 """Command lines of tpukit and scripts, in forks of a process that has imported what is slow.
 
-Each test process starts a server that has imported torch and accelerate, and one that has imported
-torch_xla and opened no device. A server reads requests as JSON lines, forks for each, and prints
-the first child's process id and then the wait status. Modules of tpukit that such a fork starts as
-children (trials, parts of the self-test, torchrun and its ranks) are forks in turn.
+A server has imported torch and accelerate, or torch_xla without opening a device. It reads requests
+as JSON lines, forks for each, and prints the first child's process id and then the wait status.
+Modules of tpukit that such a fork starts as children (trials, parts of the self-test, torchrun and
+its ranks) are forks in turn. Test processes of one run share two servers: each talks to a fork of
+its own of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +40,8 @@ MODULE, SCRIPT = "--module", "--script"
 """Instead of a command line of tpukit: a module's name or a script's path, and its arguments."""
 READ_LATE = (
     "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "GLOO_", "GROUP_", "HOME", "LOCAL_",
-    "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_CURRENT_TEST", "PYTHONFAULTHANDLER", "RANK", "ROLE_",
-    "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE",
+    "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK", "ROLE_", "TMPDIR",
+    "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE",
     "XDG_CACHE_HOME", "XLA_FLAGS",
 )  # fmt: skip
 """Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
@@ -56,15 +58,49 @@ READ_BY_XLA = ("ALLOW_MULTIPLE_LIBTPU_LOAD", "JAX_", "TF_CPP_", "TPU_", "USE_TOR
 """What else a fork may set where torch_xla and jax are not yet imported."""
 
 
+UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+SHARED = "PYTEST_FORK_SERVERS"
+"""The variable that names the folder of the shared servers' sockets."""
+
+
+def start_shared(environment: dict[str, str], folder: str) -> list[subprocess.Popen[bytes]]:
+    """A server of each stack for all test processes; it ends when its standard input does."""
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, stack, str(Path(folder, stack))], env=environment,
+            stdin=subprocess.PIPE,
+        )
+        for stack in ("torch", "torch_xla")
+    ]  # fmt: skip
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """This process' environment without what would steer tpukit.
+
+    Programs for virtual devices are compiled without optimization: most of their time is LLVM's.
+    """
+    fast = {"XLA_FLAGS": UNOPTIMIZED} if "PJRT_DEVICE" in (extra or {}) else {}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PJRT_", "XLA_", "TPU_", "CPU_NUM", "USE_TORCH", "RANK", "WORLD"))
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", **fast, **(extra or {})}
+
+
 class ForkServer:
-    """The server's process and the environment that it was started in."""
+    """A server, shared or this process' own, and the environment that it was started in."""
 
     def __init__(self, environment: dict[str, str], stack: str = "torch") -> None:
-        self.environment = environment
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, stack], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
+        if SHARED in environment:
+            requests = answers = connected(Path(environment[SHARED], stack)).makefile("rwb", 0)
+        else:
+            command = [sys.executable, __file__, stack]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+            self.process = subprocess.Popen(command, env=environment, **pipes)
+            requests, answers = self.process.stdin, self.process.stdout
+        self.requests, self.answers = requests, answers
+        self.environment = json.loads(answers.readline())
 
     def can_set(self, environment: dict[str, str]) -> bool:
         """Whether a fork behaves in `environment` as a new process does."""
@@ -82,9 +118,8 @@ class ForkServer:
         out, err = folder / "out", folder / "err"
         request = [argv, environment, str(cwd or Path.cwd()), str(out), str(err),
                    limits or {}, session, ranks]  # fmt: skip
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
-        return Forked(int(self.process.stdout.readline()), argv, self.process.stdout, out, err)
+        self.requests.write(json.dumps(request).encode() + b"\n")
+        return Forked(int(self.answers.readline()), argv, self.answers, out, err)
 
     def run(
         self, argv: list[str], environment: dict[str, str], cwd: Path | None, timeout: float,
@@ -245,14 +280,46 @@ def keep_children_warm() -> None:
     subprocess.Popen = WarmPopen
 
 
-def serve(stack: str) -> None:
-    """Forks for each request until standard input ends."""
+def connected(path: Path, seconds: float = 300) -> socket.socket:
+    """A connection to the server of this socket, which may still import what it needs."""
+    connection, end = socket.socket(socket.AF_UNIX), time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            connection.connect(str(path))
+            return connection
+        time.sleep(0.1)
+    raise TimeoutError(f"no server at {path}")
+
+
+def serve_each(path: str) -> None:
+    """Returns in a fork for each connection, which is its input and output; ends with its input."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            for stream in (0, 1):
+                os.dup2(connection.fileno(), stream)
+            listener.close()
+            connection.close()
+            return
+        connection.close()
+    sys.exit()
+
+
+def serve(stack: str, path: str | None = None) -> None:
+    """Forks for each request until standard input, or each connection to `path`, ends."""
+    begun = dict(os.environ)
     kept = import_torch_xla() if stack == "torch_xla" else import_torch()
     for module in MET_BY_MOST:
         with suppress(ImportError):
             importlib.import_module(module)
     gc.collect()
     gc.freeze()
+    if path:
+        serve_each(path)
+    print(json.dumps(begun), flush=True)
     for line in sys.stdin:
         argv, environment, cwd, out, err, limits, session, ranks = json.loads(line)
         joining = variables_of_ranks(ranks)
@@ -271,6 +338,7 @@ def serve(stack: str) -> None:
             children.append(pid)
         print(children[0], flush=True)
         print(wait_for(children), flush=True)
+    os._exit(0)  # without freeing each object
 
 
 def import_torch() -> dict[str, str]:
@@ -374,4 +442,4 @@ def open_streams(out: str, err: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

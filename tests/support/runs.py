@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import torch
-from forked import CELLS, SCRIPT, Forked, ForkServer
+from forked import CELLS, SCRIPT, Forked, ForkServer, environment
 from safetensors.torch import load_file
 
 SUPPORT = Path(__file__).parent
@@ -24,21 +24,6 @@ ROOT = SUPPORT.parents[1]
 TINY = f"{SUPPORT / 'tiny_task.py'}:Tiny"
 VIRTUAL_TPU = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
 MARK = "TPUKIT_TEST_MARK"
-UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-
-
-def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """This process' environment without what would steer tpukit.
-
-    Programs for virtual devices are compiled without optimization: most of their time is LLVM's.
-    """
-    fast = {"XLA_FLAGS": UNOPTIMIZED} if "PJRT_DEVICE" in (extra or {}) else {}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PJRT_", "XLA_", "TPU_", "CPU_NUM", "USE_TORCH", "RANK", "WORLD"))
-    }
-    return {**kept, "OMP_NUM_THREADS": "1", **fast, **(extra or {})}
 
 
 def tpukit(
@@ -115,7 +100,7 @@ def notebook(
 
 @functools.cache
 def fork_server(stack: str) -> ForkServer:
-    """This process' server; it ends with it, as its standard input does."""
+    """The server of this stack: shared, or this process' own, which ends as its input does."""
     return ForkServer(environment(), stack)
 
 
