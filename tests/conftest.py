@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import hypothesis
 import pytest
-from forked import SHARED, environment, start_shared
+from forked import SHARED, start_server
 
 MARKS_THAT_NEED = {
     "xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu", "jax": "jax",
@@ -53,11 +53,9 @@ def share_servers(config: pytest.Config) -> None:
     """Test processes fork from the same two servers, which have imported torch and torch_xla."""
     folder = tempfile.TemporaryDirectory()
     os.environ[SHARED] = folder.name
-    servers = start_shared(environment(), folder.name)
-
     config.add_cleanup(folder.cleanup)
-    for server in servers:
-        config.add_cleanup(server.kill)
+    for stack in ("torch", "torch_xla"):
+        config.add_cleanup(start_server(stack, folder.name).kill)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
