@@ -38,10 +38,10 @@ CELLS = "--cells"
 MODULE, SCRIPT = "--module", "--script"
 """Instead of a command line of tpukit: a module's name or a script's path, and its arguments."""
 READ_LATE = (
-    "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "GLOO_", "GROUP_", "HOME", "LOCAL_",
-    "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK", "ROLE_", "TMPDIR",
-    "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE",
-    "XDG_CACHE_HOME", "XLA_FLAGS",
+    "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "FREE_TASK_LOG", "GLOO_", "GROUP_",
+    "HOME", "LOCAL_", "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK",
+    "ROLE_", "STUCK_FILE", "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_",
+    "TPUKIT_", "WORLD_SIZE", "XDG_CACHE_HOME", "XLA_FLAGS",
 )  # fmt: skip
 """Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
 MET_BY_MOST = (
@@ -121,7 +121,8 @@ class ForkedCommand(subprocess.Popen[str]):
 
     def __init__(self, argv: list[str], connection: Connection, ranks: int = 1, **options) -> None:
         self.connection, self.ranks = connection, ranks
-        super().__init__(argv, **{"stdin": subprocess.DEVNULL, "text": True, **options})
+        unread = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        super().__init__(argv, **{**unread, "text": True, **options})
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
         pipes, session = others[3:9], others[14]
@@ -289,6 +290,7 @@ def keep_children_warm() -> None:
 
 def serve(stack: str, path: str) -> None:
     """Forks for each connection, and these for each request, until standard input ends."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it, and forks would
     begun = dict(os.environ)
     kept = import_torch_xla() if stack == "torch_xla" else import_torch()
     for module in MET_BY_MOST:

@@ -62,8 +62,7 @@ def popen(*arguments: object, env: dict[str, str] | None = None, **options: Any)
 @contextmanager
 def started(*arguments: object, env: dict[str, str] | None = None) -> Iterator[ForkedCommand]:
     """A command line that runs meanwhile, as `popen` has it; it ends with the block."""
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with popen(*arguments, env=env, **streams) as process:
+    with popen(*arguments, env=env, stderr=subprocess.PIPE) as process:
         try:
             yield process
         finally:
