@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 
 import hypothesis
 import pytest
+from forked import SHARED, start_server
 
 MARKS_THAT_NEED = {
     "xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu", "jax": "jax",
@@ -39,10 +41,21 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Children must be interruptible, also where this process was started in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
+        share_servers(config)
+
+
+def share_servers(config: pytest.Config) -> None:
+    """Test processes fork from the same two servers, which have imported torch and torch_xla."""
+    folder = tempfile.TemporaryDirectory()
+    os.environ[SHARED] = folder.name
+    config.add_cleanup(folder.cleanup)
+    for stack in ("torch", "torch_xla"):
+        config.add_cleanup(start_server(stack, folder.name).kill)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

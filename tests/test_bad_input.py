@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
-from runs import TINY, VIRTUAL_TPU, environment, failure, latest, result, tpukit
+from runs import TINY, VIRTUAL_TPU, failure, latest, result, started, tpukit
 
 from tpukit.train.run_folder import RunFolder, locked
 
@@ -215,26 +214,14 @@ def test_a_run_that_is_refused_removes_nothing_of_the_other(tmp_path):
 
 
 def test_two_live_runs_in_one_folder(tmp_path):
-    arguments = [
-        *BASE,
-        "--results-dir",
-        str(tmp_path / "run"),
-        "--max-steps",
-        "1000000",
-        "--set",
-        "pause=0.05",
-    ]
-    command = [sys.executable, "-m", "tpukit", *arguments]
-    first = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    try:
+    arguments = [*BASE, "--results-dir", tmp_path / "run", "--max-steps", "1000000",
+                 "--set", "pause=0.05"]  # fmt: skip
+    with started(*arguments) as first:
         while not (tmp_path / "run" / "checkpoints" / "latest").exists():
             assert first.poll() is None
             time.sleep(0.05)
         told = failure(tpukit(*arguments))
         assert f"process {first.pid}" in told and "--results-dir" in told
-    finally:
-        first.kill()
-        first.communicate()
     summary = result(tpukit(*arguments, "--max-time", "1s", "--json"))
     assert summary["resumed_from"], "the lock must die with its process"
 

@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 from kernels import kernel, wait_until
-from runs import MARK, SUPPORT, TINY, environment, latest, marked_processes
+from runs import MARK, SUPPORT, TINY, environment, latest, marked_processes, popen
 
 from tpukit.io import interrupts
 
@@ -88,10 +88,8 @@ def test_other_commands_end_with_their_cell(tmp_path):
 
 
 def test_a_generator_that_is_stopped_says_how_far_it_was(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", "data", "dialogues", "--n", "2000000"],
-        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ("data", "dialogues", "--n", "2000000")
+    process = popen(*words, cwd=tmp_path, stderr=subprocess.PIPE)
     wait_until(lambda: any(tmp_path.glob("data/.*")))
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=60)[1]
@@ -100,13 +98,7 @@ def test_a_generator_that_is_stopped_says_how_far_it_was(tmp_path):
 
 
 def started(run, mark, *options, **streams):
-    # Tests started under nohup ignore it, and so would the run.
-    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", *BASE, "--results-dir", str(run), *options],
-        env=environment({MARK: mark}), **streams,
-    )  # fmt: skip
-    signal.signal(signal.SIGHUP, former)
+    process = popen(*BASE, "--results-dir", run, *options, env={MARK: mark}, **streams)
     wait_until(lambda: has_logged(run)() or process.poll() is not None)
     return process
 
@@ -136,7 +128,7 @@ def test_output_that_nobody_reads_is_a_request_to_stop(tmp_path, devices):
     )  # fmt: skip
     process.stdout.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
-    assert b"the checkpoint is written" in process.stderr.read()
+    assert "the checkpoint is written" in process.stderr.read()
     assert 0 < saved_step(run) < 400
     wait_until(is_over(mark), 10)
 
@@ -154,11 +146,12 @@ def test_further_signals_do_not_break_the_saving(tmp_path):
 
 @pytest.mark.slow
 def test_nohup_keeps_a_run_alive(tmp_path):
-    run, mark = tmp_path / "run", uuid.uuid4().hex
-    process = started(
-        run, mark, "--max-steps", "30",
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-m", "tpukit", *BASE, "--results-dir", run, "--max-steps", "30"],
+        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    wait_until(has_logged(run))
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 0
 
@@ -174,13 +167,11 @@ def test_a_signal_before_the_first_step_ends_at_once(tmp_path):
     )
     run = tmp_path / "run"
     arguments = ["train", "--task", f"{task}:Waiting", "--hw", "cpu", "--results-dir", str(run)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", *arguments], env=environment(), stderr=subprocess.PIPE
-    )
+    process = popen(*arguments, stderr=subprocess.PIPE)
     wait_until((tmp_path / "opening").exists)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=30)
-    assert process.returncode == 143 and b"Stopped before the first step" in told, told
+    assert process.returncode == 143 and "Stopped before the first step" in told, told
     assert not run.exists()
 
 
@@ -218,7 +209,7 @@ def test_a_second_interrupt_ends_a_run_whose_main_thread_sees_none(tmp_path, dev
     wait_until(stuck.exists)
     process.send_signal(signal.SIGINT)
     if devices == "1":
-        assert any(interrupts.STUCK.encode() in line for line in process.stderr)
+        assert any(interrupts.STUCK in line for line in process.stderr)
     else:
         time.sleep(interrupts.IMPATIENT_SECONDS + 1)
     process.send_signal(signal.SIGINT)

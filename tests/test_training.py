@@ -103,12 +103,12 @@ def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(
     arguments = [*BASE, "--max-steps", "40", "--results-dir", str(run), "--devices", devices]
     with started(*arguments, "--set", "pause=0.2") as process:
         while "step" not in (run / "log.txt").read_text() if (run / "log.txt").exists() else True:
-            assert process.poll() is None, process.output()
+            assert process.poll() is None
             time.sleep(0.05)
         time.sleep(1)
         process.send_signal(number)
         status = process.wait(60)
-        _, told = process.output()
+        told = process.stderr.read()
     assert status == code, told
     assert "the checkpoint is written" in told and "tpukit train" in told
     assert "Traceback" not in told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -191,19 +190,17 @@ def test_bad_usage(arguments, says):
     assert found["hint"]
 
 
+HANGING = ("probe-batch", "--task", f"{TASKS}:Hangs", "--set", "bad_rows=1", "--hw", "cpu")
+
+
 def test_ctrl_c_leaves_nothing_running():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", "probe-batch", "--task", f"{TASKS}:Hangs",
-         "--set", "bad_rows=1", "--hw", "cpu"],
-        env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert b"Batch 4" in process.stdout.readline()
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = runs.popen(*HANGING, **streams, start_new_session=True)
+    assert "Batch 4" in process.stdout.readline()
     child = wait_for_child(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
-    assert process.stdout.read().endswith(b"Interrupted.\n")
+    assert process.stdout.read().endswith("Interrupted.\n")
     process.stdout.close()
     assert_ends(child)
 
@@ -227,11 +224,7 @@ def wait_for_child(parent: int) -> int:
 
 
 def test_killing_the_parent_ends_the_child():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", "probe-batch", "--task", f"{TASKS}:Hangs",
-         "--set", "bad_rows=1", "--hw", "cpu"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    process = runs.popen(*HANGING, start_new_session=True)
     child = wait_for_child(process.pid)
     # The child asks the kernel to end with its parent once it runs Python.
     time.sleep(3)

@@ -1,32 +1,33 @@
 """Command lines of tpukit and scripts, in forks of a process that has imported what is slow.
 
-Each test process starts a server that has imported torch and accelerate, and one that has imported
-torch_xla and opened no device. A server reads requests as JSON lines, forks for each, and prints
-the first child's process id and then the wait status. Modules of tpukit that such a fork starts as
-children (trials, parts of the self-test, torchrun and its ranks) are forks in turn.
+A server has imported torch and accelerate, or torch_xla without opening a device. For each request,
+a JSON line, it forks. Modules of tpukit that such a fork starts as children (trials, parts of the
+self-test, torchrun and its ranks) are forks in turn. Test processes of one run share two servers:
+each has connections of its own to them.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib
 import json
 import os
-import resource
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -37,10 +38,10 @@ CELLS = "--cells"
 MODULE, SCRIPT = "--module", "--script"
 """Instead of a command line of tpukit: a module's name or a script's path, and its arguments."""
 READ_LATE = (
-    "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "GLOO_", "GROUP_", "HOME", "LOCAL_",
-    "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_CURRENT_TEST", "PYTHONFAULTHANDLER", "RANK", "ROLE_",
-    "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WORLD_SIZE",
-    "XDG_CACHE_HOME", "XLA_FLAGS",
+    "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "FREE_TASK_LOG", "GLOO_", "GROUP_",
+    "HOME", "LOCAL_", "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK",
+    "ROLE_", "STUCK_FILE", "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_",
+    "TPUKIT_", "WORLD_SIZE", "XDG_CACHE_HOME", "XLA_FLAGS",
 )  # fmt: skip
 """Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
 MET_BY_MOST = (
@@ -54,87 +55,122 @@ NEW_PATH = tuple(sys.path)
 """`sys.path` when this process was new."""
 READ_BY_XLA = ("ALLOW_MULTIPLE_LIBTPU_LOAD", "JAX_", "TF_CPP_", "TPU_", "USE_TORCH_XLA", "XLA_")
 """What else a fork may set where torch_xla and jax are not yet imported."""
+UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+SHARED = "PYTEST_FORK_SERVERS"
+"""The variable that names the folder of the servers' sockets."""
+MARK = "TPUKIT_TEST_MARK"
+"""The variable that marks a command line's processes; see `runs.marked_processes`."""
 
 
-class ForkServer:
-    """The server's process and the environment that it was started in."""
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process' environment without what would steer tpukit.
 
-    def __init__(self, environment: dict[str, str], stack: str = "torch") -> None:
-        self.environment = environment
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, stack], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
-
-    def can_set(self, environment: dict[str, str]) -> bool:
-        """Whether a fork behaves in `environment` as a new process does."""
-        return is_late(environment, self.environment)
-
-    def start(
-        self, argv: list[str], environment: dict[str, str], cwd: Path | None, folder: Path,
-        limits: dict[int, int] | None = None, session: bool = True, ranks: int = 1,
-    ) -> Forked:  # fmt: skip
-        """`python -m tpukit *argv`, its output in `folder`; one at a time.
-
-        `limits`: resource limits of the process; `session`: whether it leads one of its own;
-        `ranks`: processes that join as under torchrun.
-        """
-        out, err = folder / "out", folder / "err"
-        request = [argv, environment, str(cwd or Path.cwd()), str(out), str(err),
-                   limits or {}, session, ranks]  # fmt: skip
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
-        return Forked(int(self.process.stdout.readline()), argv, self.process.stdout, out, err)
-
-    def run(
-        self, argv: list[str], environment: dict[str, str], cwd: Path | None, timeout: float,
-        ranks: int = 1,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """What `python -m tpukit *argv` does, its output captured."""
-        with tempfile.TemporaryDirectory() as folder:
-            forked = self.start(argv, environment, cwd, Path(folder), session=False, ranks=ranks)
-            try:
-                status = forked.wait(timeout)
-            except subprocess.TimeoutExpired:
-                os.kill(forked.pid, signal.SIGKILL)
-                forked.wait(timeout)
-                raise
-            return subprocess.CompletedProcess(argv, status, *forked.output())
+    Programs for virtual devices are compiled without optimization: most of their time is LLVM's.
+    """
+    fast = {"XLA_FLAGS": UNOPTIMIZED} if "PJRT_DEVICE" in (extra or {}) else {}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PJRT_", "XLA_", "TPU_", "CPU_NUM", "USE_TORCH", "RANK", "WORLD"))
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", **fast, **(extra or {})}
 
 
-@dataclass
-class Forked:
-    """A running command line."""
+def start_server(stack: str, folder: str) -> subprocess.Popen[bytes]:
+    """The server of `stack` at a socket in `folder`; it ends when its standard input does."""
+    command = [sys.executable, __file__, stack, str(Path(folder, stack))]
+    return subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE)
 
-    pid: int
-    argv: list[str]
-    answers: IO[bytes]
-    out: Path
-    err: Path
-    status: int | None = None
 
-    def output(self) -> tuple[str, str]:
-        """Standard output and standard error so far."""
-        return self.out.read_text(), self.err.read_text(errors="replace")
+@functools.cache
+def own_server(stack: str) -> tuple[str, subprocess.Popen[bytes]]:
+    """A folder with the socket of a server that this process has for itself, and the server."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return folder, start_server(stack, folder)
 
-    def poll(self) -> int | None:
-        """The exit code, negative after a signal; None while it runs."""
-        if self.status is None and select.select([self.answers], [], [], 0)[0]:
-            self.status = os.waitstatus_to_exitcode(int(self.answers.readline()))
-        return self.status
 
-    def wait(self, timeout: float) -> int:
-        """The exit code; raises `subprocess.TimeoutExpired`."""
-        if self.status is None:
-            select.select([self.answers], [], [], timeout)
-        if (status := self.poll()) is None:
-            raise subprocess.TimeoutExpired(self.argv, timeout, *self.output())
+class Connection:
+    """To a fork of a server, which runs one command line at a time."""
+
+    idle: ClassVar[dict[str, list[Connection]]] = {"torch": [], "torch_xla": []}
+
+    def __init__(self, stack: str, seconds: float = 300) -> None:
+        path = str(Path(os.environ.get(SHARED) or own_server(stack)[0], stack))
+        connection, end = socket.socket(socket.AF_UNIX), time.monotonic() + seconds
+        while connection.connect_ex(path) and time.monotonic() < end:
+            time.sleep(0.1)  # it imports
+        self.stack, self.file = stack, connection.makefile("rwb", 0)
+        self.environment: dict[str, str] = json.loads(self.file.readline())
+
+    @classmethod
+    def to(cls, stack: str) -> Connection:
+        """An idle one, or a new one."""
+        return cls.idle[stack].pop() if cls.idle[stack] else cls(stack)
+
+    def can_set(self, wanted: Mapping[str, str]) -> bool:
+        """Whether a fork behaves in an environment as a new process does."""
+        return is_late(wanted, self.environment)
+
+
+class ForkedCommand(subprocess.Popen[str]):
+    """`python -m tpukit *argv`, or what CELLS, MODULE and SCRIPT say, as a fork.
+
+    `ranks`: processes that join as under torchrun.
+    """
+
+    def __init__(self, argv: list[str], connection: Connection, ranks: int = 1, **options) -> None:
+        self.connection, self.ranks = connection, ranks
+        unread = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        super().__init__(argv, **{**unread, "text": True, **options})
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
+        pipes, session = others[3:9], others[14]
+        streams = [
+            f"/proc/{os.getpid()}/fd/{stream if own < 0 else own}"
+            for stream, own in enumerate((pipes[0], pipes[3], pipes[5]))
+        ]
+        request = [args, env, str(cwd or Path.cwd()), streams, session, self.ranks]
+        self.connection.file.write(json.dumps(request).encode() + b"\n")
+        self.pid = int(self.connection.file.readline())
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _answers(self) -> bool:
+        return bool(select.select([self.connection.file], [], [], 0)[0])
+
+    def _status(self) -> int:
+        status = int(self.connection.file.readline())
+        Connection.idle[self.connection.stack].append(self.connection)
         return status
 
-    def send_signal(self, number: int) -> None:
-        """As `subprocess.Popen.send_signal`."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+    def _internal_poll(self, _deadstate=None):
+        if self.returncode is None and self._answers():
+            self.returncode = os.waitstatus_to_exitcode(self._status())
+        return self.returncode
+
+    def _try_wait(self, wait_flags):
+        if wait_flags == os.WNOHANG and not self._answers():
+            return 0, 0
+        return self.pid, self._status()
+
+
+def completed(
+    argv: list[str], connection: Connection, env: Mapping[str, str], cwd: Path | None,
+    timeout: float, ranks: int = 1,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """What a forked command line does, its output captured."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+        streams = {"stdout": out, "stderr": err}
+        with ForkedCommand(argv, connection, ranks, env=env, cwd=cwd, **streams) as command:
+            try:
+                status = command.wait(timeout)
+            except subprocess.TimeoutExpired:
+                command.kill()
+                raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(argv, status, out.read(), err.read())
 
 
 def is_late(wanted: Mapping[str, str], present: Mapping[str, str]) -> bool:
@@ -160,6 +196,8 @@ class WarmPopen(subprocess.Popen[bytes]):
     """What this process has registered since it was forked."""
     modules: ClassVar[dict[str, dict[str, object]]] = {}
     """The modules of tpukit when it was forked, and what their names stood for."""
+    clears: ClassVar[list[Callable[[], None]]] = []
+    """What empties the caches of these modules' functions."""
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
         argv = module_in(args)
@@ -230,7 +268,10 @@ def replace_files(streams: Sequence[int], passed: Sequence[int]) -> None:
 
 
 def keep_children_warm() -> None:
-    """From now on this fork's children are forks where they can be."""
+    """From now on children of this process' forks are forks where they can be.
+
+    Done once, before the forks: each object that one looks at costs it a copy of a page.
+    """
     register, registered = atexit.register, []
 
     def noted(function, *arguments, **options):
@@ -242,35 +283,60 @@ def keep_children_warm() -> None:
     WarmPopen.modules = {
         name: {**vars(module)} for name, module in sys.modules.items() if name[:6] == "tpukit"
     }
+    values = [value for kept in WarmPopen.modules.values() for value in kept.values()]
+    WarmPopen.clears = [value.cache_clear for value in values if hasattr(value, "cache_clear")]
     subprocess.Popen = WarmPopen
 
 
-def serve(stack: str) -> None:
-    """Forks for each request until standard input ends."""
+def serve(stack: str, path: str) -> None:
+    """Forks for each connection, and these for each request, until standard input ends."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it, and forks would
+    begun = dict(os.environ)
     kept = import_torch_xla() if stack == "torch_xla" else import_torch()
     for module in MET_BY_MOST:
         with suppress(ImportError):
             importlib.import_module(module)
+    keep_children_warm()
     gc.collect()
     gc.freeze()
-    for line in sys.stdin:
-        argv, environment, cwd, out, err, limits, session, ranks = json.loads(line)
-        joining = variables_of_ranks(ranks)
-        children = []
-        for own in joining:
-            pid = os.fork()
-            if pid == 0:
-                open_streams(out, err)
-                become({**kept, **environment, **own}, cwd)
-                keep_children_warm()
-                if session:
-                    os.setsid()
-                for limit, value in limits.items():
-                    resource.setrlimit(int(limit), (value, value))
-                os._exit(run(argv))
-            children.append(pid)
-        print(children[0], flush=True)
-        print(wait_for(children), flush=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            os.dup2(connection.fileno(), 0)
+            listener.close()
+            connection.close()
+            requests = socket.socket(fileno=0).makefile("rwb", 0)
+            requests.write(json.dumps(begun).encode() + b"\n")
+            for line in requests:
+                answer(line, requests, kept)
+            os._exit(0)  # without freeing each object
+        connection.close()
+
+
+def answer(line: bytes, answers: IO[bytes], kept: dict[str, str]) -> None:
+    """Forks for a request; writes the first child's process id, and then the wait status."""
+    argv, environment, cwd, paths, session, ranks = json.loads(line)
+    to_write = os.O_WRONLY | os.O_APPEND
+    streams = [os.open(path, to_write if n else os.O_RDONLY) for n, path in enumerate(paths)]
+    children = []
+    for own in variables_of_ranks(ranks):
+        pid = os.fork()
+        if pid == 0:
+            for stream, opened in enumerate(streams):
+                os.dup2(opened, stream)
+                os.close(opened)
+            become({**kept, **environment, **own}, cwd)
+            if session:
+                os.setsid()
+            os._exit(run(argv))
+        children.append(pid)
+    for opened in streams:
+        os.close(opened)
+    answers.write(b"%d\n" % children[0])
+    answers.write(b"%d\n" % wait_for(children))
 
 
 def import_torch() -> dict[str, str]:
@@ -353,25 +419,17 @@ def run(argv: list[str]) -> int:
 
 def become(environment: dict[str, str], cwd: str | Path) -> None:
     """Gives this fork the environment and the folder of a new process, which has found nothing."""
-    for module in [m for name, m in sys.modules.items() if name[:6] == "tpukit"]:
-        for value in [*vars(module).values()]:
-            getattr(value, "cache_clear", int)()
+    for clear in WarmPopen.clears:
+        clear()
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
+    if mark := environment.get(MARK):
+        os.memfd_create(mark)  # an open file: /proc keeps the environment of the server
     os.chdir(cwd)
     added = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(cwd), *added, *(p for p in NEW_PATH[1:] if p not in added)]
 
 
-def open_streams(out: str, err: str) -> None:
-    """No input, and two files for the outputs."""
-    for stream, path in ((0, os.devnull), (1, out), (2, err)):
-        flags = os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        opened = os.open(path, flags, 0o600)
-        os.dup2(opened, stream)
-        os.close(opened)
-
-
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

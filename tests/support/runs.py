@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from forked import CELLS, SCRIPT, Forked, ForkServer
+from forked import CELLS, MARK, SCRIPT, Connection, ForkedCommand, completed, environment
 from safetensors.torch import load_file
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 TINY = f"{SUPPORT / 'tiny_task.py'}:Tiny"
 VIRTUAL_TPU = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
-MARK = "TPUKIT_TEST_MARK"
-UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-
-
-def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """This process' environment without what would steer tpukit.
-
-    Programs for virtual devices are compiled without optimization: most of their time is LLVM's.
-    """
-    fast = {"XLA_FLAGS": UNOPTIMIZED} if "PJRT_DEVICE" in (extra or {}) else {}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PJRT_", "XLA_", "TPU_", "CPU_NUM", "USE_TORCH", "RANK", "WORLD"))
-    }
-    return {**kept, "OMP_NUM_THREADS": "1", **fast, **(extra or {})}
 
 
 def tpukit(
@@ -49,31 +30,43 @@ def tpukit(
 
     `ranks`: forks that join as the ranks that the command would start with torchrun.
     """
-    argv, variables = list(map(str, arguments)), environment(env)
-    server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
+    argv = list(map(str, arguments))
     limited = "--memory-limit" in argv and argv[0] != "probe-batch"
-    if server.can_set(variables) and not limited:
-        return server.run(argv, variables, cwd, timeout, ranks)
+    return run(argv, ["-m", "tpukit", *argv], env, cwd, ranks, timeout, new=limited)
+
+
+def run(
+    argv: list[str], words: list[str], env: dict[str, str] | None, cwd: Path | None, ranks: int,
+    timeout: float, *, new: bool = False,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """`argv` in a fork, or `words` in a new process of Python."""
+    variables = environment(env)
+    connection = Connection.to(stack_of(argv, variables))
+    if (ranks > 1 or connection.can_set(variables)) and not new:
+        return completed(argv, connection, variables, cwd, timeout, ranks)
     assert ranks == 1, variables
     return subprocess.run(
-        [sys.executable, "-m", "tpukit", *argv],
-        env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True, check=False,
+        [sys.executable, *words], env=variables, cwd=cwd, timeout=timeout, capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
 
 
-@contextmanager
-def started(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Forked]:
-    """A command line that runs in a fork meanwhile, without another one; it ends with the block."""
+def popen(*arguments: object, env: dict[str, str] | None = None, **options: Any) -> ForkedCommand:
+    """A command line that runs meanwhile, in a fork; `options` as of `subprocess.Popen`."""
     argv, variables = list(map(str, arguments)), environment(env)
-    server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
-    assert server.can_set(variables)
-    with tempfile.TemporaryDirectory() as folder:
-        forked = server.start(argv, variables, None, Path(folder), session=False)
+    connection = Connection.to(stack_of(argv, variables))
+    assert connection.can_set(variables)
+    return ForkedCommand(argv, connection, env=variables, **options)
+
+
+@contextmanager
+def started(*arguments: object, env: dict[str, str] | None = None) -> Iterator[ForkedCommand]:
+    """A command line that runs meanwhile, as `popen` has it; it ends with the block."""
+    with popen(*arguments, env=env, stderr=subprocess.PIPE) as process:
         try:
-            yield forked
+            yield process
         finally:
-            forked.send_signal(signal.SIGKILL)
-            forked.wait(60)
+            process.kill()
 
 
 def ranks_of(arguments: Sequence[object]) -> int:
@@ -82,10 +75,10 @@ def ranks_of(arguments: Sequence[object]) -> int:
     return int(words[words.index("--devices") + 1]) if "--devices" in words else 1
 
 
-def uses_xla(argv: list[str], variables: dict[str, str]) -> bool:
-    """Whether a command line trains or tests on virtual devices."""
+def stack_of(argv: list[str], variables: dict[str, str]) -> str:
+    """The server of a command line: of torch_xla where it trains or tests on virtual devices."""
     hw = argv[argv.index("--hw") + 1] if "--hw" in argv else "auto"
-    return "PJRT_DEVICE" in variables and hw in ("auto", "tpu")
+    return "torch_xla" if "PJRT_DEVICE" in variables and hw in ("auto", "tpu") else "torch"
 
 
 def script(
@@ -94,14 +87,8 @@ def script(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """A script, of `tests/support` or by its path: on virtual devices where `env` has them, or in
     several ranks."""
-    argv, variables = [SCRIPT, str(SUPPORT / name), *map(str, arguments)], environment(env)
-    server = fork_server("torch_xla" if uses_xla(argv, variables) else "torch")
-    if ranks > 1 or server.can_set(variables):
-        return server.run(argv, variables, None, timeout, ranks)
-    return subprocess.run(
-        [sys.executable, *argv[1:]], env=variables, timeout=timeout, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    words = [str(SUPPORT / name), *map(str, arguments)]
+    return run([SCRIPT, *words], words, env, None, ranks, timeout)
 
 
 def notebook(
@@ -110,13 +97,7 @@ def notebook(
     """The cells of a notebook, run as its kernel runs them; an error in one ends with code 1."""
     file = cwd / "cells.json"
     file.write_text(json.dumps(cells))
-    return fork_server("torch").run([CELLS, str(file)], environment(env), cwd, timeout)
-
-
-@functools.cache
-def fork_server(stack: str) -> ForkServer:
-    """This process' server; it ends with it, as its standard input does."""
-    return ForkServer(environment(), stack)
+    return completed([CELLS, str(file)], Connection.to("torch"), environment(env), cwd, timeout)
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -163,16 +144,19 @@ def same_bytes(left: Path, right: Path) -> bool:
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Live processes that were started with this mark in their environment."""
+    """Live processes that were started with this mark in their environment, or forked from them."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.environ().get(MARK) == mark:
+            if alive and (process.environ().get(MARK) == mark or has_open(process.pid, mark)):
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
     return found
+
+
+def has_open(pid: int, mark: str) -> bool:
+    """Whether a process has the file of a mark open, as forks of a server have."""
+    return any(mark in str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def on_torch_tpu(**variables: str) -> dict[str, str]:
