@@ -105,9 +105,9 @@ def app_of(name: str, arguments: Sequence[str] = ()) -> typer.Typer:
     function = name.replace("-", "_")
     module: Any = importlib.import_module(f"tpukit.commands.{function}")
     if hasattr(module, "app"):
-        return module.app
+        return module.app  # type: ignore[no-any-return]
     if hasattr(module, "make_app"):
-        return module.make_app(arguments)
+        return module.make_app(arguments)  # type: ignore[no-any-return]
     from tpukit.commands.options.own_options import app_with_own_options
 
     return app_with_own_options(getattr(module, function), name, arguments)

@@ -38,7 +38,8 @@ def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSetting
         case "lion":
             from timm.optim.lion import Lion
 
-            return Lion(options, lr, betas)
+            lion: Optimizer = Lion(options, lr, betas)
+            return lion
 
 
 def require_steppable(optimizer: Any) -> None:

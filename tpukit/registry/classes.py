@@ -89,7 +89,8 @@ def _class_of(module: ModuleType, name: str, place: str) -> type[Task]:
             f"--task: {place} has no task class {name!r}.",
             f"It has {', '.join(own)}." if own else "Subclass tpukit.Task there.",
         )
-    return found
+    cls: type[Task] = found
+    return cls
 
 
 def _loaded_module(path: Path) -> ModuleType | None:

@@ -115,7 +115,7 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
         found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
     learner.model.train()
     # What a task computes may depend on its rank: every rank must take the same decisions.
-    return learner.backend.all_gather_objects(found)[0]
+    return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
 
 
 def metrics_of_run(

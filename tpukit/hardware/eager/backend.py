@@ -29,6 +29,7 @@ from tpukit.hardware.backend import (
     DeviceUsage,
     OptimizerSettings,
     ParameterGroup,
+    ReadMemory,
     TorchOps,
 )
 from tpukit.hardware.collectives import (
@@ -42,7 +43,7 @@ from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, ch
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
-from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
+from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
     adopt,
@@ -120,7 +121,8 @@ class EagerBackend(TorchOps):
             return recomputed(function, *tensors)
         if not self.eager.recomputes:
             return super().recompute(function, *tensors)
-        return checkpoint(function, *tensors, use_reentrant=False)
+        result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
+        return result
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
@@ -367,7 +369,8 @@ def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:
     PartialState._shared_state.clear()
     try:
         joined = PartialState(cpu=kind == "cpu", init_method=init_method(), timeout=timeout)
-        return joined.device
+        device: torch.device = joined.device
+        return device
     finally:
         state.is_torch_xla_available = takes_xla
         PartialState._shared_state.clear()

@@ -105,4 +105,5 @@ def _batch_norm_of_all_ranks(
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:
     """The sum over the ranks; its gradient is summed likewise."""
-    return all_reduce(tensor)  # type: ignore[no-untyped-call]
+    summed: Tensor = all_reduce(tensor)  # type: ignore[no-untyped-call]
+    return summed

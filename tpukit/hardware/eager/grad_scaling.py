@@ -58,7 +58,8 @@ class ScaledUpdate(PlainUpdate):
             self.set_state({"scale": first, "growth_tracker": 0.0})
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        return self.scaler.scale(loss)
+        scaled: Tensor = self.scaler.scale(loss)
+        return scaled
 
     def gradient_scale(self) -> Tensor | float:
         # `get_scale` would read it and stall the pipeline.

@@ -141,7 +141,8 @@ class Child(AbstractContextManager["Child"]):
         line = self._read_line(deadline)
         if line is None:
             raise self._death(timed_out=time.monotonic() >= deadline)
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     @property
     def has_ended(self) -> bool:

@@ -25,8 +25,10 @@ from tpukit.hardware.backend import (
     BackendState,
     Batch,
     DeviceUsage,
+    Memory,
     OptimizerSettings,
     ParameterGroup,
+    ReadMemory,
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
@@ -38,8 +40,6 @@ from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_fil
 from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
-    Memory,
-    ReadMemory,
     SampledMemory,
     TensorMemoryLimit,
     limit_tensor_memory,

@@ -159,7 +159,10 @@ def split_call(mesh: Any, kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tens
 
 def _joined(part: Tensor, mesh: Any) -> Tensor:
     shape = torch.Size((part.shape[0] * int(mesh.size()), *part.shape[1:]))
-    return xs.disable_manual_sharding(part, _by_rows(part, mesh), shape, mesh=mesh).global_tensor
+    joined: Tensor = xs.disable_manual_sharding(
+        part, _by_rows(part, mesh), shape, mesh=mesh
+    ).global_tensor
+    return joined
 
 
 def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -167,9 +170,10 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     shapes = tuple((tuple(t.shape), t.dtype) for t in inputs)
     if emulates_kernels(os.environ):
         computation = interpreted(dataclasses.replace(kernel, interpret=True), shapes)
-        return torch_xla._XLAC._xla_user_computation(
+        found: list[Tensor] = torch_xla._XLAC._xla_user_computation(
             f"xla::{kernel.function}_attention", list(inputs), computation
         )
+        return found
     payload = lower(kernel, shapes)
     query, key, value = inputs[:3]
     if kernel.function == "backward":
@@ -178,9 +182,10 @@ def custom_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
     else:
         log_sums = torch.Size((*query.shape[:2], 1, query.shape[-1]))
         outputs = [(query.shape, query.dtype), (log_sums, torch.float32)]
-    return torch_xla._XLAC._xla_tpu_custom_call(
+    results: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(
         list(inputs), payload, [list(shape) for shape, _ in outputs], [t for _, t in outputs]
     )
+    return results
 
 
 @functools.lru_cache(maxsize=256)

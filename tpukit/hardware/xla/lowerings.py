@@ -170,7 +170,8 @@ def _polar(length: Tensor, angle: Tensor) -> Tensor:
 
 
 def _cdist(one: Tensor, other: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
-    return torch.linalg.vector_norm(one.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    distances: Tensor = torch.linalg.vector_norm(one.unsqueeze(-2) - other.unsqueeze(-3), p, -1)
+    return distances
 
 
 def _searchsorted(
@@ -398,7 +399,8 @@ def _gather(
         or values.shape[:2] != index.shape[:2]
         or places.numel() != index[0].numel()
     ):
-        return original.call_boxed(keys, values, dim, index, sparse_grad=sparse_grad)
+        taken: Tensor = original.call_boxed(keys, values, dim, index, sparse_grad=sparse_grad)
+        return taken
     places = places.reshape(index.shape[1:])
     numbers = torch.arange(values.shape[-1], device=values.device)
     chosen = (places.unsqueeze(-1) == numbers).to(values.dtype)

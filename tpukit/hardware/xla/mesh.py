@@ -43,7 +43,8 @@ class DeviceMesh:
         """A copy of a host tensor on the device, with memory of its own."""
         sharding = None if spec is None else self._sharding(spec)
         # `.to` would bake 0-d tensors that are 0 or 1 into the graph.
-        return xm.send_cpu_data_to_device([value], self.device, sharding)[0]
+        sent: Tensor = xm.send_cpu_data_to_device([value], self.device, sharding)[0]
+        return sent
 
     def send_batch(self, batch: Mapping[str, Tensor]) -> Batch:
         """A host batch on the devices: each has its rows."""

@@ -46,12 +46,14 @@ class XlaOps(TorchOps):
         if not torch.is_grad_enabled():
             return function(*tensors)
         if any(tensor.requires_grad for tensor in tensors):
-            return checkpoint(function, *tensors, use_reentrant=True)
+            result: Tensor = checkpoint(function, *tensors, use_reentrant=True)
+            return result
         # Without an input that needs a gradient, those of the function's weights would be lost.
         anchor = torch.zeros(1, device=tensors[0].device, requires_grad=True)
-        return checkpoint(
+        anchored: Tensor = checkpoint(
             lambda _, *inputs: function(*inputs), anchor, *tensors, use_reentrant=True
         )
+        return anchored
 
     def attention(
         self,

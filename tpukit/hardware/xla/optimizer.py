@@ -129,10 +129,10 @@ class XlaAdafactor(torch.optim.Adafactor):
         """The estimate after this gradient: an outer product over the last two axes."""
         squared = gradient.square()
         if gradient.ndim < 2:
-            return state["variance"].lerp_(squared, new)
+            return state["variance"].lerp_(squared, new)  # type: ignore[no-any-return]
         rows = state["row_var"].lerp_(squared.mean(-1, keepdim=True), new)
         columns = state["col_var"].lerp_(squared.mean(-2, keepdim=True), new)
-        return rows @ columns / rows.mean(-2, keepdim=True).clamp(min=eps1)
+        return rows @ columns / rows.mean(-2, keepdim=True).clamp(min=eps1)  # type: ignore[no-any-return]
 
 
 def _root_mean_square(tensor: Tensor) -> Tensor:

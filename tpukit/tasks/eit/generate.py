@@ -312,7 +312,8 @@ class ChannelSums(NamedTuple):
 
     def std(self) -> NDArray[np.float64]:
         """(208,), unbiased as `torch.std`."""
-        return np.sqrt(self.squares / max(1, self.samples - 1))
+        deviation: NDArray[np.float64] = np.sqrt(self.squares / max(1, self.samples - 1))
+        return deviation
 
 
 def merged(parts: Iterable[ChannelSums]) -> ChannelSums:

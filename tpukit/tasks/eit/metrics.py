@@ -24,7 +24,8 @@ SSIM_RANGE = 2.0
 def disk_mask(size: int) -> NDArray[np.bool_]:
     """(size, size): pixels whose centre lies in the tank."""
     steps = (np.arange(size) - (size - 1) / 2) / (size / 2)
-    return steps[:, None] ** 2 + steps**2 <= 1.0
+    mask: NDArray[np.bool_] = steps[:, None] ** 2 + steps**2 <= 1.0
+    return mask
 
 
 def correlation(images: Images, truth: Images) -> Values:
@@ -35,13 +36,15 @@ def correlation(images: Images, truth: Images) -> Values:
     second = second - second.mean(1, keepdims=True)
     lengths = np.sqrt((first**2).sum(1) * (second**2).sum(1))
     products = (first * second).sum(1)
-    return np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
+    values: Values = np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
+    return values
 
 
 def rmse(images: Images, truth: Images) -> Values:
     """Root mean squared error over the whole image."""
     errors = np.asarray(images, np.float64) - truth
-    return np.sqrt((errors**2).mean((1, 2)))
+    values: Values = np.sqrt((errors**2).mean((1, 2)))
+    return values
 
 
 def pooled_rmse(values: Values) -> float:
@@ -57,7 +60,8 @@ def psnr(images: Images, truth: Images) -> Values:
     first, second = (np.asarray(x, np.float64) / 2 + 0.5 for x in (images, truth))
     peak = second.max((1, 2))
     errors = ((first - second) ** 2).mean((1, 2))
-    return 10 * np.log10(peak**2 / (errors + 1e-12))
+    values: Values = 10 * np.log10(peak**2 / (errors + 1e-12))
+    return values
 
 
 def ssim(images: Images, truth: Images) -> Values:

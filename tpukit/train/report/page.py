@@ -103,7 +103,7 @@ def render_page(folder: RunFolder, metrics: MetricSeries, history: History) -> s
     share = MOST_BYTES // max(4, len(paths))
     pictures = [(path.relative_to(folder.path), data_uri(path, share)) for path in paths]
     tests = sorted(read_tests(folder).values(), key=lambda t: str(t.get("time")), reverse=True)
-    return _template().render(
+    page: str = _template().render(
         title=folder.path.resolve().name,
         config=config,
         history=history,
@@ -121,6 +121,7 @@ def render_page(folder: RunFolder, metrics: MetricSeries, history: History) -> s
         time=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         MOST_ROWS=MOST_ROWS,
     )
+    return page
 
 
 @cache

@@ -121,7 +121,8 @@ class Samples:
         """SHA-256 of the content; of a pack it was computed when that was built."""
         if not isinstance(self.xs, np.memmap):
             return _digest(self.ys, self.xs)
-        return json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
+        digest: str = json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
+        return digest
 
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""

@@ -55,7 +55,8 @@ class TimeEmbedder(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         angles = t.float()[:, None] * self.frequencies[None]
-        return self.mlp(torch.cat([torch.cos(angles), torch.sin(angles)], dim=1))
+        embedded: Tensor = self.mlp(torch.cat([torch.cos(angles), torch.sin(angles)], dim=1))
+        return embedded
 
 
 class PatchEmbed(nn.Module):
@@ -66,7 +67,8 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images).flatten(2).transpose(1, 2)
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
 
 
 class Mlp(nn.Module):
@@ -78,7 +80,8 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.silu(self.fc1(x)))
+        out: Tensor = self.fc2(F.silu(self.fc1(x)))
+        return out
 
 
 class Attention(nn.Module):
@@ -99,7 +102,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         attended = F.scaled_dot_product_attention(*self.heads_of(x))
-        return self.proj(attended.transpose(1, 2).reshape(x.shape))
+        out: Tensor = self.proj(attended.transpose(1, 2).reshape(x.shape))
+        return out
 
 
 class BiasedAttention(Attention):
@@ -122,7 +126,8 @@ class BiasedAttention(Attention):
         query, key, value = self.heads_of(x)
         logits = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)
         weights = (logits + self.bias(self.relative_position_index)).softmax(dim=-1)
-        return self.proj((weights @ value).transpose(1, 2).reshape(x.shape))
+        out: Tensor = self.proj((weights @ value).transpose(1, 2).reshape(x.shape))
+        return out
 
 
 class WindowAttention(nn.Module):
@@ -176,7 +181,8 @@ class PatchMerging(nn.Module):
         batch, tokens, width = x.shape
         half = math.isqrt(tokens) // 2
         cells = x.view(batch, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
-        return self.reduction(self.norm(cells.reshape(batch, half * half, 4 * width)))
+        merged: Tensor = self.reduction(self.norm(cells.reshape(batch, half * half, 4 * width)))
+        return merged
 
 
 class Upsample(nn.Module):
@@ -198,7 +204,8 @@ class Upsample(nn.Module):
         side = math.isqrt(tokens)
         image = x.transpose(1, 2).reshape(batch, width, side, 1, side, 1)
         image = image.expand(-1, -1, -1, 2, -1, 2).reshape(batch, width, 2 * side, 2 * side)
-        return self.conv(image).flatten(2).transpose(1, 2)
+        out: Tensor = self.conv(image).flatten(2).transpose(1, 2)
+        return out
 
 
 class FinalLayer(nn.Module):
@@ -212,7 +219,8 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(c).chunk(2, dim=1)
-        return self.linear(modulate(self.norm_final(x), shift, scale))
+        pixels: Tensor = self.linear(modulate(self.norm_final(x), shift, scale))
+        return pixels
 
 
 # -- position codes, and the order in which tokens lie ---------------------------------------------

@@ -46,7 +46,8 @@ class _Reorder(torch.autograd.Function):
 
 def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """Rows along dimension 1 in another order; backward, too, gathers instead of scattering."""
-    return _Reorder.apply(x, order, inverse)  # type: ignore[no-untyped-call]
+    reordered: Tensor = _Reorder.apply(x, order, inverse)  # type: ignore[no-untyped-call]
+    return reordered
 
 
 def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -56,7 +57,8 @@ def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Te
     """
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SHORTEST)
     factor = norm.g * norm.root_width * (1 + scale.unsqueeze(1))
-    return x / length * factor + shift.unsqueeze(1)
+    modulated: Tensor = x / length * factor + shift.unsqueeze(1)
+    return modulated
 
 
 class LeanBlock(ModulatedBlock):
@@ -88,7 +90,8 @@ class LeanBlock(ModulatedBlock):
         parts = attention.qkv(x).view(batch, tokens, 3, attention.heads, -1).unbind(2)
         query, key, value = (part.transpose(1, 2) for part in parts)
         attended = self.ops.attention(query, key, value, bias)
-        return attention.proj(attended.transpose(1, 2).reshape(x.shape))
+        out: Tensor = attention.proj(attended.transpose(1, 2).reshape(x.shape))
+        return out
 
 
 class LeanWindowBlock(LeanBlock):
@@ -115,7 +118,8 @@ class LeanUNet(UNet):
     def merge(self, merging: nn.Module, x: Tensor) -> Tensor:
         assert isinstance(merging, PatchMerging)
         batch, tokens, width = x.shape
-        return merging.reduction(merging.norm(x.view(batch, tokens // 4, 4 * width)))
+        merged: Tensor = merging.reduction(merging.norm(x.view(batch, tokens // 4, 4 * width)))
+        return merged
 
     def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
         assert isinstance(upsample, Upsample) and isinstance(linear, nn.Linear)

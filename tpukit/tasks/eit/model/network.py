@@ -116,11 +116,13 @@ class UNet(nn.Module):
 
     def merge(self, merging: nn.Module, x: Tensor) -> Tensor:
         """Halves the grid's side."""
-        return merging(x)
+        merged: Tensor = merging(x)
+        return merged
 
     def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
         """Doubles the grid's side and takes in what was there on the way down."""
-        return linear(torch.cat((upsample(x), skip), dim=2))
+        joined: Tensor = linear(torch.cat((upsample(x), skip), dim=2))
+        return joined
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         x = self.swinIn2(self.swinIn1(x, c), c)
@@ -133,7 +135,8 @@ class UNet(nn.Module):
         for stage in self.ups:
             upsample, linear, first, second = parts_of(stage)
             x = second(first(self.join(upsample, linear, x, skips.pop()), c), c)
-        return self.swinOut2(self.swinOut1(x, c), c)
+        out: Tensor = self.swinOut2(self.swinOut1(x, c), c)
+        return out
 
 
 def parts_of(stage: nn.Module) -> list[nn.Module]:
@@ -196,7 +199,8 @@ class Refinement(nn.Module):
         x = F.gelu(x * (1 + scale) + shift)
         for convolution in self.middle:
             x = x + F.gelu(convolution(x))
-        return F.pixel_shuffle(self.last(x), REFINEMENT_CELL)
+        refined: Tensor = F.pixel_shuffle(self.last(x), REFINEMENT_CELL)
+        return refined
 
 
 class Network(nn.Module):
@@ -330,4 +334,5 @@ def ridge_regression(inputs: Floats, outputs: Floats) -> RidgeFit:
 def shrunk(image: Floats, side: int) -> Floats:
     """A square image averaged over equal cells down to side x side."""
     cell = image.shape[0] // side
-    return image.reshape(side, cell, side, cell).mean((1, 3))
+    smaller: Floats = image.reshape(side, cell, side, cell).mean((1, 3))
+    return smaller

@@ -60,7 +60,8 @@ class DiskMesh:
         """(t,)"""
         a, b, c = (self.nodes[self.triangles[:, k]] for k in range(3))
         first, second = b - a, c - a
-        return 0.5 * (first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0])
+        area: Array = 0.5 * (first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0])
+        return area
 
     @cached_property
     def gradients(self) -> Array:
@@ -73,7 +74,8 @@ class DiskMesh:
     @cached_property
     def centroids(self) -> Array:
         """(t, 2)"""
-        return self.nodes[self.triangles].mean(1)
+        centroids: Array = self.nodes[self.triangles].mean(1)
+        return centroids
 
 
 def disk_mesh(electrode_degrees: float, refinement: int = 1) -> DiskMesh:
@@ -127,7 +129,8 @@ def _lattice(edge: float) -> Array:
     y = edge * np.sqrt(3) / 2 * (row + 0.37)
     points = np.stack([x, y], axis=-1).reshape(-1, 2)
     inside = np.hypot(points[:, 0], points[:, 1]) < 1 - (RINGS * RING_STEP + 0.75) * edge
-    return points[inside]
+    lattice: Array = points[inside]
+    return lattice
 
 
 def _on_circle(angles: Array, radius: float) -> Array:
@@ -154,7 +157,8 @@ def _triangulate(nodes: Array) -> NDArray[np.int64]:
     area = first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]
     # Delaunay leaves slivers of three boundary nodes where rounding puts one inside the hull.
     kept, area = triangles[np.abs(area) > 1e-9], area[np.abs(area) > 1e-9]
-    return np.where(area[:, None] > 0, kept, kept[:, ::-1])
+    oriented: NDArray[np.int64] = np.where(area[:, None] > 0, kept, kept[:, ::-1])
+    return oriented
 
 
 # -- the model -----------------------------------------------------------------------------------
@@ -188,7 +192,8 @@ class ForwardModel:
     def drive_potentials(self) -> Array:
         """(n, 16): the background's potential at the nodes for each drive."""
         n = len(self.mesh.nodes)
-        return self.inverse[:n, n:] @ drive_currents()
+        potentials: Array = self.inverse[:n, n:] @ drive_currents()
+        return potentials
 
     @cached_property
     def background(self) -> Array:
@@ -286,7 +291,8 @@ def drive_currents() -> Array:
 def measure_drives(potentials: Array) -> Array:
     """(16 electrodes, 16 drives) -> (208,): u(j+1) - u(j), so that the background is positive."""
     flat = potentials.ravel()
-    return flat[_UPPER] - flat[_LOWER]
+    differences: Array = flat[_UPPER] - flat[_LOWER]
+    return differences
 
 
 _LOWER = (measured_pairs() * ELECTRODES + np.arange(ELECTRODES)[:, None]).ravel()

@@ -83,7 +83,8 @@ def _ellipse(rng: np.random.Generator, radius: float, centre: tuple[float, float
 
     def level(points: Array) -> Array:
         own = (points - centre) @ to_own
-        return (np.sqrt((own * own).sum(-1)) - 1.0) * half[1]
+        distance: Array = (np.sqrt((own * own).sum(-1)) - 1.0) * half[1]
+        return distance
 
     return level
 
@@ -99,7 +100,8 @@ def _polygon(rng: np.random.Generator, radius: float, centre: tuple[float, float
     offsets = radius * np.cos((following - angles) / 2)
 
     def level(points: Array) -> Array:
-        return ((points - centre) @ normals - offsets).max(-1)
+        distance: Array = ((points - centre) @ normals - offsets).max(-1)
+        return distance
 
     return level
 
@@ -111,7 +113,8 @@ def _box(rng: np.random.Generator, radius: float, centre: tuple[float, float]) -
     to_own = _rotation(turn)
 
     def level(points: Array) -> Array:
-        return (np.abs((points - centre) @ to_own) - half).max(-1)
+        distance: Array = (np.abs((points - centre) @ to_own) - half).max(-1)
+        return distance
 
     return level
 
@@ -127,7 +130,8 @@ def _blob(rng: np.random.Generator, radius: float, centre: tuple[float, float]) 
         distance = np.sqrt(x * x + y * y) + 1e-12
         unit = (x + 1j * y) / distance
         series = unit * unit * (waves[0] + unit * (waves[1] + unit * waves[2]))
-        return distance - mean * (1 + series.real)
+        outline: Array = distance - mean * (1 + series.real)
+        return outline
 
     return level
 
@@ -141,7 +145,8 @@ def _crescent(rng: np.random.Generator, radius: float, centre: tuple[float, floa
     def level(points: Array) -> Array:
         outer = np.sqrt(((points - centre) ** 2).sum(-1)) - radius
         inner = np.sqrt(((points - notch) ** 2).sum(-1)) - 0.7 * radius
-        return np.maximum(outer, -inner)
+        distance: Array = np.maximum(outer, -inner)
+        return distance
 
     return level
 
@@ -215,7 +220,8 @@ def negative_share(corners: Array) -> Array:
     one_inside = low * low / ((middle - low) * (high - low) + tiny)
     one_outside = 1.0 - high * high / ((high - low) * (high - middle) + tiny)
     share = np.where(middle >= 0, one_inside, one_outside)
-    return np.where(high <= 0, 1.0, np.where(low >= 0, 0.0, share))
+    inside: Array = np.where(high <= 0, 1.0, np.where(low >= 0, 0.0, share))
+    return inside
 
 
 def mixture(share: Array, sigma: float) -> Array:
@@ -227,4 +233,5 @@ def mixture(share: Array, sigma: float) -> Array:
     """
     a = 1.0 if sigma < 1.0 else 0.5
     mixed = share * ((sigma - 1.0) / (sigma + a))
-    return (1.0 + a * mixed) / (1.0 - mixed)
+    conductivity: Array = (1.0 + a * mixed) / (1.0 - mixed)
+    return conductivity

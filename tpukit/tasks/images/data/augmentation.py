@@ -22,20 +22,22 @@ def training_transform(config: ImagesConfig, side: int, interpolation: str) -> T
     """PIL image -> (3, side, side) uint8, randomly cropped, flipped and coloured."""
     from timm.data import create_transform
 
-    return create_transform(
+    transform: Transform = create_transform(
         side, is_training=True, normalize=False, scale=(config.smallest_crop, 1.0),
         hflip=config.hflip, vflip=config.vflip, color_jitter=config.color_jitter,
         auto_augment=config.auto_augment, interpolation=interpolation,
     )  # fmt: skip
+    return transform
 
 
 def evaluation_transform(side: int, interpolation: str, crop_pct: float) -> Transform:
     """PIL image -> (3, side, side) uint8: resized, its middle."""
     from timm.data import create_transform
 
-    return create_transform(
+    transform: Transform = create_transform(
         side, is_training=False, normalize=False, interpolation=interpolation, crop_pct=crop_pct
     )
+    return transform
 
 
 @contextmanager

@@ -137,7 +137,8 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
+            weights: Mapping[str, Tensor] = load_file(path)
+            return weights
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         for key in ("state_dict_ema", "state_dict", "model"):
             loaded = loaded[key] if isinstance(loaded.get(key), Mapping) else loaded

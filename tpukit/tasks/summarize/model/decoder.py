@@ -264,9 +264,9 @@ class DecoderBlock(nn.Module):
     def _mlp(self, x: Tensor) -> Tensor:
         hidden = self.mlp_in(x)
         if not self.config.gated:
-            return self.mlp_out(self.activate(hidden))
+            return self.mlp_out(self.activate(hidden))  # type: ignore[no-any-return]
         gate, hidden = hidden.chunk(2, -1) if self.config.fused else (self.mlp_gate(x), hidden)
-        return self.mlp_out(self.activate(gate) * hidden)
+        return self.mlp_out(self.activate(gate) * hidden)  # type: ignore[no-any-return]
 
     def forward(
         self,
