@@ -34,14 +34,22 @@ _FRAMES = [
     )
 ]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
-_AFTER_FRAMES = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(?P<message>.*)|:?\s*$)")
+_NAMED_BY_MODULE = (
+    r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile))"
+    r"|(?:[A-Za-z_]\w*\.)*(?:exc|exceptions|errors?)\.(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
+)
+"""Exception whose module, or ending, says that it is one: `requests.exceptions.ReadTimeout`."""
+_AFTER_FRAMES = re.compile(
+    r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*|(?:\w+\.)+error)(?::\s+(?P<message>.*)|:?\s*$)"
+)
 _IN_TRACEBACK = re.compile(
     r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
     r"|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
     r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
-    r"|nccl[A-Z]\w+Error):\s+(?P<message>(?![-+]?\d(?!\d\d (?:Client|Server) Error)"
+    rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
+    r"(?![-+]?\d(?!\d\d (?:Client|Server) Error|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
