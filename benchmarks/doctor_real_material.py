@@ -12,7 +12,7 @@ at the revision in files.toml; what is missing there is listed and left out.
     python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
     python benchmarks/doctor_real_material.py --blind --out answer.json
 
-`--blind` asks about the 100 logs of blind.toml, whose first answers stand there.
+`--blind` asks about the logs of blind.toml and its successors, whose first answers stand there.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def clean() -> list[Record]:
 
 def blind() -> Record:
     """What the first answers were, and what the answers are since the tables learned from them."""
-    entries = tomllib.loads((MATERIAL / "blind.toml").read_text(encoding="utf-8"))["log"]
+    entries = [log for path in sorted(MATERIAL.glob("blind*.toml"))
+               for log in tomllib.loads(path.read_text(encoding="utf-8"))["log"]]  # fmt: skip
     results = []
     for log in entries:
         first = next(iter(explain(log["log"])["explanations"]), None)
