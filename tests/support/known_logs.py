@@ -620,4 +620,8 @@ LOGS = {
     "xla-compile-defect": "F0101 10:00:00.000000 12 debug_macros.h:20] Non-OK-status: status.status() status: INTERNAL: during context [post-optimization]: Expected instruction to have shape equal to bf16[4], actual shape is bf16[8]",
     "library-lacks-symbol": "OSError: /usr/lib/libfrob_engine.so: undefined symbol: _ZN4frob9to_stringEi",
     "torch-halves-differ": "ImportError: /usr/local/lib/python3.12/site-packages/torch/_C.so: undefined symbol: _ZN4thpp10THCSTensorIlEC1E",
+    "unpickled-by-newer-torch": "AttributeError: Can't get attribute '_rebuild_tensor_v2' on <module 'torch._utils' from '/usr/lib/torch/_utils.py'>",
+    "jax-mapped-axes": "ValueError: pmap got inconsistent sizes for array axes to be mapped:",
+    "flax-random-key": "flax.errors.InvalidRngError: RNGs should be of shape (2,) in Module Dense, but rngs are: 3",
+    "package-hidden": "ImportError: cannot import name 'load_frob' from 'frobs' (unknown location)",
 }

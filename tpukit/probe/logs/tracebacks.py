@@ -76,8 +76,9 @@ _CLASSLESS = [
         (r"\S+:\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})", "error", "any"),
         (r"(?:[^\w\s]{1,2} )?(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
          r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
-        (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword argument|missing \d+ required) .+)",
+        (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword|missing \d+ required) .+)",
          "TypeError", "hard"),
+        (r"(?P<message>module '[\w.]{2,60}' has no attribute '\w+'.*)", "AttributeError", "hard"),
         (r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
          r"(?P<message>.{3,})", "", "EF"),
         (r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)",
