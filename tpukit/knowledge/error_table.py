@@ -22,21 +22,9 @@ _TABLES = Path(__file__).parent / "tables" / "errors"
 _SHORTEST_FIXED = 4
 _ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
 _FIELDS = {
-    "id": str,
-    "cause": str,
-    "fix": str,
-    "source": str,
-    "topic": str,
-    "role": str,
-    "match": list,
-    "regex": list,
-    "hints": list,
-    "needs": list,
-    "below": list,
-    "exception": list,
-    "message": list,
-    "frames": list,
-    "last_resort": list,
+    **dict.fromkeys(("id", "cause", "fix", "source", "topic", "role"), str),
+    **dict.fromkeys(("match", "regex", "hints", "needs", "below", "exception", "message"), list),
+    **dict.fromkeys(("frames", "last_resort"), list),
     "inferred": bool,
 }
 _EXAMPLE = (
