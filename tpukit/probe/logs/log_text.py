@@ -46,8 +46,6 @@ _RANK = re.compile(
 )
 _TRAILING_BOX = re.compile(r"\s*[│┃|╮╯]\s*$")
 _MOST_PREFIXES = 6
-
-
 _LEVEL_WORD = re.compile(
     r"\b(?P<word>DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL|TRACE|NOTICE)"
     r"|(?:^|[\s\[])(?P<letter>[EWIF])(?=\d{3,4}[ ]|\s|$)"

@@ -103,7 +103,6 @@ LIBRARY = re.compile(
     r"|multiprocessing|concurrent|asyncio|importlib|tensorflow|timm|requests|urllib3|mmcv|mmengine)"
     r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
 )
-
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 
 
@@ -152,11 +151,6 @@ class Raised:
     @property
     def class_name(self) -> str:
         return self.name.rpartition(".")[2]
-
-    @property
-    def is_mentioned(self) -> bool:
-        """Whether a program that caught it prints its words without its class."""
-        return self.name == "ImportError" and not self.frames and self.name not in self.line.text
 
     @property
     def users_frame(self) -> Frame | None:
