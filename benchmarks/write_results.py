@@ -668,7 +668,7 @@ def doctor_blind() -> str:
     text = (
         "Public logs in no earlier set: causes written first, asked once, judged by hand. `blind`: "
         "100 of the twelve months to November 2026; `blind_2`: 88 of all years (a fifth of them of "
-        "those months), asked after 90 families had been added; `blind_3`: 58 of all years, asked "
+        "those months), asked after 105 families had been added; `blind_3`: 58 of all years, asked "
         "after the misses of `blind_2` had been learned from. Not first: right, but second or as a "
         "warning; imprecise: true of the family, without the cause or with advice for another "
         "case; honest: unknown, and said so. The last column is seen while fixing, not blind."
