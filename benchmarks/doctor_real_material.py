@@ -12,7 +12,7 @@ at the revision in files.toml; what is missing there is listed and left out.
     python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
     python benchmarks/doctor_real_material.py --blind --out answer.json
 
-`--blind` asks about the 100 logs of blind.toml, whose first answers stand there.
+`--blind` asks about the logs of blind.toml and its successors, whose first answers stand there.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ from typing import Any
 
 from deciding_code import write_result
 
+from tpukit.knowledge.error_table import known_errors
+from tpukit.probe.logs import explain_log, open_log
+
+SECONDS = 20.0
 MATERIAL = Path(__file__).with_name("doctor_material")
 HALVES = ("learn", "measure")
-BLIND_GROUPS = ("tpu", "gpu", "general")
 Record = dict[str, Any]
 
 CAUSES = ("cause", "consequence")
@@ -80,7 +83,9 @@ def explain(log: str) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run.log")
         path.write_bytes(log.encode())
-        return doctor("--explain", str(path))
+        found = explain_log(open_log(str(path), SECONDS), known_errors())
+    unknown = [{"text": line.text} for line in found.unknown]
+    return {"explanations": [e.as_json() for e in found.explanations], "unknown": unknown}
 
 
 # -- texts ----------------------------------------------------------------------------------------
@@ -173,22 +178,23 @@ def clean() -> list[Record]:
 
 def blind() -> Record:
     """What the first answers were, and what the answers are since the tables learned from them."""
-    entries = tomllib.loads((MATERIAL / "blind.toml").read_text(encoding="utf-8"))["log"]
     results = []
-    for log in entries:
-        first = next(iter(explain(log["log"])["explanations"]), None)
-        named = first["id"] if first and names_a_cause(first) else ""
-        is_right = bool(first and first["id"] in log["expect"]) or (not log["expect"] and not named)
-        honest = named.startswith("unknown-") or not named
-        now = "right" if is_right else "unknown" if honest else "other"
-        answer = first and [first["id"], first["confidence"]]
-        results.append({"id": log["id"], "group": log["group"], "first": log["first"], "now": now,
-                        "answer": answer})  # fmt: skip
-    groups = {group: [r for r in results if r["group"] == group] for group in BLIND_GROUPS}
-    sums = {
-        group: {when: dict(Counter(r[when] for r in found)) for when in ("first", "now")}
-        for group, found in groups.items()
-    }
+    for path in sorted(MATERIAL.glob("blind*.toml")):
+        for log in tomllib.loads(path.read_text(encoding="utf-8"))["log"]:
+            first = next(iter(explain(log["log"])["explanations"]), None)
+            named = first["id"] if first and names_a_cause(first) else ""
+            expected = first["id"] in log["expect"] if first else False
+            is_right = expected or (not log["expect"] and not named)
+            unknown = named.startswith("unknown-") or not named
+            now = "right" if is_right else "unknown" if unknown else "other"
+            asked = {key: log.get(key, "") for key in ("id", "group", "first", "kind")}
+            answer = first and [first["id"], first["confidence"]]
+            results.append({"set": path.stem, **asked, "now": now, "answer": answer})
+    sums: dict[str, dict[str, Counter[str]]] = {}
+    for result in results:
+        for part in (result["set"], f"{result['set']}, {result['group']}"):
+            for key in ("first", "now", "kind"):
+                sums.setdefault(part, {}).setdefault(key, Counter()).update([result[key]])
     return {"summary": sums, "results": results}
 
 

@@ -28,7 +28,7 @@ SECONDS = 20.0
 CLASS_OF = {
     "cuda-oom": "cuda_oom",
     "nccl-error": "nccl", "nccl-timeout": "nccl", "nccl-remote-error": "nccl",
-    "nccl-network": "nccl",
+    "nccl-network": "nccl", "nccl-cuda-call": "nccl",
     "cuda-device-assert": "cuda_runtime", "cuda-illegal-access": "cuda_runtime",
     "cuda-failed": "cuda_runtime",
     "cpu-oom": "ram_oom",
@@ -37,6 +37,7 @@ CLASS_OF = {
     "permission-denied": "permission",
     "module-not-found": "missing_module", "flash-attention-missing": "missing_module",
     "shared-library-missing": "missing_module",
+    "cuda-library-of-another-release": "missing_module",
     "division-by-zero": "div_zero",
     "different-devices": "device_mismatch",
     "loss-nan": "nan_loss",

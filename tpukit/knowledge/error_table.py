@@ -85,7 +85,8 @@ def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:
     Raises DataError naming file, entry and field.
     """
     entries: dict[str, KnownError] = {}
-    for path in [*sorted(_TABLES.glob("*.toml")), *own_files]:
+    tables = sorted(_TABLES.glob("*.toml"), key=lambda path: (path.stem == "python", path))
+    for path in [*tables, *own_files]:
         for entry in _read_file(path):
             entries[entry.id] = entry
     return list(entries.values())

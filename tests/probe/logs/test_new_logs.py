@@ -58,6 +58,15 @@ CASES = {
     "marks above an indented error": ("      x = int(a)\n          ^^^^^^\n    TypeError: only 0-dimensional arrays can be converted to Python scalars", "numpy-array-to-scalar", ".item()"),
     "NCCL's quoted cause": ("NCCL error: ncclUnhandledCudaError: Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'\nNCCL version 2.28.9", "cuda-driver-too-old", "driver"),
     "a job's end": ("slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***", "slurm-cancelled", "--time"),
+    "an exception named by its module": ("requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='frob.org'): Read timed out.", "network-failed", "server"),
+    "a message that begins with a number": ("RuntimeError: 0D or 1D target tensor expected, multi-target not supported", "loss-shapes", "labels"),
+    "an exception's repr": ("(<class 'RuntimeError'>, RuntimeError('DataLoader worker (pid(s) 16143) exited unexpectedly'), <traceback>)", "dataloader-worker-exited", "num_workers=0"),
+    "JAX's outer class": ("FilteredStackTrace: RuntimeError: jaxlib is version 0.3.25, but this version of jax requires version >= 0.4.19.", "jax-mismatch", "jaxlib"),
+    "an import's reason on the next line": ("RuntimeError: Failed to import transformers.a because of the following error (look up to see its traceback):\nFailed to import transformers.b because of the following error (look up to see its traceback):\nmodule 'torch' has no attribute 'compiler'", "attribute-not-in-module", "torch"),
+    "a call's error without its class": ("FrobTrainer.__init__() got an unexpected keyword argument 'gamma'", "keyword-not-taken", "gamma"),
+    "an import that was survived": ("Error loading /nodes/frob.py: No module named 'frobs'\nRuntimeError: Sizes of tensors must match except in dimension 1. Expected size 8 but got size 6 for tensor number 1 in the list.", "sizes-do-not-fit", "shapes"),
+    "a None where a path is": (TB + "TypeError: expected str, bytes or os.PathLike object, not NoneType", "none-where-a-value-is-expected", "None"),
+    "an argument of another library": ("TypeError: SFTConfig.__init__() got an unexpected keyword argument 'logging_dir'", "keyword-not-taken", "logging_dir"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 

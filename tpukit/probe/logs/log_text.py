@@ -38,7 +38,7 @@ _PREFIX = re.compile(
     r"|-(?=\s(?:[\w.]+\s-\s|\[" + _LEVEL + r"\]))|[\w.]+ - " + _LEVEL + r" -"
     r"|\[[\w.:/ -]{1,40}\](?=\s+(?:" + _LEVEL + r"\b|\(\w+ pid=))|(?:FAILED|ERROR) \S+::\S+ -(?=\s)"
     r"|\(\w+\)(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception): )"
-    r"|[-*] `(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
+    r"|(?:[-*] )?`(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
     r")"
 )
 _RANK = re.compile(
@@ -46,8 +46,6 @@ _RANK = re.compile(
 )
 _TRAILING_BOX = re.compile(r"\s*[│┃|╮╯]\s*$")
 _MOST_PREFIXES = 6
-
-
 _LEVEL_WORD = re.compile(
     r"\b(?P<word>DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL|TRACE|NOTICE)"
     r"|(?:^|[\s\[])(?P<letter>[EWIF])(?=\d{3,4}[ ]|\s|$)"

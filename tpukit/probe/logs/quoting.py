@@ -42,8 +42,11 @@ _ITEM = re.compile(
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Enabled|Failure)\b\s*(?::|$)"
 )
-_VALUE = re.compile(r"[:=]\s*[\"'`](?:[\w.]+: )?$|(?:^|[Ff]ailure (?:\d+ )?)'$")
-"""Beginning of a JSON field's text (`"error": "`), or of what NCCL quotes: `Cuda failure '`."""
+_VALUE = re.compile(
+    r"[:=]\s*[\"'`](?:[\w.]+: )?$|(?:^|[Ff]ailure (?:\d+ )?)'$|(?:Error|Exception)\([\"']$"
+)
+"""Beginning of a JSON field's text (`"error": "`), of an exception's repr, or of what NCCL quotes:
+`Cuda failure '`."""
 _WORDS_BEFORE = 3
 
 

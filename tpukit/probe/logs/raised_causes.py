@@ -137,10 +137,12 @@ def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
             entry, captures = rule, match
             break
     confidence: Confidence = "probable" if raised.frames or is_native else "possible"
+    is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
+    is_weak = raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
-        last_resort=raised.class_name in _AFTERMATH or entry is REPORTED, shown=_sentence(raised),
+        last_resort=is_weak, shown=_sentence(raised),
     )  # fmt: skip
 
 

@@ -34,14 +34,24 @@ _FRAMES = [
     )
 ]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
-_AFTER_FRAMES = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(?P<message>.*)|:?\s*$)")
+_NAMED_BY_MODULE = (
+    r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile))"
+    r"|(?:[A-Za-z_]\w*\.)*(?:exc|exceptions|errors?)\.(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
+)
+"""Exception whose module, or ending, says that it is one: `requests.exceptions.ReadTimeout`."""
+_OUTER = r"(?:E\s{2,})?(?:(?:[a-z]\w*\.)*(?:FilteredStackTrace|JaxStackTrace\w+): )?"
+"""What pytest and JAX print before an exception's name."""
+_AFTER_FRAMES = re.compile(
+    r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*|(?:\w+\.)+error)(?::\s+(?P<message>.*)|:?\s*$)"
+)
 _IN_TRACEBACK = re.compile(
-    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
+    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
     r"|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
-    r"(?:E\s{2,})?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
-    r"|nccl[A-Z]\w+Error):\s+(?P<message>(?![-+]?\d(?!\d\d (?:Client|Server) Error)"
+    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
+    rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
+    r"(?![-+]?\d(?!\d\d (?:Client|Server) Error|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
@@ -66,6 +76,9 @@ _CLASSLESS = [
         (r"\S+:\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})", "error", "any"),
         (r"(?:[^\w\s]{1,2} )?(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
          r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
+        (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword|missing \d+ required) .+)",
+         "TypeError", "hard"),
+        (r"(?P<message>module '[\w.]{2,60}' has no attribute '\w+'.*)", "AttributeError", "hard"),
         (r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
          r"(?P<message>.{3,})", "", "EF"),
         (r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)",
@@ -75,7 +88,7 @@ _CLASSLESS = [
 ]  # fmt: skip
 """Failures without a class, or behind the words of a program that caught them: the form, the name
 and where it counts (lines of some levels; `none`: without level and indentation)."""
-_UNFINISHED = re.compile(r"(?:\bfrom|,)$")
+_UNFINISHED = re.compile(r"(?:\bfrom|,|\(look up to see its traceback\):)$")
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
@@ -90,7 +103,6 @@ LIBRARY = re.compile(
     r"|multiprocessing|concurrent|asyncio|importlib|tensorflow|timm|requests|urllib3|mmcv|mmengine)"
     r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
 )
-
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 
 
@@ -126,6 +138,8 @@ class Raised:
     frames: list[Frame] = field(default_factory=list)
     first_line: int = 0
     """First line of its traceback."""
+    last_line: int = 0
+    """Last line of its message."""
     source: Raised | None = None
     """The exception that it was raised from, or while handling which it was raised."""
     while_handling: bool = False
@@ -213,8 +227,9 @@ class TracebackReader:
         if reader.silent > _MOST_SILENT:
             reader.is_open = False
         last = reader.last
-        if last and last.line.number + 1 == line.number and _UNFINISHED.search(last.message):
+        if last and last.last_line + 1 == line.number and _UNFINISHED.search(last.message):
             last.message += f" {text}"
+            last.last_line = line.number
         elif _START.search(text) and not (line.indented and '"' in text):
             reader.open(line, has_header=True)
             if text.startswith("Original Traceback"):
@@ -237,7 +252,7 @@ class TracebackReader:
             reader.awaits_code = False
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
-        raised = Raised(name, message.strip(), line, reader.frames, reader.first_line)
+        raised = Raised(name, message.strip(), line, reader.frames, reader.first_line, line.number)
         if reader.is_open:
             raised.is_handled = reader.is_handled
         else:
