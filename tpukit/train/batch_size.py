@@ -162,7 +162,8 @@ def sample_operations(
     found = None
     if backend.is_main and backend.usage().peak_flops is not None:
         found = _in_worker(partial(_traced_operations, task, split.rows_per_device, examples))
-    return backend.all_gather_objects(found)[0]
+    shared: float | None = backend.all_gather_objects(found)[0]
+    return shared
 
 
 def _traced_operations(

@@ -29,7 +29,6 @@ from tpukit.hardware.backend import (
     DeviceUsage,
     OptimizerSettings,
     ParameterGroup,
-    ReadMemory,
     TorchOps,
 )
 from tpukit.hardware.collectives import (
@@ -43,7 +42,7 @@ from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, ch
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
-from tpukit.hardware.memory import give_freed_memory_back, keep_freed_memory
+from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
     adopt,

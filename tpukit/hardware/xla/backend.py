@@ -25,10 +25,8 @@ from tpukit.hardware.backend import (
     BackendState,
     Batch,
     DeviceUsage,
-    Memory,
     OptimizerSettings,
     ParameterGroup,
-    ReadMemory,
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
@@ -40,6 +38,8 @@ from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_fil
 from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
+    Memory,
+    ReadMemory,
     SampledMemory,
     TensorMemoryLimit,
     limit_tensor_memory,

@@ -118,7 +118,8 @@ def _with_arguments(program: Program, devices: int) -> bytes:
         arguments, outputs = _attributes(program, devices)
         _set_attributes(main, "arg_attrs", arguments)
         _set_attributes(main, "res_attrs", outputs)
-        return mlir.module_to_bytecode(module)
+        bytecode: bytes = mlir.module_to_bytecode(module)
+    return bytecode
 
 
 def _attributes(

@@ -124,7 +124,8 @@ def without_storage() -> Iterator[None]:
 
 def handles_of(tensors: Sequence[Tensor]) -> list[int]:
     """The device data behind tensors, as numbers."""
-    return torch_xla._XLAC._get_tensors_handle(list(tensors))
+    handles: list[int] = torch_xla._XLAC._get_tensors_handle(list(tensors))
+    return handles
 
 
 def _sharding(spec: Spec | None, devices: int) -> str | None:

@@ -136,7 +136,8 @@ class DeviceParts:
 
     def own(self, task: str, name: str) -> Answer:
         """A part that a task declares."""
-        return find_task(task).selftest_parts[name]().run(self.backend)
+        answer: Answer = find_task(task).selftest_parts[name]().run(self.backend)
+        return answer
 
     def out_of_memory(self) -> Answer:
         """Allocates more than any device holds: the failure must count as a lack of memory."""
