@@ -23,11 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tpukit.hardware.modules import local
-from tpukit.probe.compiler.source_map import SourceLine
+from tpukit.probe.compiler.source_map import is_model_code
 
 Phase = Literal["build", "forward", "backward", "step", "evaluate"]
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 SCALAR = torch.ops.aten._local_scalar_dense.default
+DEVICE = torch.ops.prim.device.default
 TO_COPY = torch.ops.aten._to_copy.default
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
@@ -75,6 +76,8 @@ class StorageRecorder(TorchDispatchMode):
         self.kind: str | None = None
         """The kind of storages made now; None: by the phase."""
         self.module = ""
+        self.operator = "an operator"
+        """The last one that was called."""
         self.waits = False
         """Whether nothing is recorded now."""
         self._index: dict[int, int] = {}
@@ -85,6 +88,9 @@ class StorageRecorder(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on shards come next
+        if func is DEVICE:
+            return args[0].fake_device  # two of three calls, which make nothing
+        self.operator = str(func)
         if func is SCALAR and self.phase in ("build", "step"):
             # An optimizer reads its step's number; a scaler whether the gradients are finite.
             return 1.0 if args[0].is_floating_point() else 1
@@ -209,9 +215,9 @@ class StorageRecorder(TorchDispatchMode):
             return None
         frame = sys._getframe(2)
         while frame is not None:
-            line = SourceLine(frame.f_code.co_filename, frame.f_lineno)
-            if line.is_model_code:
-                return f"{line.path}:{line.line}"
+            path = frame.f_code.co_filename
+            if is_model_code(path):
+                return f"{path}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return None
 

@@ -28,7 +28,7 @@ from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings, Task
 
-OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?")
+OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?|(?<=OrderOperator )\w+")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def trace_fake_step(
         )
         model = fake_model(task, backend, mode)
         count_of = sum(p.numel() for p in model.parameters())
-        with recorder, recorder.modules_of(model), said_plainly():
+        with recorder, recorder.modules_of(model), said_plainly(recorder):
             _record(task, config, backend, model, _fake(host, mode), accumulate)
     recorder.end()
     parallel = backend.parallelism
@@ -130,6 +130,7 @@ def _record(
 def quiet_collector() -> Iterator[None]:
     """Garbage is collected before, not inside: when it is must not differ between traces."""
     gc.collect()
+    gc.freeze()  # what is imported is not looked at again
     gc.disable()
     try:
         yield
@@ -160,35 +161,40 @@ def _faked(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
+def said_plainly(recorder: StorageRecorder) -> Iterator[None]:
     """Turns what has no fake form, or depends on values, into an error with the user's line."""
     try:
         yield
     except Exception as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        texts = (*kinds, str(error))
-        hidden = [known for known in FAKE_ERRORS if any(known in text for text in texts)]
-        if not hidden:
+        text = " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
+        hidden = next((known for known in FAKE_ERRORS if known in text), None)
+        if hidden is None:
             raise
-        frame = model_frame(error)
+        frame, named = model_frame(error), OPERATOR.search(str(error))
+        subject, does = FAKE_ERRORS[hidden]
+        subject = subject or (named[0] if named else recorder.operator)
         where = f" at {frame.filename}:{frame.lineno}" if frame else ""
-        operator = OPERATOR.search(str(error))
         raise JobError(
-            f"{operator[0] if operator else type(error).__name__}{where} {FAKE_ERRORS[hidden[0]]}.",
+            f"{subject}{where} {does}.",
             "A prediction without the GPU has shapes alone: keep values on the device"
-            " (`torch.where` for `if`), or register the operator's fake form"
-            " (`torch.library.register_fake`).",
+            " (`torch.where` for `if`), or register a fake form of what is not torch's"
+            " (`torch.library.custom_op`, `register_fake`).",
             id="no-fake",
         ) from error
 
 
 FAKE_ERRORS = {
-    "DataDependentOutputException": "reads a value",
-    "DynamicOutputShapeException": "has a shape that depends on values",
-    "UnsupportedOperatorException": "has no fake form",
-    "UnsupportedFakeTensorException": "has no fake form",
-    "no fake impl registered": "has no fake form",
-    "data pointer": "has no fake form",
-    "numpy() is not supported": "needs values in NumPy",
+    "DataDependentOutputException": ("", "reads a value"),
+    "DynamicOutputShapeException": ("", "has a shape that depends on values"),
+    "no fake impl registered": ("", "has no fake form"),
+    "UnsupportedOperatorException": ("", "has no fake form"),
+    "UnsupportedFakeTensorException": ("", "has no fake form"),
+    "SparseTensorImpl": ("", "makes a sparse tensor, whose size depends on values"),
+    "HigherOrderOperator": ("", "has no fake form"),
+    "data pointer": ("a kernel outside of torch's operators", "reads the memory of a tensor"),
+    "active drivers": ("a Triton kernel outside of torch's operators", "needs the GPU"),
+    "numpy() is not supported": ("Tensor.numpy()", "reads values"),
+    "FakeTensor.__format__": ("Tensor.__format__()", "reads a value"),
 }
-"""Errors of fake tensors by class or text -> what the operator does."""
+"""Errors of fake tensors by class or text -> the operator where they name none (empty: the last
+one), and what it does."""

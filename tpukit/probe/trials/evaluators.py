@@ -20,7 +20,7 @@ from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB, format_duration
 from tpukit.probe.compiler.client import find_client
-from tpukit.probe.compiler.source_map import SourceLine
+from tpukit.probe.compiler.source_map import SourceLine, is_model_code
 from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.probe.trials.worker import MODULE, read_result
@@ -314,7 +314,7 @@ def crash_place(output: str) -> SourceLine | None:
     _, found, stack = output.rpartition(CRASH)
     frames = STACK_FRAME.finditer(stack) if found else ()
     lines = (SourceLine(frame[1], int(frame[2])) for frame in frames)
-    return next((line for line in lines if line.is_model_code), None)
+    return next((line for line in lines if is_model_code(line.path)), None)
 
 
 def last_message(output: str) -> str:
