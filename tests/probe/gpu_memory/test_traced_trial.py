@@ -79,6 +79,16 @@ def test_the_parts_of_a_step_are_those_by_hand():
     assert found.used_bytes == sum(found.memory.values())
 
 
+@pytest.mark.parametrize(("optimizer", "steps_by_lists"), [("adafactor", 0), ("rmsprop", 1)])
+def test_adafactor_updates_one_weight_at_a_time(optimizer, steps_by_lists):
+    found = trial(Deep(), f"x={WIDTH}", rows=8, precision="fp32", optimizer=optimizer)
+    one = 4 * WIDTH**2
+    # Gradients and what an update takes: of all weights, or of one.
+    updates = found.memory["temporaries"] - LAYERS * one
+    assert one <= updates
+    assert (updates >= LAYERS * one) == steps_by_lists
+
+
 def test_half_precision_keeps_half_and_a_copy_of_each_weight():
     found = trial(Deep(), f"x={WIDTH}", rows=4096)
     # That of the last layer has done its work when memory is fullest.

@@ -72,10 +72,12 @@ class RecordedBackend(EagerBackend):
         """Its state is that of a first step, which no value is needed for."""
         optimizer = own or named_optimizer(groups, settings)
         trained = [p for group in optimizer.param_groups for p in trained_of(group)]
+        # What a GPU has by default; Adafactor, one parameter at a time there too.
+        by_lists = not isinstance(optimizer, torch.optim.Adafactor)
         for group in optimizer.param_groups:
             group.setdefault(PER_GROUP, 1.0)
-            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = True  # what a GPU has by default
+            if by_lists and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
         split_mixed_groups(optimizer)
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)

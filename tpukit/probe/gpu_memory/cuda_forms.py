@@ -45,9 +45,8 @@ class FusedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
         count: Callable[[float], None], flash: bool, share: float,
     ) -> Tensor:  # fmt: skip
-        output = query.new_empty(*query.shape[:-2], value.shape[-1], query.shape[-2])
         # The kernels' output is (batch, queries, heads, width) in memory.
-        output = output.new_empty(
+        output = query.new_empty(
             query.shape[0], query.shape[2], query.shape[1], value.shape[-1]
         ).transpose(1, 2)
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
