@@ -11,8 +11,10 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import torch
 import torch_xla
@@ -78,14 +80,9 @@ class Placeholders:
         self.by_handle[handles_of([tensor])[0]] = placeholder
         return tensor
 
-    @contextmanager
-    def of_kind(self, kind: str) -> Iterator[None]:
+    def of_kind(self, kind: str) -> AbstractContextManager[Any]:
         """Placeholders created inside are of this kind."""
-        before, self.kind = self.kind, kind
-        try:
-            yield
-        finally:
-            self.kind = before
+        return mock.patch.object(self, "kind", kind)
 
 
 class TracingMesh(DeviceMesh):
@@ -115,11 +112,8 @@ def without_storage() -> Iterator[None]:
             parameter = nn.Parameter(parameter.data.to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(nn.Module, "register_parameter", register_shape):
         yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def handles_of(tensors: Sequence[Tensor]) -> list[int]:

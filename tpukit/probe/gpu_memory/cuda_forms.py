@@ -78,7 +78,6 @@ class CudaForms:
         self.capability = capability
         self.count = count
         """Takes each fused attention's operations."""
-        self.attention_kernels: set[str] = set()
 
     @contextmanager
     def registered(self) -> Iterator[None]:
@@ -122,7 +121,6 @@ class CudaForms:
     ) -> Tensor:  # fmt: skip
         """`scaled_dot_product_attention` of this GPU."""
         kernel = self.kernel(query, key, value, attn_mask, grouped=enable_gqa)
-        self.attention_kernels.add(kernel)
         if kernel == "math":
             return torch._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale,

@@ -6,7 +6,6 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from tpukit.hardware.modules import move_tensors
 from tpukit.hardware.options import choose_precision
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.compiler.source_map import model_frame
-from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP, fake_ranks
+from tpukit.probe.gpu_memory.backend import RecordedBackend, fake_ranks
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
@@ -31,19 +30,6 @@ from tpukit.train.task import PlanSettings, Task
 OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?|(?<=OrderOperator )\w+")
 
 
-@dataclass(frozen=True)
-class FakeStep:
-    """A step's trace with what else is known of it."""
-
-    trace: Trace
-    parameters: int
-    """Number of weights of the model."""
-    precision: str
-    attention_kernels: frozenset[str]
-    reduced_bytes: int
-    """Bytes of gradients that DDP reduces a step."""
-
-
 def trace_fake_step(
     task: Task,
     config: TrainConfig,
@@ -52,7 +38,7 @@ def trace_fake_step(
     accumulate: int,
     *,
     as_cuda: bool = True,
-) -> FakeStep:
+) -> Trace:
     """One step of micro-batches of `rows` samples a device, and an evaluation of one.
 
     as_cuda: operators in CUDA's forms; else in the CPU's, to compare with a step that ran there.
@@ -61,11 +47,12 @@ def trace_fake_step(
         JobError: an operator has no fake form, or the model reads a value.
     """
     recorder = StorageRecorder()
+    trace = recorder.trace
     native = target.capability >= 8.0
     precision = choose_precision(config.precision, "gpu", native_bf16=native)
 
     def count(flops: float) -> None:
-        recorder.trace.flops += flops if recorder.phase != "evaluate" else 0.0
+        trace.flops += flops if recorder.phase != "evaluate" else 0.0
 
     forms = CudaForms(target.capability, count)
     shard = config.shard and target.devices > 1
@@ -77,26 +64,23 @@ def trace_fake_step(
     with (
         quiet_collector(),
         ranks as mesh,
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        FakeTensorMode(allow_non_fake_inputs=True),
         registered,
         recorder.sharding() if shard else nullcontext(),
     ):
         backend = RecordedBackend(
             recorder, precision, target.devices, native_bf16=native, mesh=mesh
         )
-        model = fake_model(task, backend, mode)
-        count_of = sum(p.numel() for p in model.parameters())
+        model = fake_model(task, backend)
+        trace.parameters = sum(p.numel() for p in model.parameters())
+        batch = {name: _faked(tensor) for name, tensor in host.items()}
         with recorder, recorder.modules_of(model), said_plainly(recorder):
-            _record(task, config, backend, model, _fake(host, mode), accumulate)
+            _record(task, config, backend, model, batch, accumulate)
     recorder.end()
-    parallel = backend.parallelism
-    reduced = parallel.reduced_bytes if isinstance(parallel, RecordedDDP) else 0
-    if mesh:
+    if shard:
         # Gathered twice and scattered once, where an all-reduce does both once.
-        reduced = 3 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2
-    return FakeStep(
-        recorder.trace, count_of, precision, frozenset(forms.attention_kernels), reduced
-    )
+        trace.reduced_bytes = 3 * sum(p.nbytes for p in model.parameters()) // 2
+    return trace
 
 
 def _record(
@@ -138,23 +122,19 @@ def quiet_collector() -> Iterator[None]:
         gc.enable()
 
 
-def fake_model(task: Task, backend: RecordedBackend, mode: FakeTensorMode) -> nn.Module:
+def fake_model(task: Task, backend: RecordedBackend) -> nn.Module:
     """The task's model with fake weights, built so unless its constructor reads values."""
     try:
-        built = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+        built = task.build_model(backend)
     except Exception:
         with torch.utils._python_dispatch._disable_current_modes():
-            built = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
-    move_tensors(built, lambda tensor: _faked(tensor, mode), lambda buffer: _faked(buffer, mode))
-    built.train()
-    return built
+            built = task.build_model(backend)
+    model = expect(built, nn.Module, task.build_model, MODEL)
+    move_tensors(model, _faked, _faked)
+    return model.train()
 
 
-def _fake(batch: Batch, mode: FakeTensorMode) -> Batch:
-    return {name: _faked(tensor, mode) for name, tensor in batch.items()}
-
-
-def _faked(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+def _faked(tensor: Tensor) -> Tensor:
     if isinstance(tensor, FakeTensor):
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

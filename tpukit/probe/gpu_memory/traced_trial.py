@@ -12,7 +12,7 @@ from typing import Any
 from tpukit.io.units import GIB
 from tpukit.probe.gpu_memory.allocator import Usage, replay
 from tpukit.probe.gpu_memory.recorder import MATMULS, Storage, Trace
-from tpukit.probe.gpu_memory.traced_step import FakeStep, trace_fake_step
+from tpukit.probe.gpu_memory.traced_step import trace_fake_step
 from tpukit.probe.targets import GpuTarget
 from tpukit.probe.trial import Trial, TrialRequest
 from tpukit.train.config import TrainConfig
@@ -53,8 +53,7 @@ class Predicted:
     storages: Sequence[Storage]
     start: int
     """Number of events before the step."""
-    flops: float
-    bytes_accessed: float
+    trace: Trace
 
     def replay(self, room: int | None = None) -> tuple[Usage, bool]:
         """What the allocator does in two steps: an optimizer's state is born after the first one,
@@ -78,24 +77,22 @@ class TracedTrials:
 
     def __init__(self, task: Task, config: TrainConfig, target: GpuTarget) -> None:
         self.task, self.config, self.target = task, config, target
-        self._steps: dict[tuple[int, int], FakeStep] = {}
+        self._steps: dict[tuple[int, int], Trace] = {}
         self._checked = False
 
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
         batch, accumulate = request.batch, request.accumulate
-        found, step = self._extrapolated(batch, accumulate), None
+        found = self._extrapolated(batch, accumulate)
         if found is None or (request.effort == "full" and not self._checked):
-            step = self._traced(batch, accumulate)
-            traced = with_workspaces(step.trace, self.target)
+            traced = with_workspaces(self._traced(batch, accumulate), self.target)
             if found is not None:
                 both = [p.replay()[0].most_reserved for p in (found, traced)]
                 self._checked = abs(both[0] - both[1]) <= AGREE * both[1]
             found = traced
-        step = step or next(s for (_, n), s in self._steps.items() if n == accumulate)
-        return self._trial(request, found, step)
+        return self._trial(request, found)
 
-    def _traced(self, batch: int, accumulate: int) -> FakeStep:
+    def _traced(self, batch: int, accumulate: int) -> Trace:
         key = batch, accumulate
         if key not in self._steps:
             self._steps[key] = trace_fake_step(
@@ -107,17 +104,17 @@ class TracedTrials:
         """The batch by the line through the two traced ones that are farthest apart."""
         known = sorted(b for b, n in self._steps if n == accumulate)
         if batch in known:
-            return with_workspaces(self._steps[batch, accumulate].trace, self.target)
+            return with_workspaces(self._steps[batch, accumulate], self.target)
         if len(known) < 2:
             return None
         low, high = known[0], known[-1]
-        first, last = (self._steps[b, accumulate].trace for b in (low, high))
+        first, last = (self._steps[b, accumulate] for b in (low, high))
         if first.events != last.events:
             return None
         return with_workspaces(_on_line(first, last, (batch - low) / (high - low)), self.target)
 
-    def _trial(self, request: TrialRequest, found: Predicted, step: FakeStep) -> Trial:
-        target = self.target
+    def _trial(self, request: TrialRequest, found: Predicted) -> Trial:
+        target, trace = self.target, found.trace
         context = sum(target.context_bytes) // 2
         nccl = NCCL_BYTES if target.devices > 1 else (0, 0)
         beside = context + sum(nccl) // 2
@@ -147,14 +144,14 @@ class TracedTrials:
             used_range=(free.most_allocated + target.context_bytes[0] + nccl[0],
                         most + target.context_bytes[1] + nccl[1]),
             allocated_bytes=free.most_allocated,
-            flops=found.flops,
-            bytes_accessed=found.bytes_accessed,
-            collectives={"all-reduce": 1} if step.reduced_bytes else {},
-            collective_bytes=step.reduced_bytes,
+            flops=trace.flops,
+            bytes_accessed=trace.bytes_accessed,
+            collectives={"all-reduce": 1} if trace.reduced_bytes else {},
+            collective_bytes=trace.reduced_bytes,
             largest=_largest(found, alive),
             modules=_by_module(found, alive),
             effort=request.effort,
-            parameters=step.parameters,
+            parameters=trace.parameters,
             devices=target.devices,
         )  # fmt: skip
 
@@ -175,7 +172,7 @@ def with_workspaces(trace: Trace, target: GpuTarget) -> Predicted:
             events.insert(start, len(sizes))
             sizes.append(size)
             storages.append(_workspace("cublas", size))
-    return Predicted(sizes, events, storages, start, trace.flops, trace.bytes_accessed)
+    return Predicted(sizes, events, storages, start, trace)
 
 
 def _workspace(library: str, size: int) -> Storage:
