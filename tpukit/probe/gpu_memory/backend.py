@@ -121,8 +121,8 @@ class RecordedDDP(SingleProcess):
         if not train:
             return model
         # In the order of their gradients, the last one's first.
-        trained = [p for p in reversed([*model.parameters()]) if p.requires_grad]
-        buckets, _ = dist._compute_bucket_assignment_by_size(trained, BUCKETS)
+        trained: list[Any] = [p for p in reversed([*model.parameters()]) if p.requires_grad]
+        buckets, _ = dist._compute_bucket_assignment_by_size(trained, BUCKETS)  # type: ignore[attr-defined]
         views: dict[nn.Parameter, Tensor] = {}
         with self.recorder.of_kind("buckets"):
             for bucket in ([trained[index] for index in indices] for indices in buckets):
@@ -135,9 +135,8 @@ class RecordedDDP(SingleProcess):
             if self.reduces:
                 parameter.grad = views[parameter]
 
-        each: Any
-        for each in trained:
-            each.register_post_accumulate_grad_hook(into_bucket)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(into_bucket)
         return model
 
     @contextmanager
