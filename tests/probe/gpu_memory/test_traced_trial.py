@@ -36,6 +36,14 @@ class Deep(nn.Module):
         return self.layers(x)
 
 
+class Decaying(Deep):
+    """Its constructor reads a value, as timm's models read the rates of dropped paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = torch.linspace(0.0, 0.1, LAYERS)[-1].item()
+
+
 class Attends(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +85,12 @@ def test_the_parts_of_a_step_are_those_by_hand():
     assert LAYERS * one <= activations <= (LAYERS + 3) * one
     assert found.flops == pytest.approx(2 * rows * WIDTH**2 * (3 * LAYERS - 1), rel=1e-3)
     assert found.used_bytes == sum(found.memory.values())
+
+
+def test_a_constructor_may_read_values():
+    plain, reads = (trial(model, f"x={WIDTH}") for model in (Deep, Decaying))
+    assert reads.memory == plain.memory
+    assert reads.used_range == plain.used_range
 
 
 @pytest.mark.parametrize(("optimizer", "steps_by_lists"), [("adafactor", 0), ("rmsprop", 1)])

@@ -21,7 +21,8 @@ from tpukit.probe.gpu_memory.backend import RecordedBackend, fake_ranks
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
-from tpukit.train.checks import MODEL, check_examples, expect
+from tpukit.probe.unfilled_model import built_model, unfilled_model
+from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
@@ -125,17 +126,16 @@ def quiet_collector() -> Iterator[None]:
 def fake_model(task: Task, backend: RecordedBackend) -> nn.Module:
     """The task's model with fake weights, built so unless its constructor reads values."""
     try:
-        built = task.build_model(backend)
+        model = built_model(task, backend)
     except Exception:
         with torch.utils._python_dispatch._disable_current_modes():
-            built = task.build_model(backend)
-    model = expect(built, nn.Module, task.build_model, MODEL)
+            model = unfilled_model(task, backend)
     move_tensors(model, _faked, _faked)
     return model.train()
 
 
 def _faked(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, FakeTensor):
+    if isinstance(tensor, FakeTensor) and tensor.device.type != "meta":
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
