@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from tpukit.io.units import GIB
@@ -32,16 +33,8 @@ AGREE = 0.002
 """Relative difference below which an extrapolated trace is as good as a traced one."""
 LISTED, LISTED_MODULES = 8, 12
 RESIDENT = ("parameters", "optimizer", "ema")
-KINDS = (
-    *RESIDENT,
-    "gradients",
-    "buckets",
-    "gathered",
-    "batch",
-    "casts",
-    "activations",
-    "temporaries",
-)
+KINDS = (*RESIDENT, "gradients", "buckets", "gathered", "batch", "casts", "activations",
+         "temporaries", "workspaces")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,9 +88,7 @@ class TracedTrials:
     def _traced(self, batch: int, accumulate: int) -> Trace:
         key = batch, accumulate
         if key not in self._steps:
-            self._steps[key] = trace_fake_step(
-                self.task, self.config, self.target, batch, accumulate
-            )
+            self._steps[key] = trace_fake_step(self.task, self.config, self.target, *key)
         return self._steps[key]
 
     def _extrapolated(self, batch: int, accumulate: int) -> Predicted | None:
@@ -209,13 +200,9 @@ def _on_line(first: Trace, last: Trace, share: float) -> Trace:
 
 def alive_at_peak(found: Predicted) -> list[int]:
     """The storages that live at the moment when their sizes add up to most."""
-    total = most = 0
-    moment = 0
-    for place, event in enumerate(found.events):
-        total += found.sizes[event] if event >= 0 else -found.sizes[~event]
-        if total > most:
-            most, moment = total, place
-    return list(alive_after(found.events[: moment + 1]))
+    sizes = found.sizes
+    totals = [*accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in found.events)]
+    return list(alive_after(found.events[: totals.index(max(totals)) + 1]))
 
 
 def alive_after(events: Iterable[int]) -> dict[int, None]:
@@ -233,7 +220,7 @@ def _by_kind(found: Predicted, alive: Sequence[int]) -> dict[str, int]:
     sums: Counter[str] = Counter()
     for index in alive:
         sums[found.storages[index].kind] += found.sizes[index]
-    return {kind: sums[kind] for kind in (*KINDS, "workspaces")}
+    return {kind: sums[kind] for kind in KINDS}
 
 
 def _by_module(found: Predicted, alive: Sequence[int]) -> dict[str, int]:
