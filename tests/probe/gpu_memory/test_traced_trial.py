@@ -82,7 +82,8 @@ def test_the_parts_of_a_step_are_those_by_hand():
     one = 4 * rows * WIDTH
     assert found.memory["batch"] == pytest.approx(3 * one, rel=0.01)
     activations = found.memory["activations"] + found.memory["temporaries"]
-    assert LAYERS * one <= activations <= (LAYERS + 3) * one
+    # The gradients of one layer, and no copy of the host's batch.
+    assert LAYERS * one <= activations <= (LAYERS + 1.5) * one
     assert found.flops == pytest.approx(2 * rows * WIDTH**2 * (3 * LAYERS - 1), rel=1e-3)
     assert found.used_bytes == sum(found.memory.values())
 
