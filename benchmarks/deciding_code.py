@@ -50,7 +50,8 @@ ENGINE = (
     ),
     "tpukit/hardware/prefetch.py",
 )
-COMPILER = (*STEP, *XLA, "tpukit/probe/compiler")
+UNFILLED = "tpukit/probe/unfilled_model.py"
+COMPILER = (*STEP, *XLA, "tpukit/probe/compiler", UNFILLED)
 SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
           *within("probe/batch", "search.py", "recommend.py"))  # fmt: skip
 TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
@@ -58,7 +59,7 @@ EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/op
 IMAGES = within("tasks/images", "model", "task.py", "settings.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
                    "data/packing.py")  # fmt: skip
-GPU_MEMORY = ("tpukit/probe/gpu_memory", *EAGER)
+GPU_MEMORY = ("tpukit/probe/gpu_memory", UNFILLED, *EAGER)
 TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")
 GENERATION = (*EAGER, *within("tasks/summarize", "generation", "model"))
 START = ("tpukit/cli.py", "tpukit/commands/doctor.py", "tpukit/knowledge")

@@ -163,7 +163,7 @@ def compare(name: str, rows: int, results: Any) -> None:
     step = trace_fake_step(task, config, find_gpu("t4"), rows, 1, as_cuda=False)
     seconds = time.monotonic() - started
     waiting = BATCHES_AHEAD * sum(t.nbytes for t in task.example_batches(rows)[0].values())
-    predicted = live_peak(step.trace) - waiting
+    predicted = live_peak(step) - waiting
     allocated, real = measured(task, config, rows)
     results.put({"model": name, "rows": rows, "parameters": step.parameters,
                  "predicted_bytes": predicted, "measured_bytes": real,

@@ -25,7 +25,7 @@ from tpukit.hardware.backend import Batch, ModelOps
 from tpukit.io.units import GIB
 from tpukit.probe.batch.model_task import tensors_in
 from tpukit.probe.compiler.client import find_client
-from tpukit.probe.compiler.source_map import SourceLine, model_frame
+from tpukit.probe.compiler.source_map import is_model_code, model_frame
 from tpukit.probe.parity import Parity, SeededTask, compare_steps, on_virtual_devices
 from tpukit.probe.targets import Target, find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
@@ -173,7 +173,7 @@ def _too_large(trial: Trial, target: Target, batch: int) -> str:
     largest = [
         f"{(each.get('size_bytes') or 0) / GIB:.2f} GiB {each.get('shape')} at {each['place']}"
         for each in trial.largest
-        if SourceLine(str(each.get("place")), 0).is_model_code and each.get("place")
+        if is_model_code(str(each.get("place"))) and each.get("place")
     ]
     return f"{text} Largest: {'; '.join(largest[:2])}." if largest else text
 

@@ -41,7 +41,7 @@ HINTS = {
     "does not require grad and does not have a grad_fn":
         "Validation runs without gradients: derivatives with respect to inputs need"
         " `with torch.enable_grad():` around them in `loss`.",
-    "not compiled with CUDA|NVIDIA driver|No CUDA GPUs":
+    "not compiled with CUDA|NVIDIA driver|No CUDA GPUs|CUDA driver|two different devices":
         'Leave `.cuda()` and device="cuda" out of a task: batches and the model are on the device'
         " of the run, and new tensors take `device=x.device`.",
     "Expected XLA tensor|on the same device|not on the XLA device":

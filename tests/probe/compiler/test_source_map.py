@@ -6,7 +6,7 @@ from traceback import FrameSummary
 
 import pytest
 
-from tpukit.probe.compiler.source_map import SourceLine, leaving_error, resolve_places
+from tpukit.probe.compiler.source_map import is_model_code, leaving_error, resolve_places
 
 MODULE = """module {
   func.func @main(%arg0: tensor<f32> loc("xla__device_data"(#loc9))) {
@@ -38,10 +38,10 @@ def test_without_a_line_of_the_models_the_innermost_stays():
 
 
 def test_libraries_and_the_engine_are_not_the_model():
-    assert SourceLine("/home/user/model.py", 1).is_model_code
-    assert not SourceLine("/x/tpukit/train/learner.py", 1).is_model_code
-    assert not SourceLine("<string>", 1).is_model_code
-    assert SourceLine("/x/tpukit/tasks/eit/blocks.py", 1).is_model_code
+    assert is_model_code("/home/user/model.py")
+    assert not is_model_code("/x/tpukit/train/learner.py")
+    assert not is_model_code("<string>")
+    assert is_model_code("/x/tpukit/tasks/eit/blocks.py")
 
 
 USER = FrameSummary("/home/user/task.py", 20, "loss", line="outputs = model(batch)")

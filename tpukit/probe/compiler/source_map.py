@@ -5,6 +5,7 @@ What would leave the TPU in the middle of a step is named that way, with what to
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 import warnings
@@ -29,16 +30,17 @@ class SourceLine(NamedTuple):
     path: str
     line: int
 
-    @property
-    def is_model_code(self) -> bool:
-        """Whether it is neither a library's nor the engine's."""
-        return not any(part in self.path for part in FOREIGN)
+
+@functools.cache
+def is_model_code(path: str) -> bool:
+    """Whether a file is neither a library's nor the engine's."""
+    return not any(part in path for part in FOREIGN)
 
 
 def model_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The model's innermost frame in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = (f for f in reversed(frames) if SourceLine(f.filename, f.lineno or 0).is_model_code)
+    own = (f for f in reversed(frames) if is_model_code(f.filename))
     return next(own, None)
 
 
@@ -74,7 +76,9 @@ def located_operations(module: str) -> list[tuple[str, str | None]]:
             name, at = named[at]
             operator = operator or name.rpartition("/")[2].replace("__", "::")
         line = files.get(at)
-        return f"{operator}, at {line.path}:{line.line}" if line and line.is_model_code else None
+        return (
+            f"{operator}, at {line.path}:{line.line}" if line and is_model_code(line.path) else None
+        )
 
     lines = (line.rpartition(" loc(") for line in text.splitlines() if not line.startswith("#"))
     return [(operation, place(at.rstrip(")"))) for operation, _, at in lines if "=" in operation]
@@ -91,7 +95,7 @@ def _place(
         while frame in inner:
             frame = inner[frame]
         place = files.get(frame)
-        if place and place.is_model_code:
+        if place and is_model_code(place.path):
             return place
         innermost = innermost or place
         call = caller.get(call)
@@ -156,7 +160,7 @@ def leaving_error(left: Sequence[str], frames: Sequence[traceback.FrameSummary])
     name = " and ".join(left) or "an operation"
     inner = [f for f in frames if _is_model(f.filename)] or list(frames[-1:])
     place = _line_of(inner[-1])
-    own = [f for f in inner if SourceLine(f.filename, f.lineno or 0).is_model_code]
+    own = [f for f in inner if is_model_code(f.filename)]
     if own and own[-1] is not inner[-1]:
         place += f", called at {_line_of(own[-1])}"
     operator = left[0].removeprefix("aten::") if left else ""

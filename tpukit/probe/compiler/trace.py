@@ -11,8 +11,10 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import torch
 import torch_xla
@@ -35,7 +37,8 @@ from tpukit.probe.compiler.source_map import (
     leaving_error,
     located_operations,
 )
-from tpukit.train.checks import MODEL, check_examples, expect
+from tpukit.probe.unfilled_model import unfilled_model
+from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, build_learner
 from tpukit.train.loader import example_batches
@@ -78,14 +81,9 @@ class Placeholders:
         self.by_handle[handles_of([tensor])[0]] = placeholder
         return tensor
 
-    @contextmanager
-    def of_kind(self, kind: str) -> Iterator[None]:
+    def of_kind(self, kind: str) -> AbstractContextManager[Any]:
         """Placeholders created inside are of this kind."""
-        before, self.kind = self.kind, kind
-        try:
-            yield
-        finally:
-            self.kind = before
+        return mock.patch.object(self, "kind", kind)
 
 
 class TracingMesh(DeviceMesh):
@@ -100,26 +98,6 @@ class TracingMesh(DeviceMesh):
 
     def zeros_like(self, tensor: Tensor) -> Tensor:
         return self.placeholders.like(tensor, self.parameter_spec(tensor))
-
-
-@contextmanager
-def without_storage() -> Iterator[None]:
-    """Parameters that modules register inside have a shape and no storage; buffers are real.
-
-    Ties between parameters stay: a parameter that has no storage already is left as it is.
-    """
-    register = nn.Module.register_parameter
-
-    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.data.to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def handles_of(tensors: Sequence[Tensor]) -> list[int]:
@@ -290,8 +268,7 @@ def _ready(
 ) -> tuple[Learner, list[Batch]]:
     """The learner before its first step, and the micro-batches of one step."""
     torch.manual_seed(0)
-    model = expect(_built(task, backend), nn.Module, task.build_model, MODEL)
-    learner = _learner(task, config, backend, model)
+    learner = _learner(task, config, backend, unfilled_model(task, backend))
     with backend.placeholders.of_kind("batch"):
         micro_rows = rows * backend.devices
         settings = PlanSettings(
@@ -300,17 +277,6 @@ def _ready(
         host = check_examples(example_batches(task, settings), task.example_batches)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     return learner, batches
-
-
-def _built(task: Task, backend: TracingBackend) -> nn.Module:
-    """The model, without storage unless its constructor reads weights."""
-    try:
-        with without_storage():
-            return task.build_model(backend)
-    except RuntimeError as error:
-        if "meta" not in str(error):
-            raise
-    return task.build_model(backend)
 
 
 def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn.Module) -> Learner:

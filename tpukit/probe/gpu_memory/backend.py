@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpukit.hardware.backend import (
-    Average,
-    OptimizerSettings,
-    ParameterGroup,
-)
+from tpukit.hardware.backend import Average, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
@@ -26,18 +22,14 @@ from tpukit.hardware.optimizers import PER_GROUP, named_optimizer, trained_of
 from tpukit.hardware.options import Precision
 from tpukit.probe.gpu_memory.recorder import StorageRecorder
 
-FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
-"""Bytes of DDP's buckets of gradients, by its defaults."""
+BUCKETS = [2**20, 25 * 2**20]
+"""Bytes of DDP's first bucket of gradients and of the others, by its defaults."""
 
 
 class FakeGpu(CpuDevice):
     """A GPU that is not here: fake tensors on the CPU stand for its own."""
 
     recomputes = True
-
-    def __init__(self, *, native_bf16: bool) -> None:
-        super().__init__()
-        self.native_bf16 = native_bf16
 
 
 class RecordedBackend(EagerBackend):
@@ -47,18 +39,13 @@ class RecordedBackend(EagerBackend):
         self, recorder: StorageRecorder, precision: Precision, devices: int, *, native_bf16: bool,
         mesh: DeviceMesh | None = None,
     ) -> None:  # fmt: skip
-        self.recorder = recorder
+        self.recorder, gpu = recorder, FakeGpu()
+        gpu.native_bf16 = native_bf16
         parallel = SingleProcess(lambda model: model)
         if devices > 1:
             parallel = FSDP(mesh) if mesh else RecordedDDP(recorder)
         super().__init__(
-            "gpu",
-            FakeGpu(native_bf16=native_bf16),
-            precision,
-            Collectives(),
-            parallel,
-            _update(precision),
-            compiles=False,
+            "gpu", gpu, precision, Collectives(), parallel, _update(precision), compiles=False
         )
         self.devices = devices
         self.shards = mesh is not None
@@ -72,10 +59,12 @@ class RecordedBackend(EagerBackend):
         """Its state is that of a first step, which no value is needed for."""
         optimizer = own or named_optimizer(groups, settings)
         trained = [p for group in optimizer.param_groups for p in trained_of(group)]
+        # What a GPU has by default; Adafactor, one parameter at a time there too.
+        by_lists = not isinstance(optimizer, torch.optim.Adafactor)
         for group in optimizer.param_groups:
             group.setdefault(PER_GROUP, 1.0)
-            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = True  # what a GPU has by default
+            if by_lists and group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
         split_mixed_groups(optimizer)
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
@@ -127,18 +116,18 @@ class RecordedDDP(SingleProcess):
         super().__init__(lambda model: model)
         self.recorder = recorder
         self.reduces = False
-        self.reduced_bytes = 0
-        """Bytes of all buckets."""
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         if not train:
             return model
-        trained = [p for p in model.parameters() if p.requires_grad]
+        # In the order of their gradients, the last one's first.
+        trained: list[Any] = [p for p in reversed([*model.parameters()]) if p.requires_grad]
+        buckets, _ = dist._compute_bucket_assignment_by_size(trained, BUCKETS)  # type: ignore[attr-defined]
         views: dict[nn.Parameter, Tensor] = {}
         with self.recorder.of_kind("buckets"):
-            for bucket in _buckets(trained):
+            for bucket in ([trained[index] for index in indices] for indices in buckets):
                 flat = torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
-                self.reduced_bytes += flat.nbytes
+                self.recorder.trace.reduced_bytes += flat.nbytes
                 parts = torch.split(flat, [p.numel() for p in bucket])
                 views |= {p: part.view_as(p) for p, part in zip(bucket, parts, strict=True)}
 
@@ -146,32 +135,14 @@ class RecordedDDP(SingleProcess):
             if self.reduces:
                 parameter.grad = views[parameter]
 
-        each: Any
-        for each in trained:
-            each.register_post_accumulate_grad_hook(into_bucket)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(into_bucket)
         return model
 
     @contextmanager
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
         self.reduces = last
         yield
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters of each bucket: in the order of their gradients, the last one's first."""
-    bucket: list[nn.Parameter] = []
-    limit = FIRST_BUCKET
-    for parameter in reversed(parameters):
-        if bucket and (bucket[0].dtype != parameter.dtype or _bytes(bucket) >= limit):
-            yield bucket
-            bucket, limit = [], BUCKET
-        bucket.append(parameter)
-    if bucket:
-        yield bucket
-
-
-def _bytes(parameters: Sequence[nn.Parameter]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
 
 
 class SteppingScaler(GradScaler):

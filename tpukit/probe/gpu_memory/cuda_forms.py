@@ -45,9 +45,8 @@ class FusedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
         count: Callable[[float], None], flash: bool, share: float,
     ) -> Tensor:  # fmt: skip
-        output = query.new_empty(*query.shape[:-2], value.shape[-1], query.shape[-2])
         # The kernels' output is (batch, queries, heads, width) in memory.
-        output = output.new_empty(
+        output = query.new_empty(
             query.shape[0], query.shape[2], query.shape[1], value.shape[-1]
         ).transpose(1, 2)
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
@@ -79,7 +78,6 @@ class CudaForms:
         self.capability = capability
         self.count = count
         """Takes each fused attention's operations."""
-        self.attention_kernels: set[str] = set()
 
     @contextmanager
     def registered(self) -> Iterator[None]:
@@ -123,7 +121,6 @@ class CudaForms:
     ) -> Tensor:  # fmt: skip
         """`scaled_dot_product_attention` of this GPU."""
         kernel = self.kernel(query, key, value, attn_mask, grouped=enable_gqa)
-        self.attention_kernels.add(kernel)
         if kernel == "math":
             return torch._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale,

@@ -10,7 +10,7 @@ import re
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
@@ -23,11 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tpukit.hardware.modules import local
-from tpukit.probe.compiler.source_map import SourceLine
+from tpukit.probe.compiler.source_map import is_model_code
 
 Phase = Literal["build", "forward", "backward", "step", "evaluate"]
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 SCALAR = torch.ops.aten._local_scalar_dense.default
+DEVICE = torch.ops.prim.device.default
 TO_COPY = torch.ops.aten._to_copy.default
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
@@ -61,6 +62,10 @@ class Trace:
     flops: float = 0.0
     bytes_accessed: float = 0.0
     operators: set[str] = field(default_factory=set)
+    parameters: int = 0
+    """Number of weights of the model."""
+    reduced_bytes: int = 0
+    """Bytes of gradients that GPUs exchange a step, counted as an all-reduce's."""
     workspaces: dict[int, int] = field(default_factory=dict)
     """Number of events before a convolution -> bytes of its operands."""
 
@@ -75,6 +80,8 @@ class StorageRecorder(TorchDispatchMode):
         self.kind: str | None = None
         """The kind of storages made now; None: by the phase."""
         self.module = ""
+        self.operator: Any = None
+        """The last one that was called."""
         self.waits = False
         """Whether nothing is recorded now."""
         self._index: dict[int, int] = {}
@@ -85,6 +92,9 @@ class StorageRecorder(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on shards come next
+        if func is DEVICE:
+            return args[0].fake_device  # two of three calls, which make nothing
+        self.operator = func
         if func is SCALAR and self.phase in ("build", "step"):
             # An optimizer reads its step's number; a scaler whether the gradients are finite.
             return 1.0 if args[0].is_floating_point() else 1
@@ -102,13 +112,15 @@ class StorageRecorder(TorchDispatchMode):
             return
         name = func._schema.name.partition("::")[2]
         if name in CONVOLUTIONS:
-            self.trace.workspaces[len(self.trace.events)] = sum(map(_bytes, (*inputs, *outputs)))
+            self.trace.workspaces[len(self.trace.events)] = sum(
+                t.nbytes for t in (*inputs, *outputs)
+            )
         kind = self._kind(func, inputs)
         is_new = [self.add(tensor, name, kind) for tensor in outputs]
         if self.phase in ("build", "evaluate") or not (any(is_new) or name.endswith("_")):
             return
         self.trace.operators.add(name)
-        self.trace.bytes_accessed += sum(map(_bytes, (*inputs, *outputs)))
+        self.trace.bytes_accessed += sum(t.nbytes for t in (*inputs, *outputs))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.trace.flops += formula(*args, out_val=result)
@@ -194,14 +206,9 @@ class StorageRecorder(TorchDispatchMode):
                 events[start:place] = sorted(events[start:place], reverse=True)
                 start = place + 1
 
-    @contextmanager
-    def of_kind(self, kind: str) -> Iterator[None]:
+    def of_kind(self, kind: str) -> AbstractContextManager[Any]:
         """Storages made inside are of this kind."""
-        before, self.kind = self.kind, kind
-        try:
-            yield
-        finally:
-            self.kind = before
+        return mock.patch.object(self, "kind", kind)
 
     def _place(self) -> str | None:
         """The innermost line of the user's code that is running."""
@@ -209,9 +216,9 @@ class StorageRecorder(TorchDispatchMode):
             return None
         frame = sys._getframe(2)
         while frame is not None:
-            line = SourceLine(frame.f_code.co_filename, frame.f_lineno)
-            if line.is_model_code:
-                return f"{line.path}:{line.line}"
+            path = frame.f_code.co_filename
+            if is_model_code(path):
+                return f"{path}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return None
 
@@ -246,7 +253,3 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

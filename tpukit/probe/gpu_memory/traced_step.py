@@ -6,7 +6,6 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +17,18 @@ from tpukit.hardware.modules import move_tensors
 from tpukit.hardware.options import choose_precision
 from tpukit.hardware.prefetch import BATCHES_AHEAD
 from tpukit.probe.compiler.source_map import model_frame
-from tpukit.probe.gpu_memory.backend import RecordedBackend, RecordedDDP, fake_ranks
+from tpukit.probe.gpu_memory.backend import RecordedBackend, fake_ranks
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
-from tpukit.train.checks import MODEL, check_examples, expect
+from tpukit.probe.unfilled_model import built_model, unfilled_model
+from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings, Task
 
-OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?")
-
-
-@dataclass(frozen=True)
-class FakeStep:
-    """A step's trace with what else is known of it."""
-
-    trace: Trace
-    parameters: int
-    """Number of weights of the model."""
-    precision: str
-    attention_kernels: frozenset[str]
-    reduced_bytes: int
-    """Bytes of gradients that DDP reduces a step."""
+OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?|(?<=OrderOperator )\w+")
 
 
 def trace_fake_step(
@@ -52,7 +39,7 @@ def trace_fake_step(
     accumulate: int,
     *,
     as_cuda: bool = True,
-) -> FakeStep:
+) -> Trace:
     """One step of micro-batches of `rows` samples a device, and an evaluation of one.
 
     as_cuda: operators in CUDA's forms; else in the CPU's, to compare with a step that ran there.
@@ -61,11 +48,12 @@ def trace_fake_step(
         JobError: an operator has no fake form, or the model reads a value.
     """
     recorder = StorageRecorder()
+    trace = recorder.trace
     native = target.capability >= 8.0
     precision = choose_precision(config.precision, "gpu", native_bf16=native)
 
     def count(flops: float) -> None:
-        recorder.trace.flops += flops if recorder.phase != "evaluate" else 0.0
+        trace.flops += flops if recorder.phase != "evaluate" else 0.0
 
     forms = CudaForms(target.capability, count)
     shard = config.shard and target.devices > 1
@@ -77,26 +65,23 @@ def trace_fake_step(
     with (
         quiet_collector(),
         ranks as mesh,
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        FakeTensorMode(allow_non_fake_inputs=True),
         registered,
         recorder.sharding() if shard else nullcontext(),
     ):
         backend = RecordedBackend(
             recorder, precision, target.devices, native_bf16=native, mesh=mesh
         )
-        model = fake_model(task, backend, mode)
-        count_of = sum(p.numel() for p in model.parameters())
-        with recorder, recorder.modules_of(model), said_plainly():
-            _record(task, config, backend, model, _fake(host, mode), accumulate)
+        model = fake_model(task, backend)
+        trace.parameters = sum(p.numel() for p in model.parameters())
+        batch = {name: _faked(tensor) for name, tensor in host.items()}
+        with recorder, recorder.modules_of(model), said_plainly(recorder):
+            _record(task, config, backend, model, batch, accumulate)
     recorder.end()
-    parallel = backend.parallelism
-    reduced = parallel.reduced_bytes if isinstance(parallel, RecordedDDP) else 0
-    if mesh:
+    if shard:
         # Gathered twice and scattered once, where an all-reduce does both once.
-        reduced = 3 * sum(p.numel() * p.element_size() for p in model.parameters()) // 2
-    return FakeStep(
-        recorder.trace, count_of, precision, frozenset(forms.attention_kernels), reduced
-    )
+        trace.reduced_bytes = 3 * sum(p.nbytes for p in model.parameters()) // 2
+    return trace
 
 
 def _record(
@@ -130,6 +115,7 @@ def _record(
 def quiet_collector() -> Iterator[None]:
     """Garbage is collected before, not inside: when it is must not differ between traces."""
     gc.collect()
+    gc.freeze()  # what is imported is not looked at again
     gc.disable()
     try:
         yield
@@ -137,58 +123,58 @@ def quiet_collector() -> Iterator[None]:
         gc.enable()
 
 
-def fake_model(task: Task, backend: RecordedBackend, mode: FakeTensorMode) -> nn.Module:
+def fake_model(task: Task, backend: RecordedBackend) -> nn.Module:
     """The task's model with fake weights, built so unless its constructor reads values."""
     try:
-        built = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+        model = built_model(task, backend)
     except Exception:
         with torch.utils._python_dispatch._disable_current_modes():
-            built = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
-    move_tensors(built, lambda tensor: _faked(tensor, mode), lambda buffer: _faked(buffer, mode))
-    built.train()
-    return built
+            model = unfilled_model(task, backend)
+    move_tensors(model, _faked, _faked)
+    return model.train()
 
 
-def _fake(batch: Batch, mode: FakeTensorMode) -> Batch:
-    return {name: _faked(tensor, mode) for name, tensor in batch.items()}
-
-
-def _faked(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    if isinstance(tensor, FakeTensor):
+def _faked(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, FakeTensor) and tensor.device.type != "meta":
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
+def said_plainly(recorder: StorageRecorder) -> Iterator[None]:
     """Turns what has no fake form, or depends on values, into an error with the user's line."""
     try:
         yield
     except Exception as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        texts = (*kinds, str(error))
-        hidden = [known for known in FAKE_ERRORS if any(known in text for text in texts)]
-        if not hidden:
+        text = " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
+        hidden = next((known for known in FAKE_ERRORS if known in text), None)
+        if hidden is None:
             raise
-        frame = model_frame(error)
+        frame, named = model_frame(error), OPERATOR.search(str(error))
+        subject, does = FAKE_ERRORS[hidden]
+        subject = subject or (named[0] if named else recorder.operator)
         where = f" at {frame.filename}:{frame.lineno}" if frame else ""
-        operator = OPERATOR.search(str(error))
         raise JobError(
-            f"{operator[0] if operator else type(error).__name__}{where} {FAKE_ERRORS[hidden[0]]}.",
+            f"{subject}{where} {does}.",
             "A prediction without the GPU has shapes alone: keep values on the device"
-            " (`torch.where` for `if`), or register the operator's fake form"
-            " (`torch.library.register_fake`).",
+            " (`torch.where` for `if`), or register a fake form of what is not torch's"
+            " (`torch.library.custom_op`, `register_fake`).",
             id="no-fake",
         ) from error
 
 
 FAKE_ERRORS = {
-    "DataDependentOutputException": "reads a value",
-    "DynamicOutputShapeException": "has a shape that depends on values",
-    "UnsupportedOperatorException": "has no fake form",
-    "UnsupportedFakeTensorException": "has no fake form",
-    "no fake impl registered": "has no fake form",
-    "data pointer": "has no fake form",
-    "numpy() is not supported": "needs values in NumPy",
+    "DataDependentOutputException": ("", "reads a value"),
+    "DynamicOutputShapeException": ("", "has a shape that depends on values"),
+    "no fake impl registered": ("", "has no fake form"),
+    "UnsupportedOperatorException": ("", "has no fake form"),
+    "UnsupportedFakeTensorException": ("", "has no fake form"),
+    "SparseTensorImpl": ("", "makes a sparse tensor, whose size depends on values"),
+    "HigherOrderOperator": ("", "has no fake form"),
+    "data pointer": ("a kernel outside of torch's operators", "reads the memory of a tensor"),
+    "active drivers": ("a Triton kernel outside of torch's operators", "needs the GPU"),
+    "numpy() is not supported": ("Tensor.numpy()", "reads values"),
+    "FakeTensor.__format__": ("Tensor.__format__()", "reads a value"),
 }
-"""Errors of fake tensors by class or text -> what the operator does."""
+"""Errors of fake tensors by class or text -> the operator where they name none (empty: the last
+one), and what it does."""

@@ -7,12 +7,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from tpukit.io.units import GIB
 from tpukit.probe.gpu_memory.allocator import Usage, replay
 from tpukit.probe.gpu_memory.recorder import MATMULS, Storage, Trace
-from tpukit.probe.gpu_memory.traced_step import FakeStep, trace_fake_step
+from tpukit.probe.gpu_memory.traced_step import trace_fake_step
 from tpukit.probe.targets import GpuTarget
 from tpukit.probe.trial import Trial, TrialRequest
 from tpukit.train.config import TrainConfig
@@ -32,16 +33,8 @@ AGREE = 0.002
 """Relative difference below which an extrapolated trace is as good as a traced one."""
 LISTED, LISTED_MODULES = 8, 12
 RESIDENT = ("parameters", "optimizer", "ema")
-KINDS = (
-    *RESIDENT,
-    "gradients",
-    "buckets",
-    "gathered",
-    "batch",
-    "casts",
-    "activations",
-    "temporaries",
-)
+KINDS = (*RESIDENT, "gradients", "buckets", "gathered", "batch", "casts", "activations",
+         "temporaries", "workspaces")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,8 +46,7 @@ class Predicted:
     storages: Sequence[Storage]
     start: int
     """Number of events before the step."""
-    flops: float
-    bytes_accessed: float
+    trace: Trace
 
     def replay(self, room: int | None = None) -> tuple[Usage, bool]:
         """What the allocator does in two steps: an optimizer's state is born after the first one,
@@ -78,46 +70,42 @@ class TracedTrials:
 
     def __init__(self, task: Task, config: TrainConfig, target: GpuTarget) -> None:
         self.task, self.config, self.target = task, config, target
-        self._steps: dict[tuple[int, int], FakeStep] = {}
+        self._steps: dict[tuple[int, int], Trace] = {}
         self._checked = False
 
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
         batch, accumulate = request.batch, request.accumulate
-        found, step = self._extrapolated(batch, accumulate), None
+        found = self._extrapolated(batch, accumulate)
         if found is None or (request.effort == "full" and not self._checked):
-            step = self._traced(batch, accumulate)
-            traced = with_workspaces(step.trace, self.target)
+            traced = with_workspaces(self._traced(batch, accumulate), self.target)
             if found is not None:
                 both = [p.replay()[0].most_reserved for p in (found, traced)]
                 self._checked = abs(both[0] - both[1]) <= AGREE * both[1]
             found = traced
-        step = step or next(s for (_, n), s in self._steps.items() if n == accumulate)
-        return self._trial(request, found, step)
+        return self._trial(request, found)
 
-    def _traced(self, batch: int, accumulate: int) -> FakeStep:
+    def _traced(self, batch: int, accumulate: int) -> Trace:
         key = batch, accumulate
         if key not in self._steps:
-            self._steps[key] = trace_fake_step(
-                self.task, self.config, self.target, batch, accumulate
-            )
+            self._steps[key] = trace_fake_step(self.task, self.config, self.target, *key)
         return self._steps[key]
 
     def _extrapolated(self, batch: int, accumulate: int) -> Predicted | None:
         """The batch by the line through the two traced ones that are farthest apart."""
         known = sorted(b for b, n in self._steps if n == accumulate)
         if batch in known:
-            return with_workspaces(self._steps[batch, accumulate].trace, self.target)
+            return with_workspaces(self._steps[batch, accumulate], self.target)
         if len(known) < 2:
             return None
         low, high = known[0], known[-1]
-        first, last = (self._steps[b, accumulate].trace for b in (low, high))
+        first, last = (self._steps[b, accumulate] for b in (low, high))
         if first.events != last.events:
             return None
         return with_workspaces(_on_line(first, last, (batch - low) / (high - low)), self.target)
 
-    def _trial(self, request: TrialRequest, found: Predicted, step: FakeStep) -> Trial:
-        target = self.target
+    def _trial(self, request: TrialRequest, found: Predicted) -> Trial:
+        target, trace = self.target, found.trace
         context = sum(target.context_bytes) // 2
         nccl = NCCL_BYTES if target.devices > 1 else (0, 0)
         beside = context + sum(nccl) // 2
@@ -147,14 +135,14 @@ class TracedTrials:
             used_range=(free.most_allocated + target.context_bytes[0] + nccl[0],
                         most + target.context_bytes[1] + nccl[1]),
             allocated_bytes=free.most_allocated,
-            flops=found.flops,
-            bytes_accessed=found.bytes_accessed,
-            collectives={"all-reduce": 1} if step.reduced_bytes else {},
-            collective_bytes=step.reduced_bytes,
+            flops=trace.flops,
+            bytes_accessed=trace.bytes_accessed,
+            collectives={"all-reduce": 1} if trace.reduced_bytes else {},
+            collective_bytes=trace.reduced_bytes,
             largest=_largest(found, alive),
             modules=_by_module(found, alive),
             effort=request.effort,
-            parameters=step.parameters,
+            parameters=trace.parameters,
             devices=target.devices,
         )  # fmt: skip
 
@@ -175,7 +163,7 @@ def with_workspaces(trace: Trace, target: GpuTarget) -> Predicted:
             events.insert(start, len(sizes))
             sizes.append(size)
             storages.append(_workspace("cublas", size))
-    return Predicted(sizes, events, storages, start, trace.flops, trace.bytes_accessed)
+    return Predicted(sizes, events, storages, start, trace)
 
 
 def _workspace(library: str, size: int) -> Storage:
@@ -212,13 +200,9 @@ def _on_line(first: Trace, last: Trace, share: float) -> Trace:
 
 def alive_at_peak(found: Predicted) -> list[int]:
     """The storages that live at the moment when their sizes add up to most."""
-    total = most = 0
-    moment = 0
-    for place, event in enumerate(found.events):
-        total += found.sizes[event] if event >= 0 else -found.sizes[~event]
-        if total > most:
-            most, moment = total, place
-    return list(alive_after(found.events[: moment + 1]))
+    sizes = found.sizes
+    totals = [*accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in found.events)]
+    return list(alive_after(found.events[: totals.index(max(totals)) + 1]))
 
 
 def alive_after(events: Iterable[int]) -> dict[int, None]:
@@ -236,7 +220,7 @@ def _by_kind(found: Predicted, alive: Sequence[int]) -> dict[str, int]:
     sums: Counter[str] = Counter()
     for index in alive:
         sums[found.storages[index].kind] += found.sizes[index]
-    return {kind: sums[kind] for kind in (*KINDS, "workspaces")}
+    return {kind: sums[kind] for kind in KINDS}
 
 
 def _by_module(found: Predicted, alive: Sequence[int]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
 from tpukit.io.units import GIB, format_duration
 from tpukit.probe.compiler.client import find_client
-from tpukit.probe.compiler.source_map import SourceLine
+from tpukit.probe.compiler.source_map import SourceLine, is_model_code
 from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import COMPILER_MEMORY, TaskSource, Trial, TrialRequest, TrialSetup
 from tpukit.probe.trials.worker import MODULE, read_result
@@ -322,4 +322,4 @@ def crash_place(output: str) -> str:
     """` at PATH:LINE`: the model's line in the stack that a crashing Python process writes."""
     frames = STACK_FRAME.finditer(output.partition(CRASH)[2])
     lines = (SourceLine(frame[1], int(frame[2])) for frame in frames)
-    return next((f" at {line.path}:{line.line}" for line in lines if line.is_model_code), "")
+    return next((f" at {line.path}:{line.line}" for line in lines if is_model_code(line.path)), "")

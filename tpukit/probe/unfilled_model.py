@@ -1,0 +1,46 @@
+"""A task's model whose parameters have a shape and no memory, for what is traced, not executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from torch import nn
+
+from tpukit.hardware.backend import ModelOps
+from tpukit.train.checks import MODEL, expect
+from tpukit.train.task import Task
+
+
+def unfilled_model(task: Task, ops: ModelOps) -> nn.Module:
+    """The model, without storage unless its constructor reads weights."""
+    try:
+        with without_storage():
+            return built_model(task, ops)
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+    return built_model(task, ops)
+
+
+def built_model(task: Task, ops: ModelOps) -> nn.Module:
+    """What `build_model` returns. Raises UsageError where it is no module."""
+    return expect(task.build_model(ops), nn.Module, task.build_model, MODEL)
+
+
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """Parameters that modules register inside have a shape and no storage; buffers are real.
+
+    Ties between parameters stay: a parameter that has no storage already is left as it is.
+    """
+    register = nn.Module.register_parameter
+
+    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.data.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", register_shape):
+        yield
