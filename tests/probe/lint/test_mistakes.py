@@ -46,24 +46,24 @@ CASES = {
         [HEAD + "for e in r:\n    for x in l:\n        opt.step()\n    scheduler.step()\n", HEAD + "for x in l:\n    opt.step()\n    scheduler.step()\n    opt.step()\n"],
     ),
     "eval-not-left": (
-        [HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
-        [HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
+        [HEAD + "def check(m):\n    m.eval()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
+        [HEAD + "def check(m):\n    m.eval()\n    m.train()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
     ),
     "eval-with-gradients": (
         [EVALUATE],
         [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n"],
     ),
     "loss-keeps-graph": (
-        [LOOP + "    total += loss\n", LOOP + "    total += loss * len(x)\n", LOOP + "    losses.append(loss)\n"],
-        [LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
+        [LOOP + "    losses += [loss]\n", LOOP + "    losses.append((loss, n))\n", LOOP + "    total += loss\n", LOOP + "    total += loss * len(x)\n", LOOP + "    losses.append(loss)\n"],
+        [LOOP + "    losses += [loss.item()]\n", LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
     ),
     "softmax-before-loss": (
-        [SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n"],
-        [SOFT + "criterion(other(x), y)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
     ),
     "sampler-with-shuffle": (
-        [HEAD + "DataLoader(d, shuffle=True, sampler=DistributedSampler(d))\n"],
-        [HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
+        [HEAD + "s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=True, sampler=DistributedSampler(d))\n"],
+        [HEAD + "s = None\nif r:\n    s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
     ),
     "sampler-without-epoch": (
         [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n"],
@@ -78,8 +78,12 @@ CASES = {
         [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
     ),
     "modules-in-list": (
-        [NET + "        self.layers = [nn.Linear(3, 3) for _ in range(3)]\n", NET + "        self.layers = [nn.Linear(3, 3), nn.ReLU()]\n"],
-        [NET + "        self.layers = [nn.Linear(3, 3)]\n        self.all = nn.ModuleList(self.layers)\n", NET + "        layers = [nn.Linear(3, 3)]\n", NET + "        self.sizes = [3, 4]\n", HEAD + "class Plain:\n    def __init__(self):\n        self.layers = [nn.Linear(3, 3)]\n"],
+        [NET + "        self.h = {k: nn.Linear(2, 2) for k in t}\n", NET + "        self.b = []\n        self.b.append(nn.Linear(2, 2))\n", NET + "        self.layers = [nn.Linear(3, 3) for _ in range(3)]\n", NET + "        self.layers = [nn.Linear(3, 3), nn.ReLU()]\n"],
+        [NET + "        self.h = {k: len(k) for k in t}\n", NET + "        self.layers = [nn.Linear(3, 3)]\n        self.all = nn.ModuleList(self.layers)\n", NET + "        layers = [nn.Linear(3, 3)]\n", NET + "        self.sizes = [3, 4]\n", HEAD + "class Plain:\n    def __init__(self):\n        self.layers = [nn.Linear(3, 3)]\n"],
+    ),
+    "epoch-end-outputs": (
+        [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def validation_epoch_end(self, outputs):\n        pass\n"],
+        [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def on_validation_epoch_end(self):\n        pass\n", HEAD + "class A(Base):\n    def validation_epoch_end(self, outputs):\n        pass\n"],
     ),
     "dropout-always-on": (
         [FORWARD + "        return F.dropout(x, 0.5)\n"],

@@ -107,6 +107,15 @@ CASES = {
     "pytorch-transformers": ("from pytorch_transformers import BertModel", "import transformers as pytorch_transformers"),
     "torch-xla-py": ("import torch_xla_py.xla_model as xm", "import torch_xla as torch_xla_py"),
     "lightning-xla-stats": ("from pytorch_lightning.callbacks import XLAStatsMonitor", "from pytorch_lightning.callbacks import DeviceStatsMonitor"),
+    "torchvision-pretrained": ("from torchvision import models\nmodels.resnet18(pretrained=True)", "from torchvision import models\nmodels.resnet18(weights='DEFAULT')"),
+    "loss-size-average": ("import torch.nn.functional as F\nF.mse_loss(x, y, size_average=False)", "import torch.nn.functional as F\nF.mse_loss(x, y, reduction='sum')"),
+    "functional-upsample": ("import torch.nn.functional as F\nF.upsample(x, size=8)", "import torch.nn.functional as F\nF.interpolate(x, size=8)"),
+    "torch-qr": ("import torch\ntorch.qr(a)", "import torch\ntorch.linalg.qr(a)"),
+    "peft-int8-training": ("from peft import prepare_model_for_int8_training", "from peft import prepare_model_for_kbit_training"),
+    "from-pretrained-load-in": (
+        "from transformers import AutoModelForCausalLM\nAutoModelForCausalLM.from_pretrained('x', load_in_8bit=True)",
+        "from transformers import AutoModelForCausalLM\nAutoModelForCausalLM.from_pretrained('x', quantization_config=q)",
+    ),
     "timm-init-vit-weights": ("from timm.models.vision_transformer import _init_vit_weights", "from timm.models.vision_transformer import init_weights_vit_timm"),
     "training-arguments-evaluation-strategy": (
         "from transformers import TrainingArguments\nTrainingArguments(evaluation_strategy='no')",

@@ -55,6 +55,10 @@ RULES = {
         "scaler.unscale_(optimizer) before clip_grad_norm_",
     ),
     "modules-in-list": ("its parameters are not trained", "nn.ModuleList([...])"),
+    "epoch-end-outputs": (
+        "raises",
+        "on_validation_epoch_end(self), with what the steps keep on self (Lightning 2.0)",
+    ),
     "dropout-always-on": (
         "drops in evaluation as well",
         "F.dropout(x, p, training=self.training), or nn.Dropout",
@@ -67,8 +71,17 @@ MAY_HOLD = {
     b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
     b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
     b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
+    b": nn.": re.compile(rb"self\.\w+ = \{[^}]{0,200}: nn\.[A-Z]"),
+    b".append(nn.": re.compile(rb"self\.\w+\.append\(nn\.[A-Z]"),
+    b"_epoch_end(": re.compile(rb"def (?:training|validation|test)_epoch_end\("),
 }
 """A word and what must be found besides: without one of these pairs no rule applies."""
+_REMOVED_HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+_LIGHTNING = tuple(
+    f"{package}.LightningModule"
+    for package in ("lightning", "lightning.pytorch", "pytorch_lightning")
+)
+_CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
@@ -140,7 +153,7 @@ class _Scan:
         if not isinstance(root, ast.Name):
             return []
         if root.id not in self._binding:
-            scopes = (self.names.module, *self.names.scopes.values())
+            scopes = self.names.scopes.values()
             self._binding[root.id] = [s for s in scopes if root.id in s.bindings]
         if root.id in ("self", "cls") or self.names.has_stars:
             return self.names.resolve(node, self.names.module)
@@ -172,6 +185,8 @@ class _Scan:
             yield steps[0].func, "no-zero-grad", f"{source_text(steps[0])} in a loop"
         yield from self._kept_losses(inner, set(map(_holder, backward)))
         left = [call for call in _calls_of("eval", inner) if not call.args]
+        called = {source_text(n.func).rpartition(".")[2] for n in inner if isinstance(n, ast.Call)}
+        left += [call for name in sorted(called) for call in self._evaluations.get(name, ())]
         if left and not re.search(r"\.train\(|\btraining\s*=", self.text):
             yield left[0].func, "eval-not-left", source_text(left[0])
 
@@ -248,6 +263,15 @@ class _Scan:
         yield evaluates[0].func, "eval-with-gradients", f"{node.name}() evaluates"
 
     @cached_property
+    def _evaluations(self) -> dict[str, list[ast.Call]]:
+        """Function -> its calls of `eval()`."""
+        functions = [n for n in nodes_below(self.tree) if isinstance(n, _FUNCTIONS)]
+        return {
+            node.name: [c for c in _calls_of("eval", list(_own_nodes(node.body))) if not c.args]
+            for node in functions
+        }
+
+    @cached_property
     def _under_no_grad(self) -> set[str]:
         """Functions that the module calls where no gradients are recorded."""
         return {
@@ -260,24 +284,26 @@ class _Scan:
         }
 
     def _class(self, node: ast.ClassDef) -> Iterator[Mistake]:
-        if not any(self._means(base, ("torch.nn.Module",)) for base in node.bases):
+        if not any(self._means(base, ("torch.nn.Module", *_LIGHTNING)) for base in node.bases):
             return
-        for inner in nodes_below(node):
-            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.List | ast.ListComp):
+        nodes = list(nodes_below(node))
+        appended = [call for call in _calls_of("append", nodes) if call.args]
+        for inner in nodes:
+            if isinstance(inner, ast.Assign) and isinstance(inner.value, _CONTAINERS):
                 target = source_text(inner.targets[0])
-                is_own = target.startswith("self.") and self._is_list_of_modules(inner.value)
+                held = _elements(inner.value) or [
+                    c.args[0] for c in appended if _holder(c) == target
+                ]
+                is_own = target.startswith("self.") and self._are_modules(held)
                 if is_own and not _is_registered(target, ast.unparse(node)):
-                    yield inner, "modules-in-list", f"{target} = [...]"
+                    yield inner, "modules-in-list", f"{target} = {source_text(inner.value)[:1]}...]"
+            elif isinstance(inner, ast.FunctionDef) and inner.name in _REMOVED_HOOKS:
+                if any(self._means(base, _LIGHTNING) for base in node.bases):
+                    yield inner, "epoch-end-outputs", f"{inner.name}()"
             elif isinstance(inner, ast.FunctionDef) and inner.name == "forward":
                 yield from self._dropout(inner)
 
-    def _is_list_of_modules(self, value: ast.expr) -> bool:
-        if isinstance(value, ast.ListComp):
-            elements = [value.elt]
-        elif isinstance(value, ast.List):
-            elements = value.elts
-        else:
-            return False
+    def _are_modules(self, elements: Sequence[ast.expr]) -> bool:
         calls = [e for e in elements if isinstance(e, ast.Call)]
         made = [name for call in calls for name in self._meanings(call.func)]
         return bool(calls) and len(calls) == len(elements) and any(map(_MODULES.fullmatch, made))
@@ -298,8 +324,7 @@ class _Scan:
         if self._means(node.func, _LOADERS):
             shuffle, sampler = given.get("shuffle"), given.get("sampler")
             is_on = isinstance(shuffle, ast.Constant) and shuffle.value is True
-            is_none = isinstance(sampler, ast.Constant) and sampler.value is None
-            if is_on and sampler is not None and not is_none and isinstance(sampler, ast.Call):
+            if is_on and sampler is not None and self._is_made(sampler):
                 yield node.func, "sampler-with-shuffle", "DataLoader(shuffle=True, sampler=...)"
         elif self._means(node.func, _SAMPLERS):
             fixed = given.get("shuffle")
@@ -313,6 +338,13 @@ class _Scan:
         ):
             yield node.func, "softmax-before-loss", source_text(node)[:60]
 
+    def _is_made(self, value: ast.expr) -> bool:
+        """Whether a value is a call's, or a name that is assigned once, a call's."""
+        if isinstance(value, ast.Name) and self._meanings(value):
+            found = [b.value for scope in self._binding[value.id] for b in scope.bindings[value.id]]
+            return len(found) == 1 and isinstance(found[0], ast.Call)
+        return isinstance(value, ast.Call)
+
     def _is_softmax(self, value: ast.expr) -> bool:
         """Whether a value is a softmax's, or that of a model whose forward returns one."""
         if isinstance(value, ast.Name):
@@ -323,6 +355,8 @@ class _Scan:
         if not isinstance(value, ast.Call):
             return False
         if self._means(value.func, _SOFTMAX):
+            return True
+        if source_text(value.func) in self._softmax_stacks(self.tree):
             return True
         holders = [name for name in self._instances if name == source_text(value.func)]
         return any(self._instances[name] in self._softmax_classes for name in holders)
@@ -349,8 +383,36 @@ class _Scan:
             if isinstance(part, ast.FunctionDef) and part.name == "forward"
             for returned in [[n.value for n in nodes_below(part) if isinstance(n, ast.Return)]]
             if returned
-            and all(isinstance(v, ast.Call) and self._means(v.func, _SOFTMAX) for v in returned)
-        }
+            and all(
+                isinstance(v, ast.Call)
+                and (self._means(v.func, _SOFTMAX)
+                     or source_text(v.func) in self._softmax_stacks(node))
+                for v in returned
+            )
+        }  # fmt: skip
+
+    def _softmax_stacks(self, within: ast.AST) -> set[str]:
+        """What holds a `Sequential` that ends in a softmax."""
+        found: set[str] = set()
+        for node in nodes_below(within):
+            value = node.value if isinstance(node, ast.Assign) else None
+            while isinstance(value, ast.Call) and _method_of(value) in ("to", "cuda"):
+                value = value.func.value  # type: ignore[attr-defined]
+            last = value.args[-1] if isinstance(value, ast.Call) and value.args else None
+            if isinstance(value, ast.Call) and isinstance(last, ast.Call):
+                is_stack = self._means(value.func, ("torch.nn.Sequential",))
+                if is_stack and self._means(last.func, ("torch.nn.Softmax",)):
+                    found.update(source_text(t) for t in node.targets)  # type: ignore[attr-defined]
+        return found
+
+
+def _elements(value: ast.expr) -> list[ast.expr]:
+    """What a list or a dict is written with."""
+    if isinstance(value, ast.ListComp):
+        return [value.elt]
+    if isinstance(value, ast.DictComp):
+        return [value.value]
+    return value.elts if isinstance(value, ast.List) else getattr(value, "values", [])
 
 
 def _is_registered(target: str, text: str) -> bool:
@@ -394,10 +456,13 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _terms(value: ast.expr) -> Iterator[ast.expr]:
-    """What a sum or product is made of, where it is a name: `loss * n` has two."""
+    """What a sum, product or list is made of, where it is a name: `loss * n` has two."""
     if isinstance(value, ast.BinOp):
         yield from _terms(value.left)
         yield from _terms(value.right)
+    elif isinstance(value, ast.List | ast.Tuple):
+        for element in value.elts:
+            yield from _terms(element)
     elif isinstance(value, ast.Name | ast.Attribute):
         yield value
 
