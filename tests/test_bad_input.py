@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from runs import TINY, VIRTUAL_TPU, failure, latest, result, started, tpukit
+from runs import TINY, VIRTUAL_TPU, failure, here, latest, result, started, tpukit
 
 from tpukit.train.run_folder import RunFolder, locked
 
@@ -61,19 +61,19 @@ def finished(tmp_path_factory):
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )
 def test_bad_options(tmp_path, arguments, expected):
-    told = failure(tpukit(*BASE, "--results-dir", tmp_path / "run", *arguments, cwd=tmp_path))
+    told = failure(here(*BASE, "--results-dir", tmp_path / "run", *arguments, cwd=tmp_path))
     assert all(part in told for part in expected), told
 
 
 def test_control_characters_of_a_value_do_not_reach_the_terminal(tmp_path):
-    done = tpukit(*BASE, "--resume-from", f"{tmp_path}/a\x0bb\x1b[2Jc\x85d")
+    done = here(*BASE, "--resume-from", f"{tmp_path}/a\x0bb\x1b[2Jc\x85d")
     assert done.returncode == 2
     assert "a\\x0bb\\x1b[2Jc\\x85d" in done.stderr
     assert len(done.stderr.splitlines()) <= 2 and "\x1b" not in done.stderr
 
 
 def test_nothing_is_left_of_a_run_that_never_began(tmp_path):
-    failure(tpukit(*BASE, "--results-dir", tmp_path / "run", "--set", "samples=0"))
+    failure(here(*BASE, "--results-dir", tmp_path / "run", "--set", "samples=0"))
     assert not (tmp_path / "run").exists()
 
 
@@ -113,7 +113,7 @@ def test_a_batch_that_does_not_divide_over_the_devices(tmp_path):
 )
 def test_config_files(tmp_path, content, expected):
     (tmp_path / "run.toml").write_text(content)
-    assert expected in failure(tpukit(*BASE, "--config", "run.toml", cwd=tmp_path))
+    assert expected in failure(here(*BASE, "--config", "run.toml", cwd=tmp_path))
 
 
 def test_a_runs_own_config_is_a_config_file(tmp_path, finished):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-from forked import Forked, ForkServer
+from forked import ForkedCommand, can_set
 from runs import TINY, environment
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "60", "--log-every", "7",
@@ -23,20 +22,21 @@ SECONDS = 300
 """What a command may take; one that takes longer hangs."""
 
 
-@functools.cache
-def server(number: int = 0) -> ForkServer:
-    """Each server runs one command at a time."""
-    return ForkServer(environment())
-
-
 def start(
     argv: list[str], folder: Path, variables: dict[str, str] | None = None,
-    limits: dict[int, int] | None = None, *, number: int = 0,
-) -> Forked:  # fmt: skip
-    """A fork that has imported torch: an attack meets tpukit's own code, not the imports."""
+    limits: dict[int, int] | None = None,
+) -> ForkedCommand:  # fmt: skip
+    """A fork that has imported torch: an attack meets tpukit's own code, not the imports.
+
+    Its output lies in `folder`.
+    """
     given = environment(variables)
-    assert server(number).can_set(given), variables
-    return server(number).start(argv, given, folder, folder, limits)
+    assert can_set("torch", given), variables
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        return ForkedCommand(
+            argv, "torch", limits=limits, env=given, cwd=folder, stdout=out, stderr=err,
+            start_new_session=True,
+        )  # fmt: skip
 
 
 def check(code: int, told: str) -> str:
@@ -53,7 +53,7 @@ def check(code: int, told: str) -> str:
 
 def finish(argv: list[str], variables: dict[str, str] | None = None, *, new: bool = False) -> str:
     """Runs a command to its end; see `check`. `new`: in a process that imports everything."""
-    if new or not server().can_set(environment(variables)):
+    if new or not can_set("torch", environment(variables)):
         done = subprocess.run(
             [sys.executable, "-m", "tpukit", *argv], env=environment(variables),
             capture_output=True, text=True, check=False, timeout=SECONDS,
@@ -61,7 +61,12 @@ def finish(argv: list[str], variables: dict[str, str] | None = None, *, new: boo
         return check(done.returncode, done.stderr)
     with tempfile.TemporaryDirectory() as place:
         started = start(argv, Path(place), variables)
-        return check(wait(started), started.output()[1])
+        return check(wait(started), told_in(Path(place)))
+
+
+def told_in(folder: Path) -> str:
+    """The standard error so far of a command that was started with this folder."""
+    return (folder / "err").read_text(errors="replace")
 
 
 def succeed(argv: list[str], variables: dict[str, str] | None = None, *, new: bool = False) -> None:
@@ -70,7 +75,7 @@ def succeed(argv: list[str], variables: dict[str, str] | None = None, *, new: bo
     assert not error, error
 
 
-def wait(started: Forked, seconds: float = SECONDS) -> int:
+def wait(started: ForkedCommand, seconds: float = SECONDS) -> int:
     """Its exit code; what takes too long is killed."""
     try:
         return started.wait(seconds)

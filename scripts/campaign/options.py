@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runs import TINY
 
-from campaign.commands import check, start, wait
+from campaign.commands import check, start, told_in, wait
 from tpukit import cli
 
 NOWHERE = "/proc/none"
@@ -51,4 +51,4 @@ def try_option(path: Path, content: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         started = start(argv, Path(place))
         code = wait(started)
-        assert (code == 1 and argv[0] == "doctor") or check(code, started.output()[1]) is not None
+        assert (code == 1 and argv[0] == "doctor") or check(code, told_in(Path(place))) is not None

@@ -25,9 +25,9 @@ from campaign.commands import (
     assert_gone,
     check,
     family,
-    server,
     start,
     succeed,
+    told_in,
     wait,
 )
 
@@ -154,15 +154,14 @@ def two_writers(number: int) -> None:
     """Attack `number`: two runs in one folder; one is refused or finds a finished run."""
     rng = random.Random(number)
     expected, seconds = whole("one process")
-    server(1)
     with tempfile.TemporaryDirectory() as place:
         out, both = Path(place) / "made", []
         for writer in range(2):
             folder = Path(place) / str(writer)
             folder.mkdir()
-            both.append(start(JOBS["one process"].command(out), folder, number=writer))
+            both.append(start(JOBS["one process"].command(out), folder))
             time.sleep(rng.uniform(0, 1.1 * seconds))
-        ended = [(wait(writer), writer.output()[1]) for writer in both]
+        ended = [(wait(writer), told_in(Path(place, str(n)))) for n, writer in enumerate(both)]
         assert 0 in [code for code, _ in ended], ended
         for code, told in ended:
             error = check(code, told)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runs import SUPPORT
 
-from campaign.commands import TRAIN, check, finish, start, succeed, wait
+from campaign.commands import TRAIN, check, finish, start, succeed, told_in, wait
 from campaign.processes import content, whole
 
 NOWHERE = "/proc/none"
@@ -38,7 +38,7 @@ class Attack:
 
     def limited(self, kind: int, value: int) -> None:
         started = start(self.command, self.place, limits={kind: value})
-        check(wait(started), started.output()[1])
+        check(wait(started), told_in(self.place))
 
 
 def starve(number: int) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from known_logs import LOGS
-from runs import environment, tpukit
+from runs import environment, here, tpukit
 
 from tpukit.commands.reports.machine import check_lines
 from tpukit.probe.machine.checks import Result
@@ -291,7 +291,7 @@ def test_own_knowledge(tmp_path):
 )
 def test_wrong_usage(tmp_path, arguments, said):
     (tmp_path / "log").write_text("x\n")
-    done = tpukit("doctor", *arguments, cwd=tmp_path)
+    done = here("doctor", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import select
 import shutil
@@ -108,19 +109,29 @@ class Connection:
         """An idle one, or a new one."""
         return cls.idle[stack].pop() if cls.idle[stack] else cls(stack)
 
-    def can_set(self, wanted: Mapping[str, str]) -> bool:
-        """Whether a fork behaves in an environment as a new process does."""
-        return is_late(wanted, self.environment)
+    def release(self) -> None:
+        """What was asked for is done."""
+        self.idle[self.stack].append(self)
+
+
+def can_set(stack: str, wanted: Mapping[str, str]) -> bool:
+    """Whether a fork of this stack's server behaves in an environment as a new process does."""
+    connection = Connection.to(stack)
+    connection.release()
+    return is_late(wanted, connection.environment)
 
 
 class ForkedCommand(subprocess.Popen[str]):
     """`python -m tpukit *argv`, or what CELLS, MODULE and SCRIPT say, as a fork.
 
-    `ranks`: processes that join as under torchrun.
+    `ranks`: processes that join as under torchrun; `limits`: their resource limits.
     """
 
-    def __init__(self, argv: list[str], connection: Connection, ranks: int = 1, **options) -> None:
-        self.connection, self.ranks = connection, ranks
+    def __init__(
+        self, argv: list[str], stack: str, ranks: int = 1,
+        limits: dict[int, int] | None = None, **options,
+    ) -> None:  # fmt: skip
+        self.connection, self.ranks, self.limits = Connection.to(stack), ranks, limits or {}
         unread = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         super().__init__(argv, **{**unread, "text": True, **options})
 
@@ -130,7 +141,7 @@ class ForkedCommand(subprocess.Popen[str]):
             f"/proc/{os.getpid()}/fd/{stream if own < 0 else own}"
             for stream, own in enumerate((pipes[0], pipes[3], pipes[5]))
         ]
-        request = [args, env, str(cwd or Path.cwd()), streams, session, self.ranks]
+        request = [args, env, str(cwd or Path.cwd()), streams, session, self.ranks, self.limits]
         self.connection.file.write(json.dumps(request).encode() + b"\n")
         self.pid = int(self.connection.file.readline())
         self._child_created = True
@@ -141,7 +152,7 @@ class ForkedCommand(subprocess.Popen[str]):
 
     def _status(self) -> int:
         status = int(self.connection.file.readline())
-        Connection.idle[self.connection.stack].append(self.connection)
+        self.connection.release()
         return status
 
     def _internal_poll(self, _deadstate=None):
@@ -156,13 +167,13 @@ class ForkedCommand(subprocess.Popen[str]):
 
 
 def completed(
-    argv: list[str], connection: Connection, env: Mapping[str, str], cwd: Path | None,
-    timeout: float, ranks: int = 1,
+    argv: list[str], stack: str, env: Mapping[str, str], cwd: Path | None, timeout: float,
+    ranks: int = 1,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """What a forked command line does, its output captured."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         streams = {"stdout": out, "stderr": err}
-        with ForkedCommand(argv, connection, ranks, env=env, cwd=cwd, **streams) as command:
+        with ForkedCommand(argv, stack, ranks, env=env, cwd=cwd, **streams) as command:
             try:
                 status = command.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -318,7 +329,7 @@ def serve(stack: str, path: str) -> None:
 
 def answer(line: bytes, answers: IO[bytes], kept: dict[str, str]) -> None:
     """Forks for a request; writes the first child's process id, and then the wait status."""
-    argv, environment, cwd, paths, session, ranks = json.loads(line)
+    argv, environment, cwd, paths, session, ranks, limits = json.loads(line)
     to_write = os.O_WRONLY | os.O_APPEND
     streams = [os.open(path, to_write if n else os.O_RDONLY) for n, path in enumerate(paths)]
     children = []
@@ -331,6 +342,8 @@ def answer(line: bytes, answers: IO[bytes], kept: dict[str, str]) -> None:
             become({**kept, **environment, **own}, cwd)
             if session:
                 os.setsid()
+            for limit, value in limits.items():
+                resource.setrlimit(int(limit), (value, value))
             os._exit(run(argv))
         children.append(pid)
     for opened in streams:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from forked import CELLS, MARK, SCRIPT, Connection, ForkedCommand, completed, environment
+from forked import CELLS, MARK, SCRIPT, ForkedCommand, can_set, completed, environment
 from safetensors.torch import load_file
+
+from tpukit import cli
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
@@ -41,9 +44,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """`argv` in a fork, or `words` in a new process of Python."""
     variables = environment(env)
-    connection = Connection.to(stack_of(argv, variables))
-    if (ranks > 1 or connection.can_set(variables)) and not new:
-        return completed(argv, connection, variables, cwd, timeout, ranks)
+    stack = stack_of(argv, variables)
+    if (ranks > 1 or can_set(stack, variables)) and not new:
+        return completed(argv, stack, variables, cwd, timeout, ranks)
     assert ranks == 1, variables
     return subprocess.run(
         [sys.executable, *words], env=variables, cwd=cwd, timeout=timeout, capture_output=True,
@@ -51,12 +54,20 @@ def run(
     )  # fmt: skip
 
 
+def here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """One command line in this process, its output captured: for what fails before it begins."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), chdir(cwd or Path.cwd()):
+        code = cli.run(list(map(str, arguments)))
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
 def popen(*arguments: object, env: dict[str, str] | None = None, **options: Any) -> ForkedCommand:
     """A command line that runs meanwhile, in a fork; `options` as of `subprocess.Popen`."""
     argv, variables = list(map(str, arguments)), environment(env)
-    connection = Connection.to(stack_of(argv, variables))
-    assert connection.can_set(variables)
-    return ForkedCommand(argv, connection, env=variables, **options)
+    stack = stack_of(argv, variables)
+    assert can_set(stack, variables)
+    return ForkedCommand(argv, stack, env=variables, **options)
 
 
 @contextmanager
@@ -97,7 +108,7 @@ def notebook(
     """The cells of a notebook, run as its kernel runs them; an error in one ends with code 1."""
     file = cwd / "cells.json"
     file.write_text(json.dumps(cells))
-    return completed([CELLS, str(file)], Connection.to("torch"), environment(env), cwd, timeout)
+    return completed([CELLS, str(file)], "torch", environment(env), cwd, timeout)
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
