@@ -20,7 +20,12 @@ from torch import Tensor
 from torch_xla.utils.checkpoint import checkpoint
 
 from tpukit.hardware.backend import TorchOps
-from tpukit.hardware.xla.flash_attention import fits, flash_attention
+from tpukit.hardware.kernels.flash_attention import (
+    fits,
+    flash_attention,
+    plain_attention,
+)
+from tpukit.hardware.xla.kernel_calls import custom_call, split_call
 
 LARGEST_SCORES_BYTES = 2**28
 """Maximum bytes of a device's float32 score matrix; larger ones are made in blocks of queries."""
@@ -69,9 +74,9 @@ class XlaOps(TorchOps):
         # The kernel takes a bias or the starts of causal attention.
         allowed = starts is None or (bias is None and causal)
         if allowed and self.can_fuse(query, key, bias, causal=causal):
-            return flash_attention(
-                query, key, value, bias, causal=causal, starts=starts, mesh=self.spmd_mesh
-            )
+            split = functools.partial(split_call, self.spmd_mesh)
+            call = custom_call if self.spmd_mesh is None else split
+            return flash_attention(query, key, value, bias, causal=causal, starts=starts, call=call)
         blocks = self._blocks(query, key)
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal, starts=starts)
@@ -104,29 +109,6 @@ def _block(causal: bool, start: int, masks: Sequence[str], *tensors: Tensor) -> 
     """Attention of queries `start`, `start` + 1, ...; masks: what the tensors after three are."""
     named = dict(zip(masks, tensors[3:], strict=True))
     return plain_attention(*tensors[:3], causal=causal, start=start, **named)
-
-
-def plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None = None,
-    *,
-    causal: bool = False,
-    start: int = 0,
-    starts: Tensor | None = None,
-) -> Tensor:
-    """Attention written out, its softmax in float32. The first query is number `start`."""
-    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1)).float()
-    if bias is not None:
-        scores = scores + bias.float()
-    columns = torch.arange(key.shape[-2], device=query.device)
-    if causal:
-        rows = torch.arange(start, start + query.shape[-2], device=query.device)
-        scores = scores.masked_fill(columns > rows[:, None], float("-inf"))
-    if starts is not None:
-        scores = scores.masked_fill(columns < starts[:, None, :, None], float("-inf"))
-    return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
 
 
 def _part_of(bias: Tensor, start: int, stop: int, seen: int) -> Tensor:

@@ -22,9 +22,9 @@ from torch_xla.core.xla_builder import create_placeholder_tensor
 
 from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
+from tpukit.hardware.kernels.flash_attention import tiles_of
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
-from tpukit.hardware.xla.flash_attention import tiles_of
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, Spec, is_on_xla
 from tpukit.probe.compiler.compile import Program, program_text
