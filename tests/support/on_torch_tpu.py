@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from contextlib import contextmanager
 
+import numpy
 import torch
 import torch.nn.functional as F
 from no_dropout import without_dropout
 from runs import relative_difference
 
+from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
@@ -220,12 +223,13 @@ def recomputed_dropout():
 
 
 def tasks(name):
-    """What the last of six steps of a task runs, and how far its weights are from the CPU's."""
+    """What the last of six steps of a task runs and the last of three validation batches, and how
+    far weights and means are from the CPU's."""
     from tpukit.tasks.eit.task import EITTask
     from tpukit.tasks.images.task import ImagesTask
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
-    from tpukit.train.learner import build_learner
+    from tpukit.train.learner import BatchSums, build_learner
     from tpukit.train.task import PlanSettings
 
     gpt = {"model": "2x2x32", "block_size": 64, "init": "scratch", "tokenizer": "gpt2"}
@@ -236,7 +240,7 @@ def tasks(name):
     }[name]().for_probing()
     batch = task.probe_batches(PlanSettings(4, 4, 1, 0))[0]
     torch.set_num_threads(1)
-    launches, backend = {}, opened(compile=True)
+    launches, validation, means, backend = {}, {}, [], opened(compile=True)
 
     def trained(backend):
         config = TrainConfig(ema_decay=0.9, optimizer="sgd")
@@ -247,11 +251,65 @@ def tasks(name):
                 sent = list(backend.batches([batch]))
                 with counted(backend) as found:
                     learner.train_step(sent, 1e-3 * (step + 1))
+            sums = BatchSums(task, backend, learner.model.eval())
+            for _ in range(3):
+                [sent] = backend.batches([batch])
+                with counted(backend) as evaluated:
+                    sums.add(sent)
+        means.append(sums.read())
         launches.update(found)
+        validation.update(evaluated)
         return backend.to_host(learner.model_tensors())
 
     left, right = trained(backend), trained(opened_cpu())
-    return {**launches, "difference": relative_difference(left, right)}
+    difference = relative_difference(left, right)
+    return {**launches, "difference": difference, "validation": validation, "means": means}
+
+
+def kernels():
+    """Relative differences of the attention kernels, as a step's program holds them, from plain
+    attention: output and gradients. JAX executes the program, as the plugin takes no kernels."""
+    os.environ[EMULATED_KERNELS] = "1"
+    import jax
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir.dialects import hlo
+    from torch_tpu._internal.compile import tpu_torch_compile as recorder
+
+    from tpukit.hardware.eager.programs import StepPrograms
+    from tpukit.hardware.kernels.flash_attention import plain_attention
+
+    backend = opened(compile=True)
+    backend.fused = True
+    torch.manual_seed(0)
+    batch = {name: torch.randn(2, 2, 128, 32) for name in ("query", "key", "value", "way")}
+    batch["bias"] = torch.randn(1, 2, 128, 128)
+
+    def results(attention, batch):
+        *given, way, bias = [t.clone().requires_grad_() for t in batch.values()]
+        output = attention(*given, bias)
+        return output.detach(), *torch.autograd.grad((output * way.detach()).sum(), [*given, bias])
+
+    def step(batches, _):
+        return results(backend.attention, batches[0])
+
+    sent = list(backend.batches([batch]))
+    programs = StepPrograms(backend.device, print)
+    recording = programs.recorded(step, sent, programs.inputs(sent, (0.0,)))
+    places = {id(tensor): batch[name] for name, tensor in sent[0].items()}
+    given = [places[id(k.tensor)] if id(k.tensor) in places else torch.zeros(1)
+             for k in recording.recorder.kept]  # fmt: skip
+    artifact = recorder.serialize_mlir_portable_artifact(recording.module)
+    [device] = jax.devices("cpu")[:1]
+    with mlir.make_ir_context() as context:
+        module = hlo.deserialize_portable_artifact(context, artifact)
+        options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+        program = device.client.compile_and_load(module, xla_client.DeviceList((device,)), options)
+    outputs = program.execute([jax.device_put(tensor.numpy(), device) for tensor in given])
+    found = [torch.from_numpy(numpy.array(output)) for output in outputs]
+    pairs = zip(found, results(plain_attention, batch), strict=False)
+    return [float((a - b).norm() / b.norm()) for a, b in pairs]
 
 
 def opened_cpu():

@@ -122,10 +122,20 @@ def test_recomputed_dropout_is_the_passes_and_another_in_each_step():
 
 
 @pytest.mark.parametrize("task", ["eit", "summarize", "images"])
-def test_a_step_of_each_task_is_one_program(task):
+def test_a_step_and_a_validation_batch_of_each_task_are_one_program(task):
     found = case("tasks", task)
     assert (found["programs"], found["others"]) == (1, 0)
     assert found["difference"] < 1e-4
+    assert found["validation"] == {"programs": 1, "others": 0}
+    ours, expected = found["means"]
+    assert ours == pytest.approx(expected, rel=1e-4)
+
+
+def test_kernels_in_a_program_compute_attention_and_its_gradients():
+    """Query, key, value and bias, in their places and layouts."""
+    differences = case("kernels")
+    assert len(differences) == 5
+    assert max(differences) < 1e-5
 
 
 @pytest.mark.parametrize(

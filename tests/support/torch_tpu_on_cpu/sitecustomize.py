@@ -107,14 +107,13 @@ def leave_out_kernels(loader) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
-def interpret_kernels(choice) -> None:
-    """tpukit's own kernels are run where a test asks for it, in JAX's interpreter."""
-    asked = os.environ.get("TPUKIT_EMULATED_KERNELS") == "1"
-    choice.kernel_device = lambda hardware: "the CPU plugin" if asked else None
+def leave_out_own_kernels(choice) -> None:
+    """The plugin runs no custom kernel, an interpreted one neither."""
+    choice.kernel_device = lambda hardware: None
 
 
 CHANGED = {
-    "tpukit.hardware.kernels.choice": interpret_kernels,
+    "tpukit.hardware.kernels.choice": leave_out_own_kernels,
     "tpukit.hardware.host": show_a_chip,
     "torch_tpu._internal.utils.hardware": count_a_chip,
     "torch_tpu._loader": leave_out_kernels,
