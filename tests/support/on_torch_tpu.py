@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 from contextlib import contextmanager
 
-import numpy
 import torch
 import torch.nn.functional as F
 from no_dropout import without_dropout
 from runs import relative_difference
 
-from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
@@ -266,50 +263,35 @@ def tasks(name):
     return {**launches, "difference": difference, "validation": validation, "means": means}
 
 
-def kernels():
-    """Relative differences of the attention kernels, as a step's program holds them, from plain
-    attention: output and gradients. JAX executes the program, as the plugin takes no kernels."""
-    os.environ[EMULATED_KERNELS] = "1"
-    import jax
-    from jax._src import compiler
-    from jax._src.interpreters import mlir
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir.dialects import hlo
-    from torch_tpu._internal.compile import tpu_torch_compile as recorder
+class Attending:
+    """A step whose attention has a bias with a gradient."""
 
-    from tpukit.hardware.eager.programs import StepPrograms
+    def __init__(self, attention):
+        self.attention = attention
+
+    def step(self, batches, _):
+        *given, bias, way = [t.clone().requires_grad_() for t in batches[0].values()]
+        output = self.attention(*given, bias)
+        loss = (output * way.detach()).sum()
+        return output.detach(), *torch.autograd.grad(loss, [*given, bias])
+
+
+def kernels():
+    """Relative differences of the attention kernels in a program from plain attention: output and
+    gradients; and what ran."""
     from tpukit.hardware.kernels.flash_attention import plain_attention
 
     backend = opened(compile=True)
-    backend.fused = True
     torch.manual_seed(0)
-    batch = {name: torch.randn(2, 2, 128, 32) for name in ("query", "key", "value", "way")}
-    batch["bias"] = torch.randn(1, 2, 128, 128)
-
-    def results(attention, batch):
-        *given, way, bias = [t.clone().requires_grad_() for t in batch.values()]
-        output = attention(*given, bias)
-        return output.detach(), *torch.autograd.grad((output * way.detach()).sum(), [*given, bias])
-
-    def step(batches, _):
-        return results(backend.attention, batches[0])
-
-    sent = list(backend.batches([batch]))
-    programs = StepPrograms(backend.device, print)
-    recording = programs.recorded(step, sent, programs.inputs(sent, (0.0,)))
-    places = {id(tensor): batch[name] for name, tensor in sent[0].items()}
-    given = [places[id(k.tensor)] if id(k.tensor) in places else torch.zeros(1)
-             for k in recording.recorder.kept]  # fmt: skip
-    artifact = recorder.serialize_mlir_portable_artifact(recording.module)
-    [device] = jax.devices("cpu")[:1]
-    with mlir.make_ir_context() as context:
-        module = hlo.deserialize_portable_artifact(context, artifact)
-        options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
-        program = device.client.compile_and_load(module, xla_client.DeviceList((device,)), options)
-    outputs = program.execute([jax.device_put(tensor.numpy(), device) for tensor in given])
-    found = [torch.from_numpy(numpy.array(output)) for output in outputs]
-    pairs = zip(found, results(plain_attention, batch), strict=False)
-    return [float((a - b).norm() / b.norm()) for a, b in pairs]
+    batch = {name: torch.randn(2, 2, 128, 32) for name in ("query", "key", "value")}
+    batch |= {"bias": torch.randn(1, 2, 128, 128), "way": torch.randn(2, 2, 128, 32)}
+    sent, owner = list(backend.batches([batch])), Attending(backend.attention)
+    for _ in range(2):
+        with counted(backend) as launches:
+            found = backend.run(owner.step, sent, 0.0)
+    pairs = zip(found, Attending(plain_attention).step([batch], 0.0), strict=True)
+    differences = [float((a.cpu() - b).norm() / b.norm()) for a, b in pairs]
+    return {**launches, "differences": differences, "fused": backend.fused}
 
 
 def opened_cpu():

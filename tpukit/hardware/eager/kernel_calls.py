@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.detect import EMULATED_KERNELS
+from tpukit.hardware.eager.programs import host_state, set_host_state
 from tpukit.hardware.kernels.flash_attention import Kernel, Shapes, results_of, with_shapes
 
 
@@ -39,6 +40,8 @@ def kernel_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:
 @functools.lru_cache(maxsize=256)
 def _registered(kernel: Kernel, inputs: Shapes) -> tuple[str, str]:
     """The kernel's name and its program's digest, by which torch_tpu's caches know it."""
+    # jax, imported or asked, draws from Python's generator, which no recorded step may.
+    state = host_state()
     import jax
     from jax._src.config import export_ignore_forward_compatibility
 
@@ -47,6 +50,7 @@ def _registered(kernel: Kernel, inputs: Shapes) -> tuple[str, str]:
     # The libtpu beside it is of jax's age, and reads its newest Mosaic.
     with export_ignore_forward_compatibility(True):
         exported = jax.export.export(function, platforms=["tpu"], disabled_checks=checks)(*shapes)
+    set_host_state(state)
     name = f"tpukit_attention_{kernel.function}"
     digest = hashlib.sha256(repr((kernel, inputs)).encode() + exported.mlir_module_serialized)
     _pallas().register_custom_kernel(
