@@ -197,6 +197,8 @@ def find_kind(options: HardwareOptions) -> Kind:
 
 def holds_tpu() -> bool:
     """Whether this process has opened a TPU: no other process can then."""
+    if hasattr(sys.modules.get("torch"), "tpu"):  # torch_tpu's module, loaded with its device
+        return True
     compiled: Any = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
     is_open = compiled is not None and compiled._xla_runtime_is_initialized()
     return is_open and not is_emulated(os.environ)
