@@ -144,10 +144,9 @@ class EagerBackend(TorchOps):
         starts: Tensor | None = None,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        # Dynamo cannot trace a kernel's call. It takes a bias or the starts of causal attention.
+        # Dynamo cannot trace a kernel's call.
         allowed = self.fused and (is_recorded() or not torch.compiler.is_compiling())
-        allowed = allowed and (starts is None or (bias is None and causal))
-        if not allowed or not fits(query, key, bias, causal=causal):
+        if not allowed or not fits(query, key, bias, starts, causal=causal):
             return super().attention(query, key, value, bias, causal=causal, starts=starts)
         from tpukit.hardware.eager.kernel_calls import kernel_call
 

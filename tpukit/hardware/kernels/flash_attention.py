@@ -54,9 +54,14 @@ Call = Callable[[Kernel, Sequence[Tensor]], list[Tensor]]
 """Runs a kernel, its arguments and results as `pallas_attention` has them."""
 
 
-def fits(query: Tensor, key: Tensor, bias: Tensor | None = None, *, causal: bool) -> bool:
+def fits(
+    query: Tensor, key: Tensor, bias: Tensor | None = None, starts: Tensor | None = None, *,
+    causal: bool,
+) -> bool:  # fmt: skip
     """Whether the kernels take these shapes: whole tiles, a head that the core can hold, one bias
-    for all rows."""
+    for all rows or the starts of causal attention."""
+    if starts is not None and (bias is not None or not causal):
+        return False
     heads, queries, width = query.shape[1:]
     keys = key.shape[-2]
     token = width * query.element_size()

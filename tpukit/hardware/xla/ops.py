@@ -71,9 +71,7 @@ class XlaOps(TorchOps):
         starts: Tensor | None = None,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        # The kernel takes a bias or the starts of causal attention.
-        allowed = starts is None or (bias is None and causal)
-        if allowed and self.can_fuse(query, key, bias, causal=causal):
+        if self.can_fuse(query, key, bias, starts, causal=causal):
             split = functools.partial(split_call, self.spmd_mesh)
             call = custom_call if self.spmd_mesh is None else split
             return flash_attention(query, key, value, bias, causal=causal, starts=starts, call=call)
@@ -94,10 +92,13 @@ class XlaOps(TorchOps):
             parts.append(self.recompute(block, *inputs, *masks.values()))
         return torch.cat(parts, dim=-2)
 
-    def can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
+    def can_fuse(
+        self, query: Tensor, key: Tensor, bias: Tensor | None = None,
+        starts: Tensor | None = None, *, causal: bool,
+    ) -> bool:  # fmt: skip
         """Whether the fused kernel takes these shapes."""
         whole = query.shape[0] % self.devices == 0
-        return self.fused and whole and fits(query, key, bias, causal=causal)
+        return self.fused and whole and fits(query, key, bias, starts, causal=causal)
 
     def _blocks(self, query: Tensor, key: Tensor) -> int:
         batch, heads, queries, _ = query.shape
@@ -196,7 +197,7 @@ def attention_under_autocast(
     if ops is not None and plain and _flash_allowed():
         keys, values = (_for_all_heads(t, query) if enable_gqa else t for t in (key, value))
         alike = query.shape[:2] == keys.shape[:2] and keys.shape == values.shape
-        if alike and ops.can_fuse(query, keys, None, causal=is_causal):
+        if alike and ops.can_fuse(query, keys, causal=is_causal):
             if scale is not None:
                 query = query * (scale * query.shape[-1] ** 0.5)
             return ops.attention(query, keys, values, causal=is_causal)
