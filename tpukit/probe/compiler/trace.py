@@ -172,7 +172,7 @@ class TracingBackend(XlaBackend):
         causal: bool = False,
         starts: Tensor | None = None,
     ) -> Tensor:
-        if self.can_fuse(query, key, bias, causal=causal):
+        if self.can_fuse(query, key, bias, starts, causal=causal):
             self.kernel_shares.append(_share_of_tiles(query, causal=causal))
         return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
