@@ -32,8 +32,9 @@ STEP = (
     "tpukit/hardware/optimizers.py",
 )
 XLA = (
-    *within("hardware/xla", "backend.py", "flash_attention.py", "lowerings.py", "mesh.py",
-            "ops.py", "optimizer.py", "pallas_attention.py", "resize.py"),
+    *within("hardware/xla", "backend.py", "kernel_calls.py", "lowerings.py", "mesh.py", "ops.py",
+            "optimizer.py", "resize.py"),
+    *within("hardware/kernels", "flash_attention.py", "pallas_attention.py"),
 )  # fmt: skip
 EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py")
 ENGINE = (

@@ -72,6 +72,7 @@ def record_torch_tpu(name: str, kernels: bool) -> tuple[bytes, dict[int, int]]:
     from tpukit.train.learner import build_learner
 
     backend: Any = open_backend(HardwareOptions(hw="tpu", precision="bf16", compile=True))
+    backend.fused = kernels
     from torch_tpu._internal.compile import tpu_torch_compile as recorder
 
     # The tests' hook turns torch_tpu's own kernel off, as the CPU cannot execute it.

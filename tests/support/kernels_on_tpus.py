@@ -21,8 +21,8 @@ from jax._src.interpreters.mlir import LoweringParameters
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from tpukit.hardware.xla.flash_attention import fits, tiles_of
-from tpukit.hardware.xla.pallas_attention import backward, forward
+from tpukit.hardware.kernels.flash_attention import fits, tiles_of
+from tpukit.hardware.kernels.pallas_attention import backward, forward
 
 BF16, FP32 = (torch.bfloat16, jnp.bfloat16), (torch.float32, jnp.float32)
 CASES = [  # rows, width, tokens, types, causal, what comes beside

@@ -220,12 +220,13 @@ def recomputed_dropout():
 
 
 def tasks(name):
-    """What the last of six steps of a task runs, and how far its weights are from the CPU's."""
+    """What the last of six steps of a task runs and the last of three validation batches, and how
+    far weights and means are from the CPU's."""
     from tpukit.tasks.eit.task import EITTask
     from tpukit.tasks.images.task import ImagesTask
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
-    from tpukit.train.learner import build_learner
+    from tpukit.train.learner import BatchSums, build_learner
     from tpukit.train.task import PlanSettings
 
     gpt = {"model": "2x2x32", "block_size": 64, "init": "scratch", "tokenizer": "gpt2"}
@@ -236,7 +237,7 @@ def tasks(name):
     }[name]().for_probing()
     batch = task.probe_batches(PlanSettings(4, 4, 1, 0))[0]
     torch.set_num_threads(1)
-    launches, backend = {}, opened(compile=True)
+    launches, validation, means, backend = {}, {}, [], opened(compile=True)
 
     def trained(backend):
         config = TrainConfig(ema_decay=0.9, optimizer="sgd")
@@ -247,11 +248,50 @@ def tasks(name):
                 sent = list(backend.batches([batch]))
                 with counted(backend) as found:
                     learner.train_step(sent, 1e-3 * (step + 1))
+            sums = BatchSums(task, backend, learner.model.eval())
+            for _ in range(3):
+                [sent] = backend.batches([batch])
+                with counted(backend) as evaluated:
+                    sums.add(sent)
+        means.append(sums.read())
         launches.update(found)
+        validation.update(evaluated)
         return backend.to_host(learner.model_tensors())
 
     left, right = trained(backend), trained(opened_cpu())
-    return {**launches, "difference": relative_difference(left, right)}
+    difference = relative_difference(left, right)
+    return {**launches, "difference": difference, "validation": validation, "means": means}
+
+
+class Attending:
+    """A step whose attention has a bias with a gradient."""
+
+    def __init__(self, attention):
+        self.attention = attention
+
+    def step(self, batches, _):
+        *given, bias, way = [t.clone().requires_grad_() for t in batches[0].values()]
+        output = self.attention(*given, bias)
+        loss = (output * way.detach()).sum()
+        return output.detach(), *torch.autograd.grad(loss, [*given, bias])
+
+
+def kernels():
+    """Relative differences of the attention kernels in a program from plain attention: output and
+    gradients; and what ran."""
+    from tpukit.hardware.kernels.flash_attention import plain_attention
+
+    backend = opened(compile=True)
+    torch.manual_seed(0)
+    batch = {name: torch.randn(2, 2, 128, 32) for name in ("query", "key", "value")}
+    batch |= {"bias": torch.randn(1, 2, 128, 128), "way": torch.randn(2, 2, 128, 32)}
+    sent, owner = list(backend.batches([batch])), Attending(backend.attention)
+    for _ in range(2):
+        with counted(backend) as launches:
+            found = backend.run(owner.step, sent, 0.0)
+    pairs = zip(found, Attending(plain_attention).step([batch], 0.0), strict=True)
+    differences = [float((a.cpu() - b).norm() / b.norm()) for a, b in pairs]
+    return {**launches, "differences": differences, "fused": backend.fused}
 
 
 def opened_cpu():

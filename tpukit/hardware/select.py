@@ -24,6 +24,12 @@ from tpukit.hardware.detect import (
     is_emulated,
 )
 from tpukit.hardware.host import Host
+from tpukit.hardware.kernels.choice import (
+    keep_result,
+    kernel_device,
+    kernels_work,
+    try_kernels,
+)
 from tpukit.hardware.launch.failures import failures_named
 from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
@@ -35,7 +41,6 @@ from tpukit.hardware.tpu_stack import (
     choose_stack,
     installed_stack,
 )
-from tpukit.hardware.xla.kernel_choice import keep_result, kernel_device, kernels_work, try_kernels
 from tpukit.io.files import is_writable
 from tpukit.knowledge.versions import installed_versions
 
@@ -158,7 +163,7 @@ def settle_kernels(
 def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, Any] | None:
     """The result of a new trial of the kernels, kept for runs; None where there are none.
 
-    See `tpukit.hardware.xla.kernel_choice.try_kernels`.
+    See `tpukit.hardware.kernels.choice.try_kernels`.
     """
     hardware = _this_machine()
     device = _kernel_device(options, hardware)
@@ -172,7 +177,8 @@ def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, An
 
 def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:
     kind = hardware.kind if options.hw == "auto" else options.hw
-    if kind != "tpu" or installed_stack() != "torch_xla":
+    # With torch_tpu several ranks run no program that holds a kernel.
+    if kind != "tpu" or (installed_stack() == "torch_tpu" and rank_count(options, kind) > 1):
         return None
     return kernel_device(hardware)
 
@@ -188,6 +194,8 @@ def find_kind(options: HardwareOptions) -> Kind:
 
 def holds_tpu() -> bool:
     """Whether this process has opened a TPU: no other process can then."""
+    if hasattr(sys.modules.get("torch"), "tpu"):  # torch_tpu's module, loaded with its device
+        return True
     compiled: Any = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
     is_open = compiled is not None and compiled._xla_runtime_is_initialized()
     return is_open and not is_emulated(os.environ)
@@ -257,8 +265,8 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
         _check_gpu(options, hardware)
     if options.kernels == "on" and _kernel_device(options, hardware) is None:
         raise HardwareError(
-            "--kernels on: there are no kernels for this hardware; they need torch_xla with jax on"
-            " a TPU v4 or newer.",
+            "--kernels on: there are no kernels for this hardware; they need jax on a TPU v4 or"
+            " newer, and one device with torch_tpu.",
             "Leave --kernels out.",
             id="no-kernels",
         )
@@ -334,8 +342,8 @@ def keep_programs(folder: Path, stack: TpuStack = "torch_xla") -> None:
         digest = hashlib.sha256(str(programs).encode()).hexdigest()[:12]
         os.environ["TORCH_TPU_TIER2_COMPILATION_CACHE"] = f"tpukit-{digest}"
         os.environ["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = str(programs)
-        backup = "TORCH_TPU_INTERNAL_TIER3_COMPILATION_CACHE_LOCAL_BACKUP_TASK"
-        os.environ[backup] = "1" if writable else "0"
+        # Else small programs are compiled beside reading their file, and the faster one is taken.
+        os.environ["TORCH_TPU_INTERNAL_TIER3_COMPILATION_CACHE_LOCAL_BACKUP_TASK"] = "0"
         return
     # What torch_xla.runtime.initialize_cache sets.
     os.environ["XLA_PERSISTENT_CACHE_PATH"] = str(programs)

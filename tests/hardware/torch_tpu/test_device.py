@@ -10,6 +10,8 @@ import pytest
 import torch
 from runs import SUPPORT, environment, on_torch_tpu, relative_difference
 
+from tpukit.hardware.detect import EMULATED_KERNELS
+
 pytestmark = pytest.mark.torch_tpu
 ALONE = {
     "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
@@ -34,8 +36,9 @@ def run(script, *arguments, env):
     return done.stdout
 
 
-def case(*arguments):
-    return json.loads(run("on_torch_tpu.py", *arguments, env=on_torch_tpu()).splitlines()[-1])
+def case(*arguments, **variables):
+    env = on_torch_tpu(**variables)
+    return json.loads(run("on_torch_tpu.py", *arguments, env=env).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +125,21 @@ def test_recomputed_dropout_is_the_passes_and_another_in_each_step():
 
 
 @pytest.mark.parametrize("task", ["eit", "summarize", "images"])
-def test_a_step_of_each_task_is_one_program(task):
+def test_a_step_and_a_validation_batch_of_each_task_are_one_program(task):
     found = case("tasks", task)
     assert (found["programs"], found["others"]) == (1, 0)
     assert found["difference"] < 1e-4
+    assert found["validation"] == {"programs": 1, "others": 0}
+    ours, expected = found["means"]
+    assert ours == pytest.approx(expected, rel=1e-4)
+
+
+def test_kernels_in_a_program_compute_attention_and_its_gradients():
+    """Once a trial in another process has found that they work on the device."""
+    found = case("kernels", **{EMULATED_KERNELS: "1"})
+    assert found["fused"]
+    assert (found["programs"], found["others"]) == (1, 0)
+    assert max(found["differences"]) < 1e-5
 
 
 @pytest.mark.parametrize(

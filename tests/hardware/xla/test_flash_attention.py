@@ -37,7 +37,8 @@ LOWERED = """
 import json, sys, torch
 if sys.argv[1] == "imported":
     import jax
-from tpukit.hardware.xla.flash_attention import Kernel, lower
+from tpukit.hardware.kernels.flash_attention import Kernel
+from tpukit.hardware.xla.kernel_calls import lower
 shapes = (((1, 1, 32, 128), torch.float32),) * 3
 payload = lower(Kernel("forward", causal=True), shapes)
 import jax

@@ -11,8 +11,8 @@ import pytest
 from runs import SUPPORT, environment, failure, parameters, tpukit
 
 from tpukit.hardware.detect import EMULATED_KERNELS, Hardware, TpuChips
+from tpukit.hardware.kernels import choice as kernel_choice
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.xla import kernel_choice
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
 
 EMULATION = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", EMULATED_KERNELS: "1"}
@@ -26,7 +26,7 @@ def train(folder, *more, cache=None, seconds=400, **variables):
     """The text of a run in `folder`, and what its config says of kernels."""
     path = f"{SUPPORT / 'broken_kernels'}:{environment().get('PYTHONPATH', '')}"
     own = {**EMULATION, "TPUKIT_CACHE_DIR": str(cache or folder / "cache"), "PYTHONPATH": path}
-    limited = "import sys; from tpukit.hardware.xla import kernel_choice as choice;"
+    limited = "import sys; from tpukit.hardware.kernels import choice;"
     limited += f"choice.TRIAL_SECONDS = {seconds}; from tpukit.cli import main; main()"
     words = [*ARGUMENTS, "--results-dir", folder / "run", *more]
     done = subprocess.run(

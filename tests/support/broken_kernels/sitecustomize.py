@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-BROKEN = "tpukit.hardware.xla.pallas_attention"
+BROKEN = "tpukit.hardware.kernels.pallas_attention"
 
 
 def broken(kernel):

@@ -20,6 +20,9 @@ CHIP_FILES = {f"{CHIP}/vendor": "0x1ae0\n", f"{CHIP}/device": "0x0063\n"}
 CLIENT_CREATE = 15
 """Place of PJRT_Client_Create in the plugin's table: size, extension, version (24 bytes), then the
 functions."""
+TPU_TOPOLOGY, COUNTS = 16, range(10, 19)
+"""The extension that libtpu alone has, and the places in it of what counts processes, chips, cores
+and devices: torch_tpu asks before it calls a kernel of ours."""
 KEPT = []
 """What the plugin's table points to."""
 
@@ -74,6 +77,21 @@ def one_device(path: str) -> None:
     callback = kind(create)
     KEPT.extend([library, original, option, callback])
     table[CLIENT_CREATE] = ctypes.cast(callback, ctypes.c_void_p).value
+    add_topology(table)
+
+
+def add_topology(table) -> None:
+    """One of everything."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32))
+    def one(arguments):
+        arguments[4] = 1  # after the size and the topology
+
+    words = (ctypes.c_uint64 * 34)(34 * 8, TPU_TOPOLOGY, table[1] or 0)
+    for place in COUNTS:
+        words[place] = ctypes.cast(one, ctypes.c_void_p).value
+    KEPT.extend([one, words])
+    table[1] = ctypes.addressof(words)
 
 
 def show_a_chip(host) -> None:
@@ -107,7 +125,14 @@ def leave_out_kernels(loader) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
+def interpret_kernels(choice) -> None:
+    """Kernels of ours run where a test asks for it, in JAX's interpreter."""
+    asked = os.environ.get("TPUKIT_EMULATED_KERNELS") == "1"
+    choice.kernel_device = lambda hardware: "the CPU plugin" if asked else None
+
+
 CHANGED = {
+    "tpukit.hardware.kernels.choice": interpret_kernels,
     "tpukit.hardware.host": show_a_chip,
     "torch_tpu._internal.utils.hardware": count_a_chip,
     "torch_tpu._loader": leave_out_kernels,

@@ -42,6 +42,7 @@ from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, ch
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
+from tpukit.hardware.kernels.flash_attention import fits, flash_attention
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
@@ -72,7 +73,9 @@ class EagerBackend(TorchOps):
         update: PlainUpdate,
         *,
         compiles: bool,
+        fused: bool = False,
     ) -> None:
+        """fused: whether the TPU's attention kernels can be used."""
         self.kind: Kind = kind
         self.eager = eager
         self.device = eager.device
@@ -85,6 +88,7 @@ class EagerBackend(TorchOps):
         self.parallelism = parallelism
         self.update = update
         self.compiles = compiles
+        self.fused = fused
         self._results: list[Tensor] = []
         """Results of the last step whose errors have not surfaced yet."""
 
@@ -122,6 +126,27 @@ class EagerBackend(TorchOps):
             return super().recompute(function, *tensors)
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        causal: bool = False,
+        starts: Tensor | None = None,
+    ) -> Tensor:
+        """See `ModelOps.attention`."""
+        # Dynamo cannot trace a kernel's call.
+        allowed = self.fused and (is_recorded() or not torch.compiler.is_compiling())
+        if not allowed or not fits(query, key, bias, starts, causal=causal):
+            return super().attention(query, key, value, bias, causal=causal, starts=starts)
+        from tpukit.hardware.eager.kernel_calls import kernel_call
+
+        return flash_attention(
+            query, key, value, bias, causal=causal, starts=starts, call=kernel_call
+        )
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
@@ -303,6 +328,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         parallelism,
         ScaledUpdate(GradScaler(device.type), device) if scales else PlainUpdate(),
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
+        fused=kind == "tpu" and world == 1 and options.kernels == "on",
     )
 
 

@@ -400,13 +400,13 @@ class StepPrograms:
     ) -> StepProgram | None:
         """The program of a step after its first or second recording; None where it has none."""
         inputs = self.inputs(batches, numbers)
-        host_state = _host_state()
+        state = host_state()
         plain = _plain_values(getattr(function, "__self__", None))
         try:
             recording = self.recorded(function, batches, inputs)
             if (changed := _first_changed(plain)) is not None:
                 raise NotOneProgramError(f"it changes {changed}, which no program does")
-            if _host_state() != host_state:
+            if host_state() != state:
                 raise NotOneProgramError("it draws from a random generator of the host")
             if known is None:
                 return self._compiled(recording, name, inputs, plain)
@@ -419,7 +419,7 @@ class StepPrograms:
         except Exception as error:  # the mistake of a task is raised again, and explained
             if is_out_of_memory_text(str(error)):
                 raise
-            _set_host_state(host_state)
+            set_host_state(state)
             for thing, values in plain:
                 thing.__dict__.update(values)
             self.say(_why(error))
@@ -521,12 +521,14 @@ def _difference(before: str, now: str) -> str:
     return next((f" ({a.strip()} -> {b.strip()})"[:200] for a, b in pairs if a != b), "")
 
 
-def _host_state() -> bytes:
+def host_state() -> bytes:
+    """The host's random generators."""
     of_torch = torch.get_rng_state().numpy()
     return pickle.dumps((random.getstate(), np.random.get_state(), of_torch))
 
 
-def _set_host_state(state: bytes) -> None:
+def set_host_state(state: bytes) -> None:
+    """Sets them as they were."""
     own, of_numpy, of_torch = pickle.loads(state)
     random.setstate(own)
     np.random.set_state(of_numpy)

@@ -20,7 +20,12 @@ from torch import Tensor
 from torch_xla.utils.checkpoint import checkpoint
 
 from tpukit.hardware.backend import TorchOps
-from tpukit.hardware.xla.flash_attention import fits, flash_attention
+from tpukit.hardware.kernels.flash_attention import (
+    fits,
+    flash_attention,
+    plain_attention,
+)
+from tpukit.hardware.xla.kernel_calls import custom_call, split_call
 
 LARGEST_SCORES_BYTES = 2**28
 """Maximum bytes of a device's float32 score matrix; larger ones are made in blocks of queries."""
@@ -66,12 +71,10 @@ class XlaOps(TorchOps):
         starts: Tensor | None = None,
     ) -> Tensor:
         """See `ModelOps.attention`."""
-        # The kernel takes a bias or the starts of causal attention.
-        allowed = starts is None or (bias is None and causal)
-        if allowed and self.can_fuse(query, key, bias, causal=causal):
-            return flash_attention(
-                query, key, value, bias, causal=causal, starts=starts, mesh=self.spmd_mesh
-            )
+        if self.can_fuse(query, key, bias, starts, causal=causal):
+            split = functools.partial(split_call, self.spmd_mesh)
+            call = custom_call if self.spmd_mesh is None else split
+            return flash_attention(query, key, value, bias, causal=causal, starts=starts, call=call)
         blocks = self._blocks(query, key)
         if blocks == 1:
             return plain_attention(query, key, value, bias, causal=causal, starts=starts)
@@ -89,10 +92,13 @@ class XlaOps(TorchOps):
             parts.append(self.recompute(block, *inputs, *masks.values()))
         return torch.cat(parts, dim=-2)
 
-    def can_fuse(self, query: Tensor, key: Tensor, bias: Tensor | None, *, causal: bool) -> bool:
+    def can_fuse(
+        self, query: Tensor, key: Tensor, bias: Tensor | None = None,
+        starts: Tensor | None = None, *, causal: bool,
+    ) -> bool:  # fmt: skip
         """Whether the fused kernel takes these shapes."""
         whole = query.shape[0] % self.devices == 0
-        return self.fused and whole and fits(query, key, bias, causal=causal)
+        return self.fused and whole and fits(query, key, bias, starts, causal=causal)
 
     def _blocks(self, query: Tensor, key: Tensor) -> int:
         batch, heads, queries, _ = query.shape
@@ -104,29 +110,6 @@ def _block(causal: bool, start: int, masks: Sequence[str], *tensors: Tensor) -> 
     """Attention of queries `start`, `start` + 1, ...; masks: what the tensors after three are."""
     named = dict(zip(masks, tensors[3:], strict=True))
     return plain_attention(*tensors[:3], causal=causal, start=start, **named)
-
-
-def plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None = None,
-    *,
-    causal: bool = False,
-    start: int = 0,
-    starts: Tensor | None = None,
-) -> Tensor:
-    """Attention written out, its softmax in float32. The first query is number `start`."""
-    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1)).float()
-    if bias is not None:
-        scores = scores + bias.float()
-    columns = torch.arange(key.shape[-2], device=query.device)
-    if causal:
-        rows = torch.arange(start, start + query.shape[-2], device=query.device)
-        scores = scores.masked_fill(columns > rows[:, None], float("-inf"))
-    if starts is not None:
-        scores = scores.masked_fill(columns < starts[:, None, :, None], float("-inf"))
-    return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
 
 
 def _part_of(bias: Tensor, start: int, stop: int, seen: int) -> Tensor:
@@ -214,7 +197,7 @@ def attention_under_autocast(
     if ops is not None and plain and _flash_allowed():
         keys, values = (_for_all_heads(t, query) if enable_gqa else t for t in (key, value))
         alike = query.shape[:2] == keys.shape[:2] and keys.shape == values.shape
-        if alike and ops.can_fuse(query, keys, None, causal=is_causal):
+        if alike and ops.can_fuse(query, keys, causal=is_causal):
             if scale is not None:
                 query = query * (scale * query.shape[-1] ** 0.5)
             return ops.attention(query, keys, values, causal=is_causal)

@@ -24,9 +24,9 @@ from torch_xla.core.xla_builder import create_placeholder_tensor
 
 from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
+from tpukit.hardware.kernels.flash_attention import tiles_of
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
-from tpukit.hardware.xla.flash_attention import tiles_of
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, Spec, is_on_xla
 from tpukit.probe.compiler.compile import Program, program_text
@@ -150,7 +150,7 @@ class TracingBackend(XlaBackend):
         causal: bool = False,
         starts: Tensor | None = None,
     ) -> Tensor:
-        if self.can_fuse(query, key, bias, causal=causal):
+        if self.can_fuse(query, key, bias, starts, causal=causal):
             self.kernel_shares.append(_share_of_tiles(query, causal=causal))
         return super().attention(query, key, value, bias, causal=causal, starts=starts)
 

@@ -23,9 +23,9 @@ from tpukit.knowledge.versions import installed_versions
 
 TRIAL_SECONDS = 240.0
 """Time limit of a trial: a TPU opens, and ten small programs are compiled, in a minute."""
-CHILD = "tpukit.hardware.xla.kernel_trial"
-PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
-SOURCES = ("pallas_attention.py", "flash_attention.py", "kernel_trial.py")
+CHILD = "tpukit.hardware.kernels.trial"
+PACKAGES = ("torch", "torch_xla", "torch_tpu", "jax", "jaxlib", "libtpu")
+SOURCES = ("pallas_attention.py", "flash_attention.py", "trial.py")
 FORMAT = 1
 HELD: Mapping[str, Any] = {
     "works": False, "opened": False, "reason": "they are not tried yet, and this process holds it"

@@ -1,4 +1,4 @@
-"""The child of `kernel_choice`: each kernel, forward and backward, against plain operations.
+"""The child of `choice`: each kernel, forward and backward, against plain operations.
 
 Started by `tpukit.hardware.launch.child` with PRECISION DEVICES DESCRIPTOR PARENT as its arguments.
 Each answer has the relative errors found, the place that comes next and, where that is the last,
@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpukit.hardware.kernels.flash_attention import plain_attention
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
-from tpukit.hardware.xla.backend import XlaBackend
-from tpukit.hardware.xla.ops import plain_attention
 from tpukit.io.process import die_with_parent
 
 LARGEST_ERROR = 0.03
@@ -68,8 +67,7 @@ def main(arguments: list[str]) -> int:
 
 def answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
     """What the parent reads: the first answer says that the device has opened."""
-    backend = open_backend(options)
-    assert isinstance(backend, XlaBackend)
+    backend: Any = open_backend(options)
     if not backend.fused:
         yield _answer("", "the runtime reports another device")
         return
@@ -95,7 +93,7 @@ def _answer(
     return {"next": following, "reason": reason, "errors": errors or {}}
 
 
-def compare(backend: XlaBackend, case: Case) -> dict[str, float]:
+def compare(backend: Any, case: Case) -> dict[str, float]:
     """The relative error of the output and of each gradient; the plain form computes in fp32."""
     generator = torch.Generator().manual_seed(0)
     shape = (case.rows * backend.devices, HEADS, case.tokens, WIDTH)
@@ -112,14 +110,17 @@ def compare(backend: XlaBackend, case: Case) -> dict[str, float]:
     }
 
 
-def _results(backend: XlaBackend, attention: Any, host: list[Tensor], case: Case) -> list[Tensor]:
+def _results(backend: Any, attention: Any, host: list[Tensor], case: Case) -> list[Tensor]:
     """Output and gradients of query, key, value and bias, on the host."""
-    way, *inputs = [backend.mesh.send(tensor) for tensor in host]
+    rows, _, tokens, _ = host[0].shape
+    starts = (torch.arange(tokens) >= SECOND).long().mul(SECOND).expand(rows, -1)
+    sent = {str(index): tensor for index, tensor in enumerate(host)}
+    sent |= {"starts": starts.contiguous()} if case.packed else {}
+    [batch] = backend.batches([sent])
+    packed = {"starts": batch.pop("starts")} if case.packed else {}
+    way, *inputs = batch.values()
     for tensor in inputs:
         tensor.requires_grad_()
-    rows, _, tokens, _ = way.shape
-    starts = (torch.arange(tokens) >= SECOND).long().mul(SECOND).expand(rows, -1)
-    packed = {"starts": backend.mesh.send(starts.contiguous())} if case.packed else {}
     output = attention(*inputs, causal=case.causal, **packed)
     backend.backward((output.float() * way).sum())
     results = [output, *(tensor.grad for tensor in inputs)]
