@@ -39,6 +39,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
+from tpukit.hardware.eager.cpu_attention import cpu_attention
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import (
     DDP,
@@ -128,6 +129,20 @@ class EagerBackend(TorchOps):
             return super().recompute(function, *tensors)
         result: Tensor = checkpoint(function, *tensors, use_reentrant=False)
         return result
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        *,
+        causal: bool = False,
+        starts: Tensor | None = None,
+    ) -> Tensor:
+        looks = self.kind == "cpu" and not self.compiles
+        attend = cpu_attention if looks else super().attention
+        return attend(query, key, value, bias, causal=causal, starts=starts)
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:

@@ -71,7 +71,7 @@ def test_every_sample_is_in_its_step_once_and_fits(samples, micro_rows, devices)
             keys += micro.keys
     first_pass = [key.sample for key in keys if key.epoch == 0]
     assert sorted(first_pass) == list(range(len(sizes)))
-    packs = evaluation_packs(sizes, plan.shape, devices)
+    packs = evaluation_packs(sizes, plan.shape, plan.settings)
     for micro in packs:
         require_room(micro, sizes, devices)
     assert sorted(k.sample for m in packs for k in m.keys) == list(range(len(sizes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan,
 from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 Array = np.ndarray[Any, Any]
+PREFILL_TOKENS = 1024
+"""Maximum tokens of prompts that are prefilled together, where shapes are free."""
 WORTH_TIGHTENING = 0.75
 """The cache is copied into a smaller one once so much of it is enough."""
 
@@ -67,19 +70,26 @@ class ChunkDecoding:
         new_tokens = self.decoding.max_new_tokens + self.decoder.steps_a_read
         return self.decoder.plan.cache_positions(prompts, new_tokens)
 
-    def take_in(self, free: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
-        """Prefills a waiting prompt on each device that has room: into all of `free[device]`.
+    def places(self, free: Sequence[Sequence[int]]) -> list[int | None]:
+        """Which of the free places of each device the next prompts take; None where it has none."""
+        if not self.batch.packs:
+            return [next(iter(own), None) for own in free]
+        tokens = itertools.accumulate(len(prompt.tokens) for prompt in reversed(self.waiting))
+        return list(free[0][: max(1, sum(count <= PREFILL_TOKENS for count in tokens))])
 
-        Returns the prompt that each device took, and its logits, (devices, vocabulary).
+    def take_in(self, rows: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
+        """Prefills a waiting prompt into all of `rows[place]`, for each place that has rows.
+
+        Returns the prompt that each place took, and its logits, (places, vocabulary).
         """
         filler = self.waiting[-1].tokens
-        taken = [self.waiting.pop() if rows and self.waiting else None for rows in free]
+        taken = [self.waiting.pop() if own and self.waiting else None for own in rows]
         tokens = [prompt.tokens if prompt else filler for prompt in taken]
-        places = [rows if prompt else () for prompt, rows in zip(taken, free, strict=True)]
-        length = max(map(len, tokens))
+        into = [own if prompt else () for prompt, own in zip(taken, rows, strict=True)]
+        length = (sum if self.batch.packs else max)(map(len, tokens))
         if self.decoder.backend.compiles_everything:
             length = self.decoder.plan.prefill_length(length)
-        return taken, self.batch.prefill(tokens, places, length)
+        return taken, self.batch.prefill(tokens, into, length)
 
 
 class StreamingGenerator(Decoder):
@@ -125,19 +135,19 @@ class _StreamingDecoding(ChunkDecoding):
         return 2 * free >= self.batch.shape.devices or not any(self.owners)
 
     def _fill(self) -> None:
-        """One prompt for each device that has a free row."""
-        first_free = [rows[:1] for rows in self._free_rows()]
-        taken, logits = self.take_in(first_free)
-        for prompt, rows in zip(taken, first_free, strict=True):
-            if prompt:
-                self._occupy(rows[0], prompt)
-        draws = [self.draws[rows[0], 0] if rows else 0.0 for rows in first_free]
+        """The next prompts, as many as are prefilled together."""
+        places = self.places(self._free_rows())
+        taken, logits = self.take_in([() if row is None else (row,) for row in places])
+        for prompt, row in zip(taken, places, strict=True):
+            if prompt and row is not None:
+                self._occupy(row, prompt)
+        draws = [0.0 if row is None else self.draws[row, 0] for row in places]
         chosen = self._choose(logits, np.array(draws, np.float32))
         self.decoder.backend.finish()
         (tokens,) = self._read([chosen])
-        for prompt, rows, token in zip(taken, first_free, tokens, strict=True):
-            if prompt:
-                self._take(rows[0], token)
+        for prompt, row, token in zip(taken, places, tokens, strict=True):
+            if prompt and row is not None:
+                self._take(row, token)
 
     def _occupy(self, row: int, prompt: Prompt) -> None:
         self.owners[row] = prompt
