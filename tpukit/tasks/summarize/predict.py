@@ -109,7 +109,8 @@ def predict_rows(
     if job.sample_submission is not None:
         check_against_sample(ids, job.sample_submission, columns)
     prompts = dialogue_prompts(rows, task.prompt_format, job.decoding.max_new_tokens)
-    plan = plan_prompts(prompts, backend, task.config.generation_slots, backend.world_size)
+    slots, beams = task.config.generation_slots, job.decoding.num_beams
+    plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
     key = _key(checkpoint, job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)

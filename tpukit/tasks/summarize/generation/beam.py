@@ -104,13 +104,14 @@ class _BeamDecoding(ChunkDecoding):
         while self.waiting or any(self.groups):
             while self.waiting and not all(self.groups):
                 self._fill()
+            self.groups = [self.groups[number] for number in self.tighten(self.owners)]
             if any(self.groups):
                 self._decode()
 
     def _fill(self) -> None:
         """The next prompts, as many as are prefilled together."""
-        free = self.places(self._free_groups())
-        taken, logits = self.take_in([self._rows_of(g) if g is not None else () for g in free])
+        free = self.next_places(self.owners)
+        taken, logits = self.take_in([self.rows_of(g) if g is not None else () for g in free])
         fresh = []
         scores = np.full((len(free), self.beams), IMPOSSIBLE, np.float32)
         for place, (prompt, number) in enumerate(zip(taken, free, strict=True)):
@@ -125,14 +126,9 @@ class _BeamDecoding(ChunkDecoding):
             self._advance(number, [part[place] for part in best], order)
         self._reorder(order)
 
-    def _free_groups(self) -> list[list[int]]:
-        """The free groups of each device."""
-        own = len(self.groups) // self.batch.shape.devices
-        free = [number for number, group in enumerate(self.groups) if group is None]
-        return [[n for n in free if n // own == d] for d in range(self.batch.shape.devices)]
-
-    def _rows_of(self, number: int) -> range:
-        return range(number * self.beams, (number + 1) * self.beams)
+    @property
+    def owners(self) -> list[Prompt | None]:
+        return [group.prompt if group else None for group in self.groups]
 
     def _decode(self) -> None:
         backend = self.decoder.backend
@@ -172,8 +168,8 @@ class _BeamDecoding(ChunkDecoding):
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None
-            self.batch.release(self._rows_of(number))
+            self.batch.release(self.rows_of(number))
             return
-        rows = self._rows_of(number)
+        rows = self.rows_of(number)
         order[rows.start : rows.stop] = [rows.start + origin for origin in going_on[0]]
         self.tokens[rows.start : rows.stop] = going_on[1]

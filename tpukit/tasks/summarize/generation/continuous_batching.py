@@ -52,8 +52,13 @@ class Decoder:
         return min(self.decoding.max_new_tokens, room)
 
 
+Owners = Sequence[Prompt | None]
+"""The prompt of each place; None where it is free."""
+
+
 class ChunkDecoding:
-    """The state of one chunk: waiting prompts, the rows being decoded, finished tokens."""
+    """The state of one chunk: waiting prompts, the places of those that are decoded, finished
+    tokens. A place is a row of the cache, or the rows of a prompt's beams."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
         self.decoder = decoder
@@ -70,12 +75,41 @@ class ChunkDecoding:
         new_tokens = self.decoding.max_new_tokens + self.decoder.steps_a_read
         return self.decoder.plan.cache_positions(prompts, new_tokens)
 
-    def places(self, free: Sequence[Sequence[int]]) -> list[int | None]:
-        """Which of the free places of each device the next prompts take; None where it has none."""
+    def rows_of(self, place: int) -> range:
+        count = self.decoding.num_beams
+        return range(place * count, (place + 1) * count)
+
+    def free_places(self, owners: Owners) -> list[list[int]]:
+        """Those of each device."""
+        own = len(owners) // self.batch.shape.devices
+        return [
+            [place for place in range(start, start + own) if owners[place] is None]
+            for start in range(0, len(owners), own)
+        ]
+
+    def next_places(self, owners: Owners) -> list[int | None]:
+        """The places that the next prompts take; None for a device that has none."""
+        free = self.free_places(owners)
         if not self.batch.packs:
             return [next(iter(own), None) for own in free]
         tokens = itertools.accumulate(len(prompt.tokens) for prompt in reversed(self.waiting))
         return list(free[0][: max(1, sum(count <= PREFILL_TOKENS for count in tokens))])
+
+    def tighten(self, owners: Owners) -> list[int]:
+        """Drops places and positions that no prompt needs any more, where shapes may change;
+        returns the places that are left."""
+        owned = [place for place, owner in enumerate(owners) if owner]
+        kept = list(range(len(owners))) if self.waiting or not owned else owned
+        prompts = [*self.waiting, *filter(None, owners)]
+        if not self.batch.packs or not prompts:
+            return list(range(len(owners)))
+        rows = np.array([row for place in kept for row in self.rows_of(place)])
+        now, positions = self.batch.shape, self.cache_positions(prompts)
+        if len(rows) * positions > WORTH_TIGHTENING * now.rows * now.positions:
+            return list(range(len(owners)))
+        self.batch.keep(rows, positions)
+        self.tokens = self.tokens[rows]
+        return kept
 
     def take_in(self, rows: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
         """Prefills a waiting prompt into all of `rows[place]`, for each place that has rows.
@@ -114,29 +148,22 @@ class _StreamingDecoding(ChunkDecoding):
         while self.waiting or any(self.owners):
             while self._should_fill():
                 self._fill()
-            self._tighten()
+            kept = self.tighten(self.owners)
+            self.owners, self.draws = [self.owners[row] for row in kept], self.draws[kept]
             if any(self.owners):
                 self._decode()
 
     # -- taking prompts in ------------------------------------------------------------------------
-    def _free_rows(self) -> list[list[int]]:
-        """The free rows of each device."""
-        own = self.batch.shape.rows_per_device
-        return [
-            [row for row in range(d * own, (d + 1) * own) if self.owners[row] is None]
-            for d in range(self.batch.shape.devices)
-        ]
-
     def _should_fill(self) -> bool:
         """All devices prefill together: worth it when half of them have room, or none has work."""
         if not self.waiting:
             return False
-        free = sum(bool(rows) for rows in self._free_rows())
+        free = sum(bool(rows) for rows in self.free_places(self.owners))
         return 2 * free >= self.batch.shape.devices or not any(self.owners)
 
     def _fill(self) -> None:
         """The next prompts, as many as are prefilled together."""
-        places = self.places(self._free_rows())
+        places = self.next_places(self.owners)
         taken, logits = self.take_in([() if row is None else (row,) for row in places])
         for prompt, row in zip(taken, places, strict=True):
             if prompt and row is not None:
@@ -156,21 +183,6 @@ class _StreamingDecoding(ChunkDecoding):
             # Philox, keyed: a row's draws do not depend on its neighbours.
             rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
             self.draws[row] = rng.random(self.decoding.max_new_tokens, np.float32)
-
-    def _tighten(self) -> None:
-        """Drops rows and positions that no prompt needs any more, where shapes may change."""
-        if self.decoder.backend.compiles_everything:
-            return
-        owned = [(row, owner) for row, owner in enumerate(self.owners) if owner]
-        if not owned:
-            return
-        kept = range(len(self.owners)) if self.waiting else [row for row, _ in owned]
-        prompts = [*self.waiting, *(owner for _, owner in owned)]
-        now, positions = self.batch.shape, self.cache_positions(prompts)
-        if len(kept) * positions <= WORTH_TIGHTENING * now.rows * now.positions:
-            self.batch.keep(np.array(kept), positions)
-            self.owners = [self.owners[row] for row in kept]
-            self.tokens, self.draws = self.tokens[kept], self.draws[kept]
 
     # -- going on ---------------------------------------------------------------------------------
     def _decode(self) -> None:
