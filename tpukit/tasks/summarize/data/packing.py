@@ -55,8 +55,8 @@ class PackedShape:
 
     @classmethod
     def of(cls, data: Bucketing, settings: PlanSettings) -> PackedShape:
-        """The smallest that holds any sample, and where it is compiled each of the first steps in
-        its number of micro-batches."""
+        """The smallest that holds each of the first steps of these samples in its number of
+        micro-batches, and any sample."""
         sizes, longest, size = data.sizes, data.lengths[-1], settings.global_batch_size
         parts = -(-size // settings.micro_rows) * settings.devices
         tokens, targets = (size * float(n.mean()) / parts for n in (sizes.lengths, sizes.targets))
@@ -66,8 +66,7 @@ class PackedShape:
         ]
         length, rows = min(shapes, key=lambda shape: _cost(*shape))
         places = _rounded(max(targets, data.most_targets), LENGTH_STEP)
-        shape = cls(length, rows, places)
-        return _made_sure(shape, data, settings) if settings.compiles else shape
+        return _made_sure(cls(length, rows, places), data, settings)
 
 
 @functools.lru_cache(maxsize=8)
