@@ -33,8 +33,10 @@ def cpu_attention(
 
 
 def _of_parts(attention: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
-    """`attention` of so many rows at a time."""
-    parts = [attention(*part) for part in zip(*(t.split(rows) for t in tensors), strict=True)]
+    """`attention` of up to `rows` rows at a time."""
+    parts = [
+        attention(*part) for part in zip(*(torch.split(t, rows) for t in tensors), strict=True)
+    ]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -54,7 +56,9 @@ def _of_samples(query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> Te
     sizes = np.diff(cuts, append=len(first)).tolist()
     parts = []
     for begin, *sample in zip(
-        cuts.tolist(), *(t.split(sizes, 2) for t in (query, key, value)), strict=True
+        cuts.tolist(),
+        *(torch.split_with_sizes(t, sizes, 2) for t in (query, key, value)),
+        strict=True,
     ):
         inner = first[begin : begin + sample[0].shape[2]] - begin
         if (inner == places[: len(inner)]).all():
