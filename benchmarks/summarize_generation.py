@@ -87,7 +87,7 @@ def run_tpukit(
     model: LanguageModel, prompts: list[Prompt], slots: int, beams: int
 ) -> dict[int, list[int]]:
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    plan = plan_generation(prompts, slots, 1, 1)
+    plan = plan_generation(prompts, slots, 1, 1, beams)
     decoding = Decoding(MAX_NEW_TOKENS, num_beams=beams)
     kind = BeamGenerator if beams > 1 else StreamingGenerator
     generator = kind(model, backend, plan, decoding, VOCABULARY, END)

@@ -33,8 +33,7 @@ from summarize_models import MODELS, VOCABULARY, make_transformers
 CONTEXT = 1024
 SAMPLES = 2048
 SETTINGS = {
-    # Nothing is compiled here: as many shapes as there are multiples of eight cost nothing.
-    "tpukit": [{"rows": rows, "buckets": 100} for rows in (4, 8)],
+    "tpukit": [{"rows": rows} for rows in (4, 8)],
     "trainer": [{"rows": rows} for rows in (4, 8)],
     "padded": [{"rows": rows} for rows in (1, 2)],
 }
@@ -62,11 +61,9 @@ def since(start: tuple[float, float], end: tuple[float, float]) -> dict:
 
 
 # -- tpukit ---------------------------------------------------------------------------------------
-def run_tpukit(name: str, batch: int, limit: int | None, rows: int, buckets: int) -> dict:
+def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.tasks.summarize.data.buckets import BucketPlan
-    from tpukit.tasks.summarize.data.dataset import collate_tokens
     from tpukit.tasks.summarize.data.prompt import Example
     from tpukit.tasks.summarize.evaluate import ListedSamples
     from tpukit.tasks.summarize.model.transformers_config import read_shape
@@ -76,13 +73,12 @@ def run_tpukit(name: str, batch: int, limit: int | None, rows: int, buckets: int
     from tpukit.train.task import PlanSettings
 
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    data = ListedSamples([Example(list(t), n) for t, n in make_samples()], buckets)
+    data = ListedSamples([Example(list(t), n) for t, n in make_samples()], 8)
     task = SummarizeTask(init="scratch").for_probing()
     if name != "gpt2":
         task.model_config = read_shape(make_transformers(name).config.to_dict(), Path(name))
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(lr=1e-4))
-    shapes = data.bucketing.buckets(rows)
-    plan = BucketPlan(data.sizes, shapes, PlanSettings(batch, batch, 1, 0))
+    plan = task.plan(data, PlanSettings(batch, rows, 1, 0))
 
     def host_batches(step: int):
         micro_batches = plan.step(step)
@@ -90,7 +86,7 @@ def run_tpukit(name: str, batch: int, limit: int | None, rows: int, buckets: int
             # Evenly out of the step: long and short alike.
             micro_batches = micro_batches[:: max(1, len(micro_batches) // limit)]
         tokens = sum(int(data.sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
-        made = [collate_tokens([data[k.sample] for k in m.keys], m) for m in micro_batches]
+        made = [task.collate([data[k.sample] for k in m.keys], m) for m in micro_batches]
         return made, tokens
 
     learner.train_step(host_batches(1)[0][:WARM], 1e-4)

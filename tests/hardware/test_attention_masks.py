@@ -1,15 +1,17 @@
-"""Masks of packed rows: one for all layers of a compiled program."""
+"""Masks of packed rows: one for all layers of a compiled program, none on a CPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from tpukit.hardware.backend import TorchOps
+from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 
 LENGTH, LAYERS = 32, 4
@@ -53,3 +55,64 @@ def test_a_compiled_program_makes_one_mask_for_all_layers():
     assert attentions == LAYERS
     assert (forward["triu.default"], forward["masked_fill.Scalar"]) == (1, 2)
     assert (backward["triu.default"], backward["masked_fill.Scalar"]) == (0, 0)
+
+
+def packed_starts(rows, length, window):
+    """Samples of all lengths, some rows filled up with tokens that see themselves alone."""
+    rng = np.random.default_rng(0)
+    starts = np.tile(np.arange(length), (rows, 1))
+    for row in starts:
+        at = 0
+        while at < length - 4:
+            size = int(rng.integers(1, 15))
+            row[at : at + size], at = at, at + size
+    return torch.from_numpy(np.maximum(starts, np.arange(length) - window + 1))
+
+
+def operators(function):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        function()
+    return Counter({event.key: event.count for event in profiler.key_averages()})
+
+
+@pytest.mark.parametrize("window", [40, 3, 1])
+def test_a_cpu_attends_sample_by_sample(window):
+    """The values and gradients of torch's mask, which is made within a window's reach alone."""
+    torch.manual_seed(0)
+    starts, inputs = packed_starts(6, 40, window), [torch.randn(6, 2, 40, 8) for _ in range(4)]
+    tensors = [tensor.requires_grad_() for tensor in inputs[:3]]
+    found, expected = (
+        ops.attention(*tensors, causal=True, starts=starts) for ops in (FakeBackend(), TorchOps())
+    )
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    gradients, wanted = (
+        torch.autograd.grad(
+            result, tensors, inputs[3], allow_unused=True, materialize_grads=True
+        )
+        for result in (found, expected)
+    )  # fmt: skip
+    torch.testing.assert_close(gradients, wanted, atol=1e-5, rtol=1e-5)
+    ran = operators(lambda: FakeBackend().attention(*tensors, causal=True, starts=starts))
+    assert ("aten::masked_fill" in ran) == (window == 3)
+
+
+@torch.no_grad()
+def test_a_cpu_reads_the_keys_that_are_seen():
+    """Rows of a KV cache, of which each sees its own part; one sees none."""
+    torch.manual_seed(0)
+    query, (keys, values) = torch.randn(9, 2, 2, 8), torch.randn(2, 9, 2, 300, 8)
+    age, lengths = torch.arange(300), torch.tensor([200, 180, 90, 60, 40, 30, 20, 10, 0])
+    bias = torch.zeros(9, 300).masked_fill(age >= lengths[:, None], float("-inf"))[:, None, None]
+    read = []
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.nn.functional.scaled_dot_product_attention:
+                read.append(args[1].shape[0] * args[1].shape[2])
+            return function(*args, **(kwargs or {}))
+
+    with Counting():
+        found = FakeBackend().attention(query, keys, values, bias)
+    assert read == [4 * 200, 4 * 40, 300]
+    expected = TorchOps().attention(query, keys, values, bias)
+    torch.testing.assert_close(found[:8], expected[:8], atol=2e-6, rtol=1e-5)

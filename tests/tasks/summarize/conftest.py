@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_on_cpu import compiled_without_inductor  # noqa: F401
-from torch import Tensor
-from torch.nn import functional as F
 
+from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_choice import train_tokenizer
 from tpukit.tasks.summarize.generate import make_dialogue
@@ -22,20 +21,10 @@ with pytest.MonkeyPatch.context() as environment:
     import accelerate  # noqa: F401
 
 
-class PlainOps:
-    """ModelOps by the book."""
-
-    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return function(*tensors)
-
-    def attention(self, query, key, value, bias=None, *, causal=False, starts=None):  # type: ignore[no-untyped-def]
-        assert starts is None
-        return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
-
-
 @pytest.fixture
-def ops() -> PlainOps:
-    return PlainOps()
+def ops() -> FakeBackend:
+    """A CPU's."""
+    return FakeBackend()
 
 
 @pytest.fixture(scope="session")

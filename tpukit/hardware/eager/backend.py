@@ -38,6 +38,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
+from tpukit.hardware.eager.cpu_attention import cpu_attention
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
@@ -138,6 +139,8 @@ class EagerBackend(TorchOps):
         starts: Tensor | None = None,
     ) -> Tensor:
         """See `ModelOps.attention`."""
+        if self.kind == "cpu" and not self.compiles:
+            return cpu_attention(query, key, value, bias, causal=causal, starts=starts)
         # Dynamo cannot trace a kernel's call.
         allowed = self.fused and (is_recorded() or not torch.compiler.is_compiling())
         if not allowed or not fits(query, key, bias, starts, causal=causal):

@@ -110,7 +110,8 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
     if job.sample_submission is not None:
         check_against_sample(ids, job.sample_submission, columns)
     prompts = dialogue_prompts(rows, formats, job.decoding.max_new_tokens)
-    plan = plan_prompts(prompts, backend, trained.config.generation_slots, backend.world_size)
+    slots, beams = trained.config.generation_slots, job.decoding.num_beams
+    plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
     key = _key(checkpoint, job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)

@@ -74,9 +74,8 @@ class SummarizeConfig:
     """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
     buckets: int = 8
     """Batch shapes: more pad less, and compile longer where graphs are compiled."""
-    packing: bool | None = None
-    """Several samples to a row, one batch shape, instead of buckets. None: where each
-    shape is compiled, on a TPU and a GPU."""
+    packing: bool = True
+    """Several samples to a row, one batch shape, instead of buckets."""
     dropout: float = 0.0
     """Dropout on embeddings and residual branches."""
     recompute: bool = False

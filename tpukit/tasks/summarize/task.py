@@ -201,7 +201,7 @@ class SummarizeTask(Task):
     # -- batches ----------------------------------------------------------------------------------
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
-        if self._packs(settings):
+        if self.config.packing:
             return PackedPlan(data.sizes, _packed_shape(data, settings), settings)
         return BucketPlan(data.sizes, _buckets(data, settings), settings)
 
@@ -210,9 +210,9 @@ class SummarizeTask(Task):
     ) -> Iterator[MicroBatch]:
         """Every sample once; micro-batches have the shapes of training's."""
         assert isinstance(data, SizedSamples)
-        if self._packs(settings):
+        if self.config.packing:
             shape = _packed_shape(data, settings)
-            return iter(evaluation_packs(data.sizes, shape, settings.devices))
+            return iter(evaluation_packs(data.sizes, shape, settings))
         return evaluation_plan(
             data.sizes, _buckets(data, settings), settings.devices,
             fixed_shapes=settings.compiles,
@@ -221,17 +221,13 @@ class SummarizeTask(Task):
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
         return (collate_tokens if micro.counts is None else collate_packed)(samples, micro)
 
-    def _packs(self, settings: PlanSettings) -> bool:
-        asked = self.config.packing
-        return settings.compiles if asked is None else asked
-
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """With data, its shapes; without, rows as long as the context, a tenth of it targets."""
         if self.train_file.is_file():
             train = self.datasets().train
             assert isinstance(train, SizedSamples)
             self.known_samples = len(train.sizes)
-            if self._packs(settings):
+            if self.config.packing:
                 return [example_pack(_packed_shape(train, settings), settings.devices)]
             buckets = _buckets(train, settings)
         else:

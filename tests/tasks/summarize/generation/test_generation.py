@@ -49,7 +49,7 @@ def make_prompts(count: int = 23) -> list[Prompt]:
 
 def generate(model, prompts, decoding, *, batch_size=4, devices=1):  # type: ignore[no-untyped-def]
     backend = FakeBackend(devices=devices)
-    plan = plan_generation(prompts, batch_size, devices, 1)
+    plan = plan_generation(prompts, batch_size, devices, 1, decoding.num_beams)
     generator = (BeamGenerator if decoding.num_beams > 1 else StreamingGenerator)(
         model, backend, plan, decoding, VOCABULARY, END
     )

@@ -103,7 +103,7 @@ class PackedPlan:
     def __init__(self, sizes: SampleSizes, shape: PackedShape, settings: PlanSettings) -> None:
         self.sizes = sizes
         self.shape = shape
-        self.devices = settings.devices
+        self.settings = settings
         self._shuffled = LengthwisePlan(sizes, settings)
 
     def steps_per_epoch(self) -> int:
@@ -112,34 +112,53 @@ class PackedPlan:
     def step(self, step: int) -> list[MicroBatch]:
         planned = self._shuffled.step(step)
         keys = [key for micro in planned for key in micro.keys]
-        return pack(keys, self.sizes, self.shape, self.devices, len(planned))
+        return pack(keys, self.sizes, self.shape, self.settings, len(planned))
 
 
-def evaluation_packs(sizes: SampleSizes, shape: PackedShape, devices: int) -> list[MicroBatch]:
+def evaluation_packs(
+    sizes: SampleSizes, shape: PackedShape, settings: PlanSettings
+) -> list[MicroBatch]:
     """Every sample once, in as few micro-batches as it takes."""
     keys = [SampleKey(VALIDATION_EPOCH, index) for index in range(len(sizes))]
-    count = math.ceil(LOST * float(sizes.lengths.sum()) / (shape.length * shape.rows * devices))
-    return pack(keys, sizes, shape, devices, count)
+    room = shape.length * shape.rows * settings.devices
+    count = math.ceil(LOST * float(sizes.lengths.sum()) / room)
+    return pack(keys, sizes, shape, settings, count)
 
 
 def pack(
-    keys: Sequence[SampleKey], sizes: SampleSizes, shape: PackedShape, devices: int, count: int
+    keys: Sequence[SampleKey],
+    sizes: SampleSizes,
+    shape: PackedShape,
+    settings: PlanSettings,
+    count: int,
 ) -> list[MicroBatch]:
-    """All keys in `count` micro-batches of this shape, or as many more as it takes."""
+    """All keys in `count` micro-batches of this shape, or as many more as it takes; where nothing
+    is compiled, each is cut to what its samples need."""
     while True:
-        rows = _pack(keys, sizes, shape, devices * count)
+        rows = _pack(keys, sizes, shape, settings.devices * count)
         if rows is not None:
             break
         count += max(1, count // 50)
-    across = shape.rows * devices
+    across = shape.rows * settings.devices
     parts = [rows[i * across : (i + 1) * across] for i in range(count)]
     return [
         MicroBatch(
-            tuple(key for row in part for key in row), across, shape,
+            tuple(key for row in part for key in row), across,
+            shape if settings.compiles else _cut(part, sizes, shape),
             counts=tuple(len(row) for row in part),
         )
         for part in parts
     ]  # fmt: skip
+
+
+def _cut(part: list[list[SampleKey]], sizes: SampleSizes, shape: PackedShape) -> PackedShape:
+    """The least shape that holds these rows."""
+    length, targets = (
+        np.array([sum(int(of[key.sample]) for key in row) for row in part])
+        for of in (sizes.lengths, sizes.targets)
+    )
+    most = int(targets.reshape(-1, shape.rows).sum(1).max())
+    return replace(shape, length=max(1, int(length.max())), targets=max(1, most))
 
 
 def _pack(

@@ -1,8 +1,8 @@
 """Decoding of a batch of rows over a static KV cache; a free row takes the next prompt.
 
-Every shape is fixed but by `keep`: the rows and positions of the cache, the rows and the length of
-a prefill. The cache is a ring: in each step all rows write into the same cache position, and a row
-sees the positions it wrote within its own length (see `KeyValues`).
+Where shapes are compiled each is fixed: the rows and positions of the cache, the rows and the
+length of a prefill. The cache is a ring: in each step all rows write into the same cache position,
+and a row sees the positions it wrote within its own length (see `KeyValues`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class CacheShape:
 class BatchDecoder:
     """The KV cache of `shape.rows` rows and the model that fills it.
 
-    Prompts come `shape.devices` at a time, one for each device's own rows.
+    Prompts come `shape.devices` at a time, one for each device's own rows; where shapes are free,
+    as many as are worth it, in one packed row.
     """
 
     def __init__(self, model: LanguageModel, backend: Backend, shape: CacheShape) -> None:
@@ -47,6 +48,7 @@ class BatchDecoder:
         self.lengths = np.zeros(shape.rows, np.int64)
         """Tokens of each row that are in the cache; 0 for a free row."""
         self.cache_position = 0
+        self.packs = shape.devices == 1 and not backend.compiles_everything
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -56,21 +58,28 @@ class BatchDecoder:
     ) -> Tensor:
         """Puts each device's prompt into its rows; returns logits of the next token.
 
-        prompts: one a device; rows: for each, the rows that take it (none where a device has
-        nothing to do and its prompt only fills the shape). length: the prefill's fixed length.
-        Returns (devices, vocabulary).
+        prompts: one a device, or those of one row where `packs`; rows: for each, the rows of the
+        cache that take it (none where a device has nothing to do and its prompt only fills the
+        shape). length: the prefill's fixed length. Returns (prompts, vocabulary).
         """
-        tokens = np.zeros((len(prompts), length), np.int64)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = prompt
-        last = np.array([[len(prompt) - 1] for prompt in prompts], np.int64)
-        host = {"tokens": torch.from_numpy(tokens), "last": torch.from_numpy(last)}
-        (batch,) = self.backend.batches([host])
+        of_rows = [prompts] if self.packs else [[prompt] for prompt in prompts]
+        tokens = np.zeros((len(of_rows), length), np.int64)
+        starts, last = np.zeros_like(tokens), np.zeros((len(of_rows), len(of_rows[0])), np.int64)
+        for row, inside in enumerate(of_rows):
+            sizes = [len(prompt) for prompt in inside]
+            ends = np.cumsum(sizes)
+            tokens[row, : ends[-1]] = np.concatenate(inside)
+            starts[row, : ends[-1]] = np.repeat(ends - sizes, sizes)
+            last[row] = ends - 1
+        host = {"tokens": tokens, "last": last} | ({"starts": starts} if self.packs else {})
+        (batch,) = self.backend.batches([{n: torch.from_numpy(array) for n, array in host.items()}])
         with self.backend.autocast():
-            logits, keys, values = self.model(batch["tokens"], batch["last"], keep_keys=True)
+            logits, keys, values = self.model(
+                batch["tokens"], batch["last"], keep_keys=True, starts=batch.get("starts")
+            )
         self._insert(keys, values, prompts, rows)
-        logits_a_row: Tensor = logits[:, 0].float()
-        return logits_a_row
+        logits_a_prompt: Tensor = logits.flatten(0, 1).float()
+        return logits_a_prompt
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
@@ -149,9 +158,8 @@ class BatchDecoder:
             self._values = [self._empty(layer) for layer in values]
             self.cache_position = max(map(len, prompts)) % self.shape.positions
         starts = np.array([self.cache_position - len(prompt) for prompt in prompts], np.int64)
-        write = self._write_rows if self.backend.compiles_everything else self._copy_rows
-        if self.shape.devices > 1:
-            write = self._write_everywhere
+        write = self._write_everywhere if self.shape.devices > 1 else self._write_rows
+        write = self._copy_rows if self.packs else write
         write(self._keys, keys, starts, rows)
         write(self._values, values, starts, rows)
         for prompt, taken in zip(prompts, rows, strict=True):
@@ -165,17 +173,19 @@ class BatchDecoder:
     def _copy_rows(
         self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]
     ) -> None:
-        """One device, whose rows (one after the other) hold the prompt in a run of positions, or
-        in two."""
-        if not rows[0]:
-            return
-        length = self.cache_position - int(starts[0])
-        older, newer = self._newest(length)
-        taken = slice(rows[0][0], rows[0][-1] + 1)
-        for layer, tensor in enumerate(cache):
-            first = tensor[taken, :, older]
-            first.copy_(new[layer][:, :, : first.shape[2]])
-            tensor[taken, :, newer] = new[layer][:, :, first.shape[2] : length]
+        """One device, whose prompts stand in one row; each goes into rows of the cache (one after
+        the other), into a run of positions, or two."""
+        at = 0
+        for length, taken in zip((self.cache_position - starts).tolist(), rows, strict=True):
+            older, newer = self._newest(length)
+            for layer, tensor in enumerate(cache):
+                first, second = (
+                    tensor[taken[0] : taken[-1] + 1, :, part] for part in (older, newer)
+                )
+                middle = at + first.shape[2]
+                first.copy_(new[layer][:, :, at:middle])
+                second.copy_(new[layer][:, :, middle : at + length])
+            at += length
 
     def _write_rows(
         self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]

@@ -104,44 +104,31 @@ class _BeamDecoding(ChunkDecoding):
         while self.waiting or any(self.groups):
             while self.waiting and not all(self.groups):
                 self._fill()
+            self.groups = [self.groups[number] for number in self.tighten(self.owners)]
             if any(self.groups):
                 self._decode()
 
     def _fill(self) -> None:
-        """One prompt for each device that has a free group."""
-        free = self._free_groups()
-        taken, logits = self.take_in([self._rows_of(g) if g is not None else () for g in free])
+        """The next prompts, as many as are prefilled together."""
+        free = self.next_places(self.owners)
+        taken, logits = self.take_in([self.rows_of(g) if g is not None else () for g in free])
         fresh = []
-        for device, (prompt, number) in enumerate(zip(taken, free, strict=True)):
+        scores = np.full((len(free), self.beams), IMPOSSIBLE, np.float32)
+        for place, (prompt, number) in enumerate(zip(taken, free, strict=True)):
             if prompt and number is not None:
-                self.groups[number] = Group(prompt, self.beams)
-                fresh.append((device, number))
-        # All beams of a new group hold the same: each device's logits are repeated for them.
-        best = self._best(logits.repeat_interleave(self.beams, 0), self._scores_of(fresh))
+                self.groups[number] = group = Group(prompt, self.beams)
+                scores[place] = group.scores
+                fresh.append((place, number))
+        # All beams of a new group hold the same: each prompt's logits are repeated for them.
+        best = self._best(logits.repeat_interleave(self.beams, 0), scores)
         order = np.arange(self.batch.shape.rows)
-        for device, number in fresh:
-            self._advance(number, [part[device] for part in best], order)
+        for place, number in fresh:
+            self._advance(number, [part[place] for part in best], order)
         self._reorder(order)
 
-    def _free_groups(self) -> list[int | None]:
-        """The first free group of each device."""
-        per_device = len(self.groups) // self.batch.shape.devices
-        starts = range(0, len(self.groups), per_device)
-        return [
-            next((g for g in range(start, start + per_device) if self.groups[g] is None), None)
-            for start in starts
-        ]
-
-    def _scores_of(self, fresh: list[tuple[int, int]]) -> Array:
-        scores = np.full((self.batch.shape.devices, self.beams), IMPOSSIBLE, np.float32)
-        for device, number in fresh:
-            group = self.groups[number]
-            assert group is not None
-            scores[device] = group.scores
-        return scores
-
-    def _rows_of(self, number: int) -> range:
-        return range(number * self.beams, (number + 1) * self.beams)
+    @property
+    def owners(self) -> list[Prompt | None]:
+        return [group.prompt if group else None for group in self.groups]
 
     def _decode(self) -> None:
         backend = self.decoder.backend
@@ -181,8 +168,8 @@ class _BeamDecoding(ChunkDecoding):
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None
-            self.batch.release(self._rows_of(number))
+            self.batch.release(self.rows_of(number))
             return
-        rows = self._rows_of(number)
+        rows = self.rows_of(number)
         order[rows.start : rows.stop] = [rows.start + origin for origin in going_on[0]]
         self.tokens[rows.start : rows.stop] = going_on[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan,
 from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 Array = np.ndarray[Any, Any]
+PREFILL_TOKENS = 1024
+"""Maximum tokens of prompts that are prefilled together, where shapes are free."""
 WORTH_TIGHTENING = 0.75
 """The cache is copied into a smaller one once so much of it is enough."""
 
@@ -49,8 +52,13 @@ class Decoder:
         return min(self.decoding.max_new_tokens, room)
 
 
+Owners = Sequence[Prompt | None]
+"""The prompt of each place; None where it is free."""
+
+
 class ChunkDecoding:
-    """The state of one chunk: waiting prompts, the rows being decoded, finished tokens."""
+    """The state of one chunk: waiting prompts, the places of those that are decoded, finished
+    tokens. A place is a row of the cache, or the rows of a prompt's beams."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
         self.decoder = decoder
@@ -67,19 +75,55 @@ class ChunkDecoding:
         new_tokens = self.decoding.max_new_tokens + self.decoder.steps_a_read
         return self.decoder.plan.cache_positions(prompts, new_tokens)
 
-    def take_in(self, free: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
-        """Prefills a waiting prompt on each device that has room: into all of `free[device]`.
+    def rows_of(self, place: int) -> range:
+        count = self.decoding.num_beams
+        return range(place * count, (place + 1) * count)
 
-        Returns the prompt that each device took, and its logits, (devices, vocabulary).
+    def free_places(self, owners: Owners) -> list[list[int]]:
+        """Those of each device."""
+        own = len(owners) // self.batch.shape.devices
+        return [
+            [place for place in range(start, start + own) if owners[place] is None]
+            for start in range(0, len(owners), own)
+        ]
+
+    def next_places(self, owners: Owners) -> list[int | None]:
+        """The places that the next prompts take; None for a device that has none."""
+        free = self.free_places(owners)
+        if not self.batch.packs:
+            return [next(iter(own), None) for own in free]
+        tokens = itertools.accumulate(len(prompt.tokens) for prompt in reversed(self.waiting))
+        return list(free[0][: max(1, sum(count <= PREFILL_TOKENS for count in tokens))])
+
+    def tighten(self, owners: Owners) -> list[int]:
+        """Drops places and positions that no prompt needs any more, where shapes may change;
+        returns the places that are left."""
+        owned = [place for place, owner in enumerate(owners) if owner]
+        kept = list(range(len(owners))) if self.waiting or not owned else owned
+        prompts = [*self.waiting, *filter(None, owners)]
+        if not self.batch.packs or not prompts:
+            return list(range(len(owners)))
+        rows = np.array([row for place in kept for row in self.rows_of(place)])
+        now, positions = self.batch.shape, self.cache_positions(prompts)
+        if len(rows) * positions > WORTH_TIGHTENING * now.rows * now.positions:
+            return list(range(len(owners)))
+        self.batch.keep(rows, positions)
+        self.tokens = self.tokens[rows]
+        return kept
+
+    def take_in(self, rows: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
+        """Prefills a waiting prompt into all of `rows[place]`, for each place that has rows.
+
+        Returns the prompt that each place took, and its logits, (places, vocabulary).
         """
         filler = self.waiting[-1].tokens
-        taken = [self.waiting.pop() if rows and self.waiting else None for rows in free]
+        taken = [self.waiting.pop() if own and self.waiting else None for own in rows]
         tokens = [prompt.tokens if prompt else filler for prompt in taken]
-        places = [rows if prompt else () for prompt, rows in zip(taken, free, strict=True)]
-        length = max(map(len, tokens))
+        into = [own if prompt else () for prompt, own in zip(taken, rows, strict=True)]
+        length = (sum if self.batch.packs else max)(map(len, tokens))
         if self.decoder.backend.compiles_everything:
             length = self.decoder.plan.prefill_length(length)
-        return taken, self.batch.prefill(tokens, places, length)
+        return taken, self.batch.prefill(tokens, into, length)
 
 
 class StreamingGenerator(Decoder):
@@ -104,40 +148,33 @@ class _StreamingDecoding(ChunkDecoding):
         while self.waiting or any(self.owners):
             while self._should_fill():
                 self._fill()
-            self._tighten()
+            kept = self.tighten(self.owners)
+            self.owners, self.draws = [self.owners[row] for row in kept], self.draws[kept]
             if any(self.owners):
                 self._decode()
 
     # -- taking prompts in ------------------------------------------------------------------------
-    def _free_rows(self) -> list[list[int]]:
-        """The free rows of each device."""
-        own = self.batch.shape.rows_per_device
-        return [
-            [row for row in range(d * own, (d + 1) * own) if self.owners[row] is None]
-            for d in range(self.batch.shape.devices)
-        ]
-
     def _should_fill(self) -> bool:
         """All devices prefill together: worth it when half of them have room, or none has work."""
         if not self.waiting:
             return False
-        free = sum(bool(rows) for rows in self._free_rows())
+        free = sum(bool(rows) for rows in self.free_places(self.owners))
         return 2 * free >= self.batch.shape.devices or not any(self.owners)
 
     def _fill(self) -> None:
-        """One prompt for each device that has a free row."""
-        first_free = [rows[:1] for rows in self._free_rows()]
-        taken, logits = self.take_in(first_free)
-        for prompt, rows in zip(taken, first_free, strict=True):
-            if prompt:
-                self._occupy(rows[0], prompt)
-        draws = [self.draws[rows[0], 0] if rows else 0.0 for rows in first_free]
+        """The next prompts, as many as are prefilled together."""
+        places = self.next_places(self.owners)
+        taken, logits = self.take_in([() if row is None else (row,) for row in places])
+        for prompt, row in zip(taken, places, strict=True):
+            if prompt and row is not None:
+                self._occupy(row, prompt)
+        draws = [0.0 if row is None else self.draws[row, 0] for row in places]
         chosen = self._choose(logits, np.array(draws, np.float32))
         self.decoder.backend.finish()
         (tokens,) = self._read([chosen])
-        for prompt, rows, token in zip(taken, first_free, tokens, strict=True):
-            if prompt:
-                self._take(rows[0], token)
+        for prompt, row, token in zip(taken, places, tokens, strict=True):
+            if prompt and row is not None:
+                self._take(row, token)
 
     def _occupy(self, row: int, prompt: Prompt) -> None:
         self.owners[row] = prompt
@@ -146,21 +183,6 @@ class _StreamingDecoding(ChunkDecoding):
             # Philox, keyed: a row's draws do not depend on its neighbours.
             rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
             self.draws[row] = rng.random(self.decoding.max_new_tokens, np.float32)
-
-    def _tighten(self) -> None:
-        """Drops rows and positions that no prompt needs any more, where shapes may change."""
-        if self.decoder.backend.compiles_everything:
-            return
-        owned = [(row, owner) for row, owner in enumerate(self.owners) if owner]
-        if not owned:
-            return
-        kept = range(len(self.owners)) if self.waiting else [row for row, _ in owned]
-        prompts = [*self.waiting, *(owner for _, owner in owned)]
-        now, positions = self.batch.shape, self.cache_positions(prompts)
-        if len(kept) * positions <= WORTH_TIGHTENING * now.rows * now.positions:
-            self.batch.keep(np.array(kept), positions)
-            self.owners = [self.owners[row] for row in kept]
-            self.tokens, self.draws = self.tokens[kept], self.draws[kept]
 
     # -- going on ---------------------------------------------------------------------------------
     def _decode(self) -> None:

@@ -109,15 +109,15 @@ class GenerationPlan:
 
 
 def plan_generation(
-    prompts: Sequence[Prompt], batch_size: int, devices: int, ranks: int
+    prompts: Sequence[Prompt], batch_size: int, devices: int, ranks: int, beams: int = 1
 ) -> GenerationPlan:
     """Prompts from the longest to the shortest, in chunks of which every rank has one at least.
 
-    batch_size, devices: of one rank.
+    batch_size (rows; a prompt takes one for each beam), devices: of one rank.
     """
     ordered = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), prompt.row))
     lengths = np.array([len(prompt.tokens) for prompt in ordered])
-    batch_size = -(-min(batch_size, -(-len(ordered) // ranks)) // devices) * devices
+    batch_size = -(-min(batch_size, -(-len(ordered) // ranks) * beams) // devices) * devices
     size = max(min(BATCHES_PER_CHUNK * batch_size, -(-len(ordered) // ranks)), 1)
     chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     return GenerationPlan(

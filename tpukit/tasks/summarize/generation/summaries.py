@@ -27,11 +27,11 @@ from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 
 def plan_prompts(
-    prompts: Sequence[Prompt], backend: Backend, batch_size: int, ranks: int
+    prompts: Sequence[Prompt], backend: Backend, batch_size: int, ranks: int, beams: int
 ) -> GenerationPlan:
     """The chunks for `ranks` ranks that share the work; batch_size: of one device."""
     devices = backend.devices // backend.world_size
-    return plan_generation(prompts, batch_size * devices, devices, ranks)
+    return plan_generation(prompts, batch_size * devices, devices, ranks, beams)
 
 
 def make_generator(
@@ -69,7 +69,7 @@ def generate_summaries(
     batch_size: int,
 ) -> list[str]:
     """The summary of each prompt. The ranks share the work; every rank gets all."""
-    plan = plan_prompts(prompts, backend, batch_size, backend.world_size)
+    plan = plan_prompts(prompts, backend, batch_size, backend.world_size, decoding.num_beams)
     own = range(backend.rank, len(plan.chunks), backend.world_size)
     made = summaries_of_chunks(model, backend, plan, own, decoding, tokenizer)
     texts = {row: text for _, chunk in made for row, text in chunk.items()}

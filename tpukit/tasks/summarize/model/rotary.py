@@ -112,6 +112,6 @@ def rotate(x: Tensor, waves: Tensor) -> Tensor:
     """
     pairs = waves.shape[-1]
     cosines, sines = waves[:, :, None]
-    first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    first, second, rest = torch.split_with_sizes(x, [pairs, pairs, x.shape[-1] - 2 * pairs], -1)
     turned = [first * cosines - second * sines, second * cosines + first * sines]
     return torch.cat([*(part.to(x.dtype) for part in turned), rest], -1)
