@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from tpukit.hardware.fake import FakeBackend
 
 from tpukit.hardware.backend import TorchOps
-from tpukit.hardware.fake import FakeBackend
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 
 LENGTH, LAYERS = 32, 4

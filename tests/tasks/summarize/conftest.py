@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_on_cpu import compiled_without_inductor  # noqa: F401
-
 from tpukit.hardware.fake import FakeBackend
+
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_choice import train_tokenizer
 from tpukit.tasks.summarize.generate import make_dialogue
