@@ -91,7 +91,7 @@ def test_a_device_that_does_not_do_as_it_should_is_told_of():
     parts = DeviceParts("tpu")
     parts.__dict__["backend"] = Compiling()
     generated = parts.own("summarize", "generate")
-    assert generated["error"].endswith("9 compilations, then 9")
+    assert generated["error"].endswith("8 compilations, then 8")
     assert "does not report its memory" in parts.devices()["warning"]
 
 
