@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import hypothesis
 import pytest
-from forked import SHARED, start_server
+from forked import SHARED, begun, start_server
 
 MARKS_THAT_NEED = {
     "xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu", "jax": "jax",
@@ -47,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
         share_servers(config)
+
+
+def pytest_collection_finish() -> None:
+    begun()
 
 
 def share_servers(config: pytest.Config) -> None:

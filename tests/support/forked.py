@@ -102,7 +102,6 @@ class Connection:
         while connection.connect_ex(path) and time.monotonic() < end:
             time.sleep(0.1)  # it imports
         self.stack, self.file = stack, connection.makefile("rwb", 0)
-        self.environment: dict[str, str] = json.loads(self.file.readline())
 
     @classmethod
     def to(cls, stack: str) -> Connection:
@@ -114,11 +113,15 @@ class Connection:
         self.idle[self.stack].append(self)
 
 
+@functools.cache
+def begun() -> dict[str, str]:
+    """The environment before the first test: what libraries have set by then means nothing."""
+    return environment()
+
+
 def can_set(stack: str, wanted: Mapping[str, str]) -> bool:
     """Whether a fork of this stack's server behaves in an environment as a new process does."""
-    connection = Connection.to(stack)
-    connection.release()
-    return is_late(wanted, connection.environment)
+    return is_late(wanted, begun(), with_xla=stack == "torch_xla")
 
 
 class ForkedCommand(subprocess.Popen[str]):
@@ -184,9 +187,9 @@ def completed(
         return subprocess.CompletedProcess(argv, status, out.read(), err.read())
 
 
-def is_late(wanted: Mapping[str, str], present: Mapping[str, str]) -> bool:
+def is_late(wanted: Mapping[str, str], present: Mapping[str, str], *, with_xla: bool) -> bool:
     """Whether the variables that differ are such as a fork may set."""
-    late = READ_LATE if "torch_xla" in sys.modules else (*READ_LATE, *READ_BY_XLA)
+    late = READ_LATE if with_xla else (*READ_LATE, *READ_BY_XLA)
     changed = {n for n in wanted.keys() | present.keys() if wanted.get(n) != present.get(n)}
     if "PYTHONPATH" in changed and has_only_new_names(wanted.get("PYTHONPATH", "")):
         changed.remove("PYTHONPATH")
@@ -212,7 +215,8 @@ class WarmPopen(subprocess.Popen[bytes]):
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
         argv = module_in(args)
-        if not argv or preexec_fn or not is_late(os.environ if env is None else env, os.environ):
+        with_xla, wanted = "torch_xla" in sys.modules, os.environ if env is None else env
+        if not argv or preexec_fn or not is_late(wanted, os.environ, with_xla=with_xla):
             given = (args, executable, preexec_fn, close_fds, pass_fds, cwd, env)
             super()._execute_child(*given, *others)
             return
@@ -302,7 +306,6 @@ def keep_children_warm() -> None:
 def serve(stack: str, path: str) -> None:
     """Forks for each connection, and these for each request, until standard input ends."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it, and forks would
-    begun = dict(os.environ)
     kept = import_torch_xla() if stack == "torch_xla" else import_torch()
     for module in MET_BY_MOST:
         with suppress(ImportError):
@@ -320,7 +323,6 @@ def serve(stack: str, path: str) -> None:
             listener.close()
             connection.close()
             requests = socket.socket(fileno=0).makefile("rwb", 0)
-            requests.write(json.dumps(begun).encode() + b"\n")
             for line in requests:
                 answer(line, requests, kept)
             os._exit(0)  # without freeing each object
