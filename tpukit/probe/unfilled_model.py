@@ -25,7 +25,7 @@ def unfilled_model(task: Task, ops: ModelOps) -> nn.Module:
 
 
 def built_model(task: Task, ops: ModelOps) -> nn.Module:
-    """What `build_model` returns. Raises UsageError where it is no module."""
+    """What `build_model` returns. Raises UsageError where it is not a module."""
     return expect(task.build_model(ops), nn.Module, task.build_model, MODEL)
 
 
