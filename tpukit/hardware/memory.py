@@ -296,11 +296,6 @@ def private_bytes() -> int:
     return _status("RssAnon")
 
 
-def mapped_file_bytes() -> int:
-    """Resident pages of this process' libraries: in use, although they count as available."""
-    return _status("RssFile")
-
-
 def tree_bytes() -> int:
     """Resident memory of this process and of those it has started."""
     import psutil

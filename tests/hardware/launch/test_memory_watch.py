@@ -164,28 +164,32 @@ def test_a_process_that_does_not_return_to_python_is_ended():
 
 
 COMPILES = """
-import ctypes, mmap
-from tpukit.hardware.launch.memory_watch import watched_memory
+import sys, time
+from tpukit.hardware.launch.child import Child
+from tpukit.hardware.launch.memory_watch import end_before_memory_does
 
-libc = ctypes.CDLL(None)
+TAKE = '''
+import ctypes, mmap
+
+libc = ctypes.PyDLL(None)  # keeps the interpreter's lock
 libc.fopen.restype = ctypes.c_void_p
-random = ctypes.c_void_p(libc.fopen(b"/dev/urandom", b"rb"))
 mapped = mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 held = (ctypes.c_char * 2**30).from_buffer(mapped)
-with watched_memory(limited=False, compiling=True):
-    print(open("/proc/self/oom_score_adj").read(), flush=True)
-    libc.fread(held, 1, 2**30, random)
+libc.fread(held, 1, 2**30, ctypes.c_void_p(libc.fopen(b"/dev/urandom", b"rb")))
+'''
+with Child({}, ("-c", TAKE)) as child:
+    end_before_memory_does(child)
+    print(child.output())
 """
 
 
 def test_native_code_is_ended_before_the_reserve_is_used_up():
-    """One call that fills a GiB, as a compiler does: it returns to Python for no exception, and
-    holds no lock that the watching thread needs."""
+    """One call that fills a GiB and holds the interpreter's lock, as libtpu does: no exception and
+    no thread of its own process reaches it."""
     done = python(COMPILES, 5 * 2**27)
-    left = re.match(r"Error: out of memory: (\d+) MiB of 640 MiB are available, 256", done.stderr)
+    said = re.search(r"Error: out of memory: (\d+) MiB of 640 MiB are available, 256", done.stdout)
     # Half of the reserve is where other processes are ended.
-    assert left and int(left[1]) > 128 and done.returncode == 1
-    assert done.stdout.strip() == "1000"  # the kernel's first choice
+    assert said and int(said[1]) > 128, done.stdout + done.stderr
 
 
 @pytest.mark.plan

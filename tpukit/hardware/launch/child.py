@@ -197,6 +197,16 @@ class Child(AbstractContextManager["Child"]):
             file.seek(max(0, os.fstat(file.fileno()).st_size - OUTPUT_KEPT))
             return file.read().decode(errors="replace")
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def end(self, reason: str) -> None:
+        """Kills the child; its output ends with the reason."""
+        os.write(self._output.fileno(), f"\n{reason}\n".encode())
+        self._end_group()
+
     def _end_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -7,8 +7,9 @@ error of its own. Where memory goes on shrinking (other processes, DataLoader wo
 without the limit), the thread raises the error in the main thread, and ends the process at last.
 
 XLA does not recover from an allocation that fails (other devices wait for the one that failed, and
-abort): there is no limit around it, and its process is ended earlier. A compilation does not return
-to Python for minutes, where an error could be raised: it is ended at once, and earliest.
+abort): there is no limit around it, and its process is ended earlier. The TPU compiler's is watched
+from outside: native code takes no exception, and where libtpu writes a program out it holds the
+interpreter's lock for minutes, in which no thread beside it looks.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ import re
 import resource
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tpukit.errors import OutOfMemoryError, TpukitError
+from tpukit.hardware.launch.child import Child
 from tpukit.hardware.memory import (
     available_bytes,
     data_bytes,
     host_memory_bytes,
     is_out_of_memory,
-    mapped_file_bytes,
     private_bytes,
     reserve_bytes,
     tree_bytes,
@@ -51,16 +53,15 @@ HINT = (
 
 
 @contextmanager
-def watched_memory(*, limited: bool = True, compiling: bool = False) -> Iterator[None]:
+def watched_memory(*, limited: bool = True) -> Iterator[None]:
     """Within the context this process leaves a reserve of the machine's memory free.
 
     limited: whether allocations beyond it fail.
-    compiling: native code runs for minutes, in a process of its own, which is ended beyond it.
 
     Raises:
         OutOfMemoryError: it needed more.
     """
-    watch = MemoryWatch(limited=limited, compiling=compiling)
+    watch = MemoryWatch(limited=limited)
     try:
         with watch:
             yield
@@ -69,19 +70,39 @@ def watched_memory(*, limited: bool = True, compiling: bool = False) -> Iterator
     except Exception as error:
         if not is_out_of_memory(error, limited=True):
             raise
-        if compiling:
-            watch.end(at_once=True)
         raised = watch.error(str(error))
         for note in getattr(error, "__notes__", []):
             raised.add_note(note)
         raise raised from error
 
 
+def end_before_memory_does(child: Child) -> None:
+    """Ends a child while the reserve, and the pages of its libraries, are still free; returns when
+    the child has ended. Its output then ends as that of a process that `MemoryWatch` ends."""
+    import psutil
+
+    reserve, seconds = reserve_bytes(), 0.0
+    with suppress(OSError):  # If the kernel kills a process all the same, then this one.
+        Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
+    with suppress(psutil.Error, ValueError):  # It ends, or its output is closed, meanwhile.
+        process = psutil.Process(child.pid)
+        while not child.has_ended:
+            time.sleep(seconds)
+            memory, available = process.memory_info(), available_bytes()
+            left = available - reserve - memory.shared
+            if left < 0 and memory.rss >= reserve:
+                sizes = (available, host_memory_bytes(), reserve, memory.rss)
+                free, total, kept, held = map(format_bytes, sizes)
+                child.end(f"Error: out of memory: {free} of {total} are available, {kept} of which "
+                          f"stay free for the system, and the process holds {held}.")  # fmt: skip
+            seconds = min(max(left / FASTEST_BYTES_PER_SECOND, LOOK_SECONDS[0]), LOOK_SECONDS[1])
+
+
 class MemoryWatch:
     """The thread that looks, and what it does; see the module."""
 
-    def __init__(self, *, limited: bool = True, compiling: bool = False) -> None:
-        self.limited, self.compiling = limited, compiling
+    def __init__(self, *, limited: bool = True) -> None:
+        self.limited = limited
         self.reserve = reserve_bytes()
         self.ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         """Processes of this run on the machine: all may allocate between two looks."""
@@ -94,9 +115,6 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
 
     def __enter__(self) -> MemoryWatch:
-        if self.compiling:
-            with suppress(OSError):  # If the kernel kills a process all the same, then this one.
-                Path("/proc/self/oom_score_adj").write_text("1000")
         self.look()
         self._thread.start()
         return self
@@ -121,14 +139,13 @@ class MemoryWatch:
     def look(self) -> float:
         """Sets the limit by what is available, or ends the process; seconds until the next look."""
         available = available_bytes()
-        left = max(0, available - self.reserve - self.compiling * mapped_file_bytes())
+        left = max(0, available - self.reserve)
         if self.limited:
             self._limit(private_bytes() + self.unused + left // self.ranks)
         share = available / self.reserve / (1 if self.limited else 2)
-        at_once = not left if self.compiling else share < END_SHARE
         # What is small is not the cause, and its end would not help.
-        if (at_once or share < RAISE_SHARE) and tree_bytes() >= self.reserve:
-            self.end(at_once=at_once)
+        if share < RAISE_SHARE and tree_bytes() >= self.reserve:
+            self._end(at_once=share < END_SHARE)
         least, most = LOOK_SECONDS
         return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
 
@@ -144,8 +161,7 @@ class MemoryWatch:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), hard))
 
-    def end(self, *, at_once: bool) -> None:
-        """Ends this process, or raises the error in its main thread."""
+    def _end(self, *, at_once: bool) -> None:
         if at_once:
             print(f"Error: {self.error()}", file=sys.stderr, flush=True)
             os._exit(OutOfMemoryError.exit_code)

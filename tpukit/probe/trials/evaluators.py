@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from tpukit.errors import JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.launch.holders import BUSY, PAUSES
+from tpukit.hardware.launch.memory_watch import end_before_memory_does
 from tpukit.hardware.options import choose_precision
 from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
 from tpukit.io.process import allowed_cores
@@ -258,6 +260,11 @@ class CompilerEvaluator(ChildEvaluator):
         self.target = target
         devices = {"CPU_NUM_DEVICES": str(target.devices)}
         self.environment = {**COMPILER_ENVIRONMENT, **client.environment, **devices}
+
+    def _start_child(self) -> Child:
+        child = super()._start_child()
+        threading.Thread(target=end_before_memory_does, args=(child,), daemon=True).start()
+        return child
 
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
         process = f"batch {request.batch}: the TPU compiler's process"

@@ -34,7 +34,6 @@ from tpukit.io.files import write_file
 from tpukit.io.process import die_with_parent
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.compiler.source_map import model_frame
-from tpukit.probe.targets import Target, find_any
 from tpukit.probe.trial import Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.train.user_code import task_failure
 
@@ -162,8 +161,7 @@ class TrialRunner:
 
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
-            compiling = isinstance(find_any(self.setup.target), Target)
-            with watched_memory(limited=False, compiling=compiling):
+            with watched_memory(limited=False):
                 return _with_samples(self._compiled.run(request), self._compiled.task)
         if self.setup.world_size > 1:
             return _run_in_ranks(self.setup, request)
@@ -174,6 +172,8 @@ class TrialRunner:
 
     @cached_property
     def _compiled(self) -> CompiledTrials | TracedTrials:
+        from tpukit.probe.targets import Target, find_any
+
         assert self.setup.target is not None
         target = find_any(self.setup.target)
         if isinstance(target, Target):
