@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from tpukit.hardware.fake import FakeBackend
 
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_on_cpu import compiled_without_inductor  # noqa: F401
-from tpukit.hardware.fake import FakeBackend
+from fake_backend import FakeBackend
 
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_choice import train_tokenizer
