@@ -204,7 +204,9 @@ def test_a_compiler_on_a_small_machine_ends_with_an_error(tmp_path):
     )  # fmt: skip
     error = json.loads(done.stdout)["error"]
     assert error["id"] == "compiler-memory" and "at fast effort" in error["message"]
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 3
+    # Where the image lacks jax, a line before these says that it is installed.
+    lines = [line for line in done.stderr.splitlines() if "Installing it once" not in line]
+    assert done.returncode == 1 and len(lines) == 3, done.stderr
 
 
 @pytest.mark.xla

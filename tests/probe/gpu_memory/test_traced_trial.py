@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from tests.support.tiny_task import Tiny
+from tiny_task import Tiny
 from tpukit.errors import ConfigError
 from tpukit.probe.batch.model_task import ModelTask
 from tpukit.probe.gpu_memory.traced_trial import TracedTrials
@@ -219,7 +219,7 @@ def test_what_needs_values_ends_with_the_operator_and_the_line(then, said):
 UNKNOWN_FILE = """
 import torch
 from torch import nn
-from tests.support.tiny_task import Tiny
+from tiny_task import Tiny
 
 @torch.library.custom_op("mine::scale", mutates_args=())
 def scale(x: torch.Tensor) -> torch.Tensor:

@@ -135,7 +135,7 @@ def fake_model(task: Task, backend: RecordedBackend) -> nn.Module:
 
 
 def _faked(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, FakeTensor) and tensor.device.type != "meta":
+    if isinstance(tensor, FakeTensor) and tensor.device != torch.device("meta"):
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
