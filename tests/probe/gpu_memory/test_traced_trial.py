@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import runs
+import tiny_task
 import torch
+from tiny_task import Tiny
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from tiny_task import Tiny
 from tpukit.errors import ConfigError
 from tpukit.probe.batch.model_task import ModelTask
 from tpukit.probe.gpu_memory.traced_trial import TracedTrials
@@ -248,6 +250,7 @@ class Masked(Tiny):
 )
 def test_the_command_line_names_what_it_cannot_predict(tmp_path, words, said):
     (tmp_path / "mine.py").write_text(UNKNOWN_FILE)
+    (tmp_path / "tiny_task.py").write_text(Path(tiny_task.__file__).read_text("utf-8"))
     done = runs.tpukit("probe-batch", "--target", "t4", *words, cwd=tmp_path)
     assert done.returncode == 1
     assert said.format(tmp_path / "mine.py") in done.stderr
