@@ -76,6 +76,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "campaign": ("tpukit",),
     "doctor_blind": ("tpukit/knowledge", "tpukit/probe/logs"),
     "doctor_real_material": ("tpukit/knowledge", *within("probe", "lint", "logs")),
+    "doctor_scan": ("tpukit/knowledge", *within("probe", "lint")),
     "doctor_start": (*START, *within("probe", "machine", "lint")),
     "eit_quality": (*ENGINE, *EAGER, *EIT, "tpukit/tasks/eit"),
     "eit_simulation": within("tasks/eit", "simulation", "data", "generate.py"),

@@ -1,8 +1,8 @@
 """`trains_on_tpu` on models of ten public repositories, as their own code builds them.
 
 FOLDER holds a checkout of each as <owner>+<name>; what is missing there is left out. Their imports
-(einops, einx, loguru) have to be installed. One process a model; the wall seconds are of a machine
-that may be busy.
+(einops, einx, librosa, loguru, torch_einops_utils) have to be installed. One process a model; the
+wall seconds are of a machine that may be busy.
 
     python benchmarks/public_models.py FOLDER --out benchmarks/results/public_models.json
 """

@@ -76,6 +76,7 @@ MEASUREMENTS = {
     "campaign": Measurement(
         ("python -m campaign --write benchmarks/results/campaign.json",), needs="hours"
     ),
+    "doctor_scan": timed(f"doctor_scan.py {OUT}"),
     "doctor_start": timed(f"doctor_start.py {OUT}"),
     "gpualert_corpus": Measurement(
         (f"gpualert_corpus.py FOLDER {OUT}",), needs="a checkout of the corpus"

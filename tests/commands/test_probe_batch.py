@@ -180,18 +180,14 @@ def test_a_trial_that_fails_for_another_reason_is_an_error(task, arguments, code
         (["--target", "v5e-8", "--memory-limit", "4GB"], "--memory-limit"),
         (["--target", "v5e-8", "--devices", "4"], "--devices"),
         (["--target", "v5e-8", "--precision", "fp16"], "fp16"),
+        (["--hw", "tpu"], "no TPU"),
         (["--time-limit", "soon"], "soon"),
     ],
 )
 def test_bad_usage(arguments, says):
-    told = runs.failure(runs.here("probe-batch", "--task", f"{TASKS}:Hungry", *arguments))
-    assert says in told and len(told.splitlines()) == 2
-
-
-def test_a_tpu_that_is_not_there_is_an_error():
-    """In a process of its own: this one may have devices by now."""
-    told = runs.failure(runs.tpukit("probe-batch", "--task", f"{TASKS}:Hungry", "--hw", "tpu"))
-    assert "no TPU" in told and len(told.splitlines()) == 2
+    found = error(probe("Hungry", *arguments), 2)
+    assert says in found["message"]
+    assert found["hint"]
 
 
 HANGING = ("probe-batch", "--task", f"{TASKS}:Hangs", "--set", "bad_rows=1", "--hw", "cpu")

@@ -223,10 +223,9 @@ def test_xla_ends_with_the_same_error(tmp_path):
 
 def test_a_process_that_holds_little_is_left_alone():
     """Others have taken all: its end would not help, and the next allocation may work."""
-    watch = "from tpukit.hardware.launch.memory_watch import MemoryWatch as W"
-    # Without the limit, under which looking itself may have too little left.
-    done = python(f"{watch}\nprint(W(limited=False).look())", 1)
-    assert done.stdout.strip() == "0.01", done.stderr
+    code = "from tpukit.hardware.launch.memory_watch import MemoryWatch as W\nprint(W().look())"
+    done = python(code, 1)
+    assert done.stdout.strip() == "0.01", (done.returncode, done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -140,19 +140,21 @@ class MemoryWatch:
         """Sets the limit by what is available, or ends the process; seconds until the next look."""
         available = available_bytes()
         left = max(0, available - self.reserve)
-        if self.limited:
-            self._limit(private_bytes() + self.unused + left // self.ranks)
         share = available / self.reserve / (1 if self.limited else 2)
-        # What is small is not the cause, and its end would not help.
+        # What is small is not the cause, and its end would not help. This look takes memory itself:
+        # the limit comes after it.
         if share < RAISE_SHARE and tree_bytes() >= self.reserve:
             self._end(at_once=share < END_SHARE)
+        if self.limited:
+            self._limit(private_bytes() + self.unused + left // self.ranks)
         least, most = LOOK_SECONDS
         return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
 
     def _watch(self) -> None:
         seconds = 0.0
         while not self._ended.wait(seconds):
-            seconds = self.look()
+            with suppress(MemoryError):  # at the limit: the next look may find room
+                seconds = self.look()
 
     def _limit(self, limit: int) -> None:
         soft, hard = self.limits
