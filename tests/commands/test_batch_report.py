@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tpukit.commands.reports.batch import as_fields, as_text, table
@@ -39,6 +40,18 @@ def test_a_recommendation_for_people():
     assert "Collectives a step: 5 all-reduce (1 MiB a device)" in lines
     assert "Estimate (roofline" in text
     assert lines[-1] == "Train with: tpukit train"
+
+
+def test_what_an_unread_program_does_is_null_and_not_none_at_all():
+    found = recommendation()
+    fields = as_fields(found, "mine", None)
+    assert (fields["collectives"], fields["step"]["collective_bytes"]) == ({"all-reduce": 5}, 2**20)
+    unread = replace(found.trials[0], unread=True, flops=None, collectives={}, collective_bytes=0)
+    fields = as_fields(replace(found, trials=(unread, found.trials[1])), "mine", None)
+    assert fields["collectives"] is None
+    unknown = ("flops", "collective_bytes", "estimate_seconds")
+    assert [fields["step"][name] for name in unknown] == [None] * 3
+    assert sum(fields["memory"].values()) == 15 * GIB
 
 
 def test_a_cell_that_shows_the_trials_has_no_text_of_them(monkeypatch):

@@ -101,7 +101,7 @@ def test_a_run_takes_the_options_of_its_own_task(task, line, told, tmp_path, cap
 @pytest.mark.parametrize("command", ["train", "predict", "probe-batch", "test", "summarize-train"])
 def test_a_command_without_any_option_is_read(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tpukit.commands.probe_batch.size_batch", lambda *given: {})
+    monkeypatch.setattr("tpukit.commands.probe_batch.size_batch", lambda *_, **__: {})
     run([command])
     assert "--debug" not in capsys.readouterr().err
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
 from tpukit.commands.options.training import SettingSources, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.batch import comparison
-from tpukit.commands.sizing import check_search, size_batch, size_model, task_source
+from tpukit.commands.sizing import check_search, early_child, size_batch, size_model, task_source
 from tpukit.errors import ConfigError, OutOfMemoryError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import prepare_environment
@@ -96,19 +96,28 @@ def probe_batch(
     # With a target only its children compute, in an environment of their own.
     here = targets == [None]
     kind = prepare_environment(read.hardware() if here else HardwareOptions(hw="cpu"))
-    request = None if factory else read.request(task, kind if here else None)
-    for remark in request.remarks() if request else ():
-        output.text(remark)
+    with early_child(target) as first:
+        request = None if factory else read.request(task, kind if here else None)
+        for remark in request.remarks() if request else ():
+            output.text(remark)
 
-    def size(name: str | None, log: Callable[[str], None]) -> dict[str, Any]:
-        if factory is not None:
-            return size_model(factory, inputs or [], read, name, settings, log)
-        assert request is not None
-        return size_batch(request, task_source(request), name, settings, log)
+        def size(name: str | None, log: Callable[[str], None]) -> dict[str, Any]:
+            if factory is not None:
+                return size_model(factory, inputs or [], read, name, settings, log, first)
+            assert request is not None
+            return size_batch(request, task_source(request), name, settings, log, first=first)
 
-    if compare is None:
-        output.result(size(target, output.text))
-        return
+        if compare is None:
+            output.result(size(target, output.text))
+        else:
+            _compare(targets, size, output)
+
+
+def _compare(
+    targets: Sequence[str | None],
+    size: Callable[[str | None, Callable[[str], None]], dict[str, Any]],
+    output: Output,
+) -> None:
     rows = []
     for name in targets:
         output.text(f"{name} ...")

@@ -7,6 +7,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import resolve
 
 if TYPE_CHECKING:
+    from tpukit.hardware.launch.child import Child
     from tpukit.probe.trial import TaskSource
     from tpukit.probe.trials.evaluators import ChildEvaluator
     from tpukit.probe.trials.predicted_trials import PredictedBeside
@@ -75,8 +77,12 @@ def size_model(
     target: str | None,
     settings: SearchSettings,
     log: Callable[[str], None],
+    first: Child | None = None,
 ) -> dict[str, Any]:
-    """The JSON fields for a bare model: `FILE:FUNCTION`, a function or a module."""
+    """The JSON fields for a bare model: `FILE:FUNCTION`, a function or a module.
+
+    first: see `early_child`.
+    """
     from tpukit.probe.batch.model_task import ModelTask
     from tpukit.probe.trials.carried import carried
 
@@ -84,7 +90,7 @@ def size_model(
     request = dataclasses.replace(given, task={}).request(task)
     request = dataclasses.replace(request, spec=task.label)
     with carried(task) as source:
-        return size_batch(request, source, target, settings, log, command=None)
+        return size_batch(request, source, target, settings, log, None, first)
 
 
 def size_batch(
@@ -94,16 +100,18 @@ def size_batch(
     settings: SearchSettings,
     log: Callable[[str], None],
     command: WriteCommand | None = training_command,
+    first: Child | None = None,
 ) -> dict[str, Any]:
     """Searches, logs the report, and returns its JSON fields.
 
     command: writes how to train with the recommendation; None for what tpukit does not train.
+    first: see `early_child`.
     """
     from tpukit.commands.reports.batch import as_fields, as_text
     from tpukit.probe.batch.recommend import Recommender
     from tpukit.probe.targets import GpuTarget
 
-    with open_evaluator(request, source, target, settings.time_limit, log) as evaluator:
+    with open_evaluator(request, source, target, settings.time_limit, log, first) as evaluator:
         found = Recommender(evaluator, settings, log).recommend()
     if target is not None:
         is_gpu = isinstance(found.target, GpuTarget)
@@ -121,6 +129,7 @@ def open_evaluator(
     target: str | None,
     seconds: float | None,
     log: Callable[[str], None],
+    first: Child | None,
 ) -> ChildEvaluator | PredictedBeside:
     """The TPU compiler or a trace for a target, else the hardware of this machine."""
     from tpukit.probe.targets import GpuTarget, find_any
@@ -131,8 +140,17 @@ def open_evaluator(
         return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
     known = find_any(target)
     if isinstance(known, GpuTarget):
-        return TracedEvaluator(source, request.config, known, seconds)
+        return TracedEvaluator(source, request.config, known, seconds, first)
     return CompilerEvaluator(source, request.config, known, seconds, log)
+
+
+def early_child(target: str | None) -> Child | AbstractContextManager[None]:
+    """The process of a search for a GPU that is not here, started before this one imports torch."""
+    from tpukit.probe.targets import GpuTarget, find_any
+    from tpukit.probe.trials.evaluators import tracing_child
+
+    is_gpu = target is not None and isinstance(find_any(target), GpuTarget)
+    return tracing_child() if is_gpu else nullcontext()
 
 
 def task_source(request: TrainingRequest) -> TaskSource:

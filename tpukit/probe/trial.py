@@ -123,6 +123,9 @@ class Trial:
     accumulate: int = 1
     memory: Mapping[str, int] | None = None
     """Bytes of one device by kind; see `memory_by_kind`."""
+    unread: bool = False
+    """Whether the compiler's text of the program took too much of this machine's memory: the
+    operations, the collectives and the largest allocations are unknown."""
     flops: float | None = None
     """Operations of one optimizer step on one device, custom kernels' included."""
     kernel_flops: float | None = None

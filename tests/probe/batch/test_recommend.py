@@ -202,6 +202,21 @@ def test_a_draft_that_full_effort_contradicts_is_searched_anew():
     assert found.trial_of(27).effort == "full"
 
 
+class Unread(Simulated):
+    """A compiler whose text of large programs does not fit into this machine's memory."""
+
+    def trial(self, request: TrialRequest) -> Trial:
+        trial = super().trial(request)
+        large = request.batch > 8
+        return dataclasses.replace(trial, unread=large, flops=None if large else trial.flops)
+
+
+def test_without_the_speed_of_large_batches_memory_decides():
+    whole, found = (recommend(kind(target="v5e-1")) for kind in (Simulated, Unread))
+    assert (found.largest, found.recommended) == (whole.largest, whole.recommended)
+    assert whole.note is None and "speed are unknown; memory is not" in found.note
+
+
 class SmallMachine(Simulated):
     """A machine without the memory to compile at some efforts."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+from dataclasses import replace
+
 import pytest
 
+from tpukit.hardware.launch import memory_watch
 from tpukit.probe.compiler import hlo
 
 PLACE = '{op_name="aten__mul" source_file="/u/model.py" source_line=12}'
@@ -113,3 +117,31 @@ def test_a_refusal_lists_allocations():
 )
 def test_sizes_as_libtpu_writes_them(text, expected):
     assert hlo.parse_hbm_size(text) == expected
+
+
+class LargeText:
+    """An executable whose text takes more memory than there is, as libtpu's of EIT."""
+
+    def __init__(self, executable):
+        self.executable = executable
+
+    def __getattr__(self, name):
+        return getattr(self.executable, name)
+
+    def hlo_modules(self):
+        return bytearray(2**29) and self.executable.hlo_modules()
+
+
+def test_memory_is_known_where_the_text_takes_too_much_of_this_machine(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    jax = pytest.importorskip("jax")
+    row = jax.ShapeDtypeStruct((1024,), "float32")
+    executable = jax.jit(lambda x: x + x).lower(row).compile().runtime_executable()
+    whole = hlo.costs_of(executable)
+    assert whole.total >= 8192 and whole.largest and not whole.unread
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    free = memory_watch.reserve_bytes() + 2**29
+    monkeypatch.setattr(memory_watch, "available_bytes", lambda: free)
+    found = hlo.costs_of(LargeText(executable))
+    assert found == replace(whole, unread=True, largest=())
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits

@@ -25,6 +25,7 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
     """The fields of `--json`."""
     chosen, target = found.recommended_trial, found.target
     step = estimate_step(target, chosen) if chosen else None
+    counted = chosen if chosen and not chosen.unread else None
     return {
         "task": task,
         "target": target.name if target else None,
@@ -47,12 +48,12 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
         "memory_range": chosen.used_range if chosen else None,
         "allocated_bytes": chosen.allocated_bytes if chosen else None,
         "modules": dict(chosen.modules) if chosen else {},
-        "collectives": dict(chosen.collectives) if chosen else {},
+        "collectives": dict(counted.collectives) if counted else None,
         "step": {
             "flops": chosen.flops if chosen else None,
             "kernel_flops": chosen.kernel_flops if chosen else None,
             "bytes": chosen.bytes_accessed if chosen else None,
-            "collective_bytes": chosen.collective_bytes if chosen else None,
+            "collective_bytes": counted.collective_bytes if counted else None,
             "estimate_seconds": step.seconds if step else None,
         },
         "compiles": found.compiles,

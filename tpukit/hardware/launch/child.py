@@ -226,14 +226,15 @@ class Child(AbstractContextManager["Child"]):
         self.close()
 
     def close(self) -> None:
-        """Ends the child and everything it started."""
+        """Ends the child and everything it started; a second call does nothing."""
+        if self._answers < 0:
+            return
         self._end_group()
         if self._process.stdin:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-        if self._answers >= 0:
-            os.close(self._answers)
-            self._answers = -1
+        os.close(self._answers)
+        self._answers = -1
         self._output.close()
 
 

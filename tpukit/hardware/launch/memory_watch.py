@@ -76,6 +76,23 @@ def watched_memory(*, limited: bool = True) -> Iterator[None]:
         raise raised from error
 
 
+@contextmanager
+def half_of_free_memory() -> Iterator[None]:
+    """Within the context allocations that add up to more than half of the machine's free memory,
+    less the reserve, fail (MemoryError from Python's own, std::bad_alloc from others)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = data_bytes() + max(0, available_bytes() - reserve_bytes()) // 2
+    ceilings = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
+    # A system without such a limit goes on without one.
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), hard))
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def end_before_memory_does(child: Child) -> None:
     """Ends a child while the reserve, and the pages of its libraries, are still free; returns when
     the child has ended. Its output then ends as that of a process that `MemoryWatch` ends."""

@@ -39,6 +39,10 @@ FAST_SETTING_BIAS = 0.02
 """Part of the memory by which the compiler's fast setting mostly reports too little."""
 FAST_SETTING_MOST = 0.05
 """Maximum of that part: 0.7 GiB of a v5e's 15.75."""
+UNREAD = (
+    "The compiler's text of some programs takes more memory than this machine has free: their "
+    "operations, collectives, largest allocations and speed are unknown; memory is not."
+)
 MOST_ACCUMULATIONS = 3
 """Maximum number of splits into gradient accumulation steps that are tried."""
 
@@ -159,6 +163,7 @@ class Recommender:
             raise self._nothing_fits()
         recommended, note = self._choose(found.low)
         accumulate = 1
+        unread = UNREAD if any(trial.unread for trial in self.trials) else None
         if self.settings.global_batch_size is not None:
             recommended, accumulate, note = self._accumulate(
                 self.settings.global_batch_size, recommended
@@ -174,7 +179,7 @@ class Recommender:
             accumulate=accumulate,
             trials=tuple(self.trials),
             seconds=time.monotonic() - self._started,
-            note=" ".join(filter(None, (note, self.why_fast))) or None,
+            note=" ".join(filter(None, (note, self.why_fast, unread))) or None,
             ended=found.ended or "memory",
             too_slow=found.too_slow,
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
@@ -369,6 +374,8 @@ class Recommender:
 
     def _fastest(self, candidates: Sequence[int]) -> int:
         speeds = {batch: self._speed(batch) for batch in candidates}
+        if not all(speeds.values()):
+            return max(candidates)  # No batch is slower because its speed is unknown.
         close = CLOSE_IN_SPEED["estimated" if self.evaluator.target else "measured"]
         best = max(speeds.values())
         return max(b for b, speed in speeds.items() if speed >= best * (1 - close))

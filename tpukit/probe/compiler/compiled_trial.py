@@ -163,7 +163,7 @@ class CompiledTrials:
         if used > limit:
             error = f"all programs together need {used / GIB:.2f} of {limit / GIB:.2f} GiB"
         steps = trial.accumulate
-        return dataclasses.replace(
+        trial = dataclasses.replace(
             trial,
             fits=error is None,
             used_bytes=used,
@@ -171,12 +171,18 @@ class CompiledTrials:
             fixed_bytes=sum(step.resident.values()) + code,
             error=error,
             memory=memory_by_kind(used, code, step.resident),
+            bytes_accessed=_over_step([r.bytes_accessed for r in costs], steps),
+            largest=fullest.costs.largest,
+            unread=any(r.unread for r in costs),
+        )
+        if trial.unread:
+            return trial
+        return dataclasses.replace(
+            trial,
             flops=_over_step([r.flops for r in costs], steps),
             kernel_flops=_over_step([r.kernel_flops for r in costs], steps),
-            bytes_accessed=_over_step([r.bytes_accessed for r in costs], steps),
             collectives=_sum_collectives(costs),
             collective_bytes=int(_over_step([r.collective_bytes for r in costs], steps)),
-            largest=fullest.costs.largest,
         )
 
 

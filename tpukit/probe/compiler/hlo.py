@@ -6,8 +6,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from tpukit.hardware.launch.memory_watch import half_of_free_memory
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
 ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?")
@@ -271,13 +273,22 @@ class ProgramCosts:
     collective_bytes: int = 0
     largest: Sequence[Mapping[str, Any]] = ()
     """The largest allocations; see `Allocation`."""
+    unread: bool = False
+    """Whether the program's text took too much of this machine's memory: the operations, the
+    collectives and the allocations are unknown."""
     refusal: str | None = None
     """The compiler's message where the program does not fit."""
 
 
 def scheduled_hlo(executable: Any) -> str:
-    """The text of a compiled program."""
-    return "\n".join(module.to_string() for module in executable.hlo_modules())
+    """The text of a compiled program.
+
+    Raises:
+        MemoryError: it takes more than half of this machine's free memory (libtpu 0.0.21.1 takes
+            over 20 GiB for the program of EIT's published size).
+    """
+    with half_of_free_memory():
+        return "\n".join(module.to_string() for module in executable.hlo_modules())
 
 
 def costs_of(executable: Any, kernel_share: float = 1.0) -> ProgramCosts:
@@ -288,9 +299,7 @@ def costs_of(executable: Any, kernel_share: float = 1.0) -> ProgramCosts:
     memory = executable.get_compiled_memory_stats()
     costs = executable.cost_analysis()
     costs = costs[0] if isinstance(costs, Sequence) else costs
-    text = scheduled_hlo(executable)
-    in_kernels = kernel_flops(text) * kernel_share
-    return ProgramCosts(
+    found = ProgramCosts(
         total=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes
@@ -298,9 +307,18 @@ def costs_of(executable: Any, kernel_share: float = 1.0) -> ProgramCosts:
         + memory.generated_code_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        flops=float(costs.get("flops", 0.0)) + in_kernels,
-        kernel_flops=in_kernels,
+        flops=float(costs.get("flops", 0.0)),
         bytes_accessed=float(costs.get("bytes accessed", 0.0)),
+    )
+    try:
+        text = scheduled_hlo(executable)
+    except MemoryError:
+        return replace(found, unread=True)
+    in_kernels = kernel_flops(text) * kernel_share
+    return replace(
+        found,
+        flops=found.flops + in_kernels,
+        kernel_flops=in_kernels,
         collectives=collectives(text),
         collective_bytes=collective_bytes(text),
         largest=[asdict(allocation) for allocation in largest_buffers(text)],

@@ -307,14 +307,31 @@ class TracedEvaluator(ChildEvaluator):
     """Traces the training step over fake tensors for a GPU that is not here."""
 
     def __init__(
-        self, task: TaskSource, config: TrainConfig, target: GpuTarget, seconds: float | None
+        self,
+        task: TaskSource,
+        config: TrainConfig,
+        target: GpuTarget,
+        seconds: float | None,
+        first: Child | None = None,
     ) -> None:
+        """first: what `tracing_child` returned, to run the trials."""
         setup = TrialSetup(task, config, target.name)
         super().__init__(setup, target.devices, seconds or EAGER_SECONDS)
         precision = choose_precision(config.precision, "gpu", native_bf16=target.capability >= 8.0)
         self.target = target.at(precision)
         self.versions = {"torch": importlib.metadata.version("torch")}
         self.environment = TRACING_ENVIRONMENT
+        self._first = first
+
+    def _start_child(self) -> Child:
+        child, self._first = self._first or tracing_child(), None
+        child.send(dataclasses.asdict(self.setup))
+        return child
+
+
+def tracing_child() -> Child:
+    """A process that imports what a trace needs and waits, while this one builds the task."""
+    return Child(TRACING_ENVIRONMENT, ("-m", MODULE, "tpukit.probe.gpu_memory.traced_trial"))
 
 
 def can_compile_two() -> bool:
