@@ -53,8 +53,9 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     if arguments[0] == "--rank":
         return _run_as_rank(Path(arguments[1]))
-    *ahead, descriptor, parent = (int(word) if word.isdecimal() else word for word in arguments)
-    die_with_parent(parent)
+    *ahead, answers, parent = arguments
+    descriptor = int(answers)
+    die_with_parent(int(parent))
     for module in ahead:
         importlib.import_module(module)
     runner = TrialRunner(TrialSetup.from_json(json.loads(sys.stdin.readline())))
