@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound=HardwareOptions)
 
 
+ALLOCATOR_VARIABLE, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
+"""Variable of CUDA's allocator, and what a run sets in it: segments that grow leave fewer gaps."""
 _AT_EXIT = ExitStack()
 atexit.register(_AT_EXIT.close)
 
@@ -239,7 +241,7 @@ def prepare_environment(options: HardwareOptions) -> Kind:
         if options.compile_cache is not None:
             keep_programs(Path(options.compile_cache).absolute(), "torch_tpu")
     if kind == "gpu":
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        os.environ.setdefault(ALLOCATOR_VARIABLE, EXPANDABLE)
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return kind

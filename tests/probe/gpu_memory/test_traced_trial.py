@@ -21,6 +21,7 @@ from tpukit.probe.targets import find_any, find_gpu
 from tpukit.probe.trial import TaskSource, TrialRequest, TrialSetup
 from tpukit.probe.trials.worker import TrialRunner
 from tpukit.train.config import TrainConfig
+from tpukit.train.task import Task
 
 WIDTH, LAYERS = 1024, 6
 
@@ -216,6 +217,32 @@ def test_what_needs_values_ends_with_the_operator_and_the_line(then, said):
     assert said in error["message"] + error["hint"]
     assert re.search(r"test_traced_trial.py:\d+", error["message"])
     assert len(error["message"].splitlines()) == 1
+
+
+def test_segments_grow_where_tpukit_trains_and_where_the_user_says_so(monkeypatch):
+    """`train` sets expandable_segments; a bare model is trained by a script of its user's."""
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+
+    def reserved(task):
+        runner = TrialRunner(TrialSetup(TaskSource("", {}), TrainConfig(), "t4"))
+        runner._task = lambda: task
+        trial = runner.result(TrialRequest(4000))["trial"]
+        return trial["used_bytes"], trial["allocated_bytes"]
+
+    model = ModelTask(Deep(), [f"x={WIDTH}"], {})
+
+    class Trained(Task):
+        name = "trained"
+        build_model, datasets = model.build_model, model.datasets
+        example_batches, loss = model.example_batches, model.loss
+
+    trained = Trained()
+    fixed, grows = reserved(model), reserved(trained)
+    assert grows != fixed
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert reserved(model) == grows
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    assert reserved(trained) == fixed
 
 
 UNKNOWN_FILE = """

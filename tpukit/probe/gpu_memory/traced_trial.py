@@ -47,6 +47,8 @@ class Predicted:
     start: int
     """Number of events before the step."""
     trace: Trace
+    expandable: bool = False
+    """Whether the allocator's segments can grow."""
 
     def replay(self, room: int | None = None) -> tuple[Usage, bool]:
         """What the allocator does in two steps: an optimizer's state is born after the first one,
@@ -58,7 +60,12 @@ class Predicted:
             del alive[index]
         first = [event for event in step if max(event, ~event) in born]
         left = [~index for index in alive_after(first)]
-        return replay(self.sizes, [*alive, *first, *left, *state, *step], room)
+        return replay(
+            self.sizes,
+            [*alive, *first, *left, *state, *step],
+            room,
+            expandable=self.expandable,
+        )
 
 
 class TracedTrials:
@@ -68,8 +75,12 @@ class TracedTrials:
     line in the batch. A third trace, where it agrees, makes later answers as good as traced ones.
     """
 
-    def __init__(self, task: Task, config: TrainConfig, target: GpuTarget) -> None:
+    def __init__(
+        self, task: Task, config: TrainConfig, target: GpuTarget, *, expandable: bool = False
+    ) -> None:
+        """expandable: predict the allocator with `expandable_segments`."""
         self.task, self.config, self.target = task, config, target
+        self.expandable = expandable
         self._steps: dict[tuple[int, int], Trace] = {}
         self._checked = False
 
@@ -78,7 +89,7 @@ class TracedTrials:
         batch, accumulate = request.batch, request.accumulate
         found = self._extrapolated(batch, accumulate)
         if found is None or (request.effort == "full" and not self._checked):
-            traced = with_workspaces(self._traced(batch, accumulate), self.target)
+            traced = self._predicted(self._traced(batch, accumulate))
             if found is not None:
                 both = [p.replay()[0].most_reserved for p in (found, traced)]
                 self._checked = abs(both[0] - both[1]) <= AGREE * both[1]
@@ -95,14 +106,18 @@ class TracedTrials:
         """The batch by the line through the two traced ones that are farthest apart."""
         known = sorted(b for b, n in self._steps if n == accumulate)
         if batch in known:
-            return with_workspaces(self._steps[batch, accumulate], self.target)
+            return self._predicted(self._steps[batch, accumulate])
         if len(known) < 2:
             return None
         low, high = known[0], known[-1]
         first, last = (self._steps[b, accumulate] for b in (low, high))
         if first.events != last.events:
             return None
-        return with_workspaces(_on_line(first, last, (batch - low) / (high - low)), self.target)
+        return self._predicted(_on_line(first, last, (batch - low) / (high - low)))
+
+    def _predicted(self, trace: Trace) -> Predicted:
+        found = with_workspaces(trace, self.target)
+        return dataclasses.replace(found, expandable=self.expandable)
 
     def _trial(self, request: TrialRequest, found: Predicted) -> Trial:
         target, trace = self.target, found.trace

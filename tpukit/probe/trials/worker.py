@@ -183,9 +183,15 @@ class TrialRunner:
             from tpukit.probe.compiler.compiled_trial import CompiledTrials
 
             return CompiledTrials(self._task(), self.setup.config, target)
+        from tpukit.hardware.select import ALLOCATOR_VARIABLE, EXPANDABLE
+        from tpukit.probe.batch.model_task import ModelTask
         from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 
-        return TracedTrials(self._task(), self.setup.config, target)
+        task = self._task()
+        # A run sets it; a bare model's script is its user's.
+        default = "" if isinstance(task, ModelTask) else EXPANDABLE
+        expandable = EXPANDABLE in os.environ.get(ALLOCATOR_VARIABLE, default)
+        return TracedTrials(task, self.setup.config, target, expandable=expandable)
 
     def _measure(self, request: TrialRequest) -> Trial:
         from tpukit.probe.trials.measure import measure_trial
