@@ -89,7 +89,10 @@ _CLASSLESS = [
 ]  # fmt: skip
 """Failures without a class, or behind the words of a program that caught them: the form, the name
 and where it counts (lines of some levels; `none`: without level and indentation)."""
-_UNFINISHED = re.compile(r"(?:\bfrom|,|\(look up to see its traceback\):)$")
+_UNFINISHED = re.compile(
+    r"(?:\b(?:from|the|an?|of|with|for|to|and)|[,(]|\(look up to see its traceback\):"
+    r"|broadcasting:)$"
+)
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
