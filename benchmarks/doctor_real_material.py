@@ -12,7 +12,7 @@ at the revision in files.toml; what is missing there is listed and left out.
     python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
     python benchmarks/doctor_real_material.py --blind --out answer.json
 
-`--blind` asks about the logs of blind.toml and its successors, whose first answers stand there.
+`--blind` asks about the logs of blind_3.toml and blind_4.toml, whose first answers stand there.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def blind() -> Record:
             results.append({"set": path.stem, **asked, "now": now, "answer": answer})
     sums: dict[str, dict[str, Counter[str]]] = {}
     for result in results:
-        for part in (result["set"], f"{result['set']}, {result['group']}"):
+        whole = [] if result["group"] == "clean" else [result["set"]]
+        for part in (*whole, f"{result['set']}, {result['group']}"):
             for key in ("first", "now", "kind"):
                 sums.setdefault(part, {}).setdefault(key, Counter()).update([result[key]])
     return {"summary": sums, "results": results}
@@ -309,7 +310,7 @@ def family_sums(results: Sequence[Record]) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=Path, help="the folder with the fetched files")
-    parser.add_argument("--blind", action="store_true", help="ask about the logs of blind.toml")
+    parser.add_argument("--blind", action="store_true", help="ask about the blind sets")
     parser.add_argument("--out", type=Path, help="write all answers here, as JSON")
     parser.add_argument(
         "--learn-only", action="store_true", help="hide the measured half's answers"

@@ -671,6 +671,7 @@ def doctor_real_material() -> str:
 def doctor_blind() -> str:
     sums = read("doctor_blind")["summary"]
     verdicts = ("right", "not first", "imprecise", "honest", "nothing", "wrong")
+    clean = sums.pop("blind_4, clean")["first"]
     rows = [
         [part, sum(n["first"].values()), *(n["first"].get(verdict, 0) for verdict in verdicts),
          n["now"].get("right", 0)]
@@ -678,14 +679,15 @@ def doctor_blind() -> str:
     ]  # fmt: skip
     kinds = ("too general", "family missing", "not parsed", "another family", "ranked second")
     whys = [[part, *(n["kind"].get(kind, 0) for kind in kinds)]
-            for part, n in sums.items() if part in ("blind_2", "blind_3")]  # fmt: skip
+            for part, n in sums.items() if "," not in part]  # fmt: skip
     text = (
-        "Public logs in no earlier set: causes written first, asked once, judged by hand. `blind`: "
-        "100 of the twelve months to November 2026; `blind_2`: 88 of all years (a fifth of them of "
-        "those months), asked after 105 families had been added; `blind_3`: 58 of all years, asked "
-        "after the misses of `blind_2` had been learned from. Not first: right, but second or as a "
-        "warning; imprecise: true of the family, without the cause or with advice for another "
-        "case; honest: unknown, and said so. The last column is seen while fixing, not blind."
+        "Public logs in no earlier set: causes written first, asked once, judged by hand. "
+        "`blind_3`: 58 of all years; `blind_4`: 53 of the twelve months to November 2026, and "
+        f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
+        "cause. The figures of the two sets before them stand in [doctor.md](doctor.md). Not "
+        "first: right, but second or as a warning; imprecise: true of the family, without the "
+        "cause or with advice for another case; honest: unknown, and said so. The last column is "
+        "seen while fixing, not blind."
     )
     tables = [table(["logs", "asked", *verdicts, "right now"], rows), "How a miss came about:"]
     return section(

@@ -278,3 +278,11 @@ def test_own_knowledge_that_is_not_there(tmp_path):
 
 def test_traceback_alone_says_nothing():
     assert found(TB) == []
+
+
+@pytest.mark.parametrize("text", ["a" * 100_000, "a." * 50_000, "a-b" * 33_000])
+def test_expressions_take_a_long_word_in_one_pass(text):
+    """A group without a bound before a fixed text would take minutes here."""
+    for entry in known_errors():
+        for expression in (*entry.message, *entry.regex, *entry.last_resort):
+            expression.search(text)

@@ -35,21 +35,22 @@ _FRAMES = [
 ]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _NAMED_BY_MODULE = (
-    r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile))"
+    r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
+    r"|Operation))"
     r"|(?:[A-Za-z_]\w*\.)*(?:exc|exceptions|errors?)\.(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
 )
 """Exception whose module, or ending, says that it is one: `requests.exceptions.ReadTimeout`."""
 _OUTER = r"(?:E\s{2,})?(?:(?:[a-z]\w*\.)*(?:FilteredStackTrace|JaxStackTrace\w+): )?"
 """What pytest and JAX print before an exception's name."""
 _AFTER_FRAMES = re.compile(
-    r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*|(?:\w+\.)+error)(?::\s+(?P<message>.*)|:?\s*$)"
+    r"(?P<name>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*|(?:\w+\.)+error)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _IN_TRACEBACK = re.compile(
-    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
+    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
     r"|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
-    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
+    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
     rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
     r"(?![-+]?\d(?!\d\d (?:Client|Server) Error|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
@@ -88,7 +89,10 @@ _CLASSLESS = [
 ]  # fmt: skip
 """Failures without a class, or behind the words of a program that caught them: the form, the name
 and where it counts (lines of some levels; `none`: without level and indentation)."""
-_UNFINISHED = re.compile(r"(?:\bfrom|,|\(look up to see its traceback\):)$")
+_UNFINISHED = re.compile(
+    r"(?:\b(?:from|the|an?|of|with|for|to|and)|[,(]|\(look up to see its traceback\):"
+    r"|broadcasting:)$"
+)
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
 _MOST_RAISED = 2000
