@@ -34,7 +34,8 @@ STEP = (
 XLA = (
     *within("hardware/xla", "backend.py", "kernel_calls.py", "lowerings.py", "mesh.py", "ops.py",
             "optimizer.py", "resize.py"),
-    *within("hardware/kernels", "flash_attention.py", "pallas_attention.py"),
+    *within("hardware/kernels", "flash_attention.py", "pallas_attention.py",
+            "torch_attention.py"),
 )  # fmt: skip
 EAGER = within("hardware/eager", "backend.py", "buffers.py", "grad_scaling.py")
 ENGINE = (
@@ -61,7 +62,8 @@ IMAGES = within("tasks/images", "model", "task.py", "settings.py")
 SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
                    "data/packing.py")  # fmt: skip
 GPU_MEMORY = ("tpukit/probe/gpu_memory", UNFILLED, *EAGER)
-TORCH_TPU = within("hardware/eager", "backend.py", "torch_tpu.py", "torch_tpu_operators.py")
+TORCH_TPU = within("hardware/eager", "backend.py", "kernel_calls.py", "programs.py", "torch_tpu.py",
+                   "torch_tpu_operators.py")  # fmt: skip
 GENERATION = (*EAGER, *within("tasks/summarize", "generation", "model"))
 START = ("tpukit/cli.py", "tpukit/commands/doctor.py", "tpukit/knowledge")
 SEARCHES: Mapping[str, tuple[str, ...]] = {

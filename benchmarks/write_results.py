@@ -486,10 +486,7 @@ def torch_tpu_compiler() -> str:
         "One training step in bf16 (forward, backward, clipping, AdamW, for EIT EMA weights) "
         "recorded as one program and compiled for one v5e chip, without a TPU. `GiB` is all that "
         "it needs at once. torch_xla's plain program is compiled by both releases of libtpu: the "
-        "rest of the difference is the stacks'. Operations inside torch_tpu's attention kernel are "
-        "not counted. A small step recorded in this way and executed on the CPU differs from the "
-        f"step itself by {found['difference_of_a_small_step']:.0e}. A run on torch_tpu was several "
-        "programs then, so that this is an estimate for it and no bound; "
+        "rest of the difference is the stacks'. `plain`: attention written out. "
         "[torch_tpu.md](torch_tpu.md) says why `probe-batch --target` does not use it.",
         table(head, rows),
     )

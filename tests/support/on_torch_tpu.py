@@ -277,21 +277,38 @@ class Attending:
 
 
 def kernels():
-    """Relative differences of the attention kernels in a program from plain attention: output and
-    gradients; and what ran."""
+    """Relative differences from plain attention, output and gradients, of the kernels in a program:
+    in fp32 with a bias, and of torch's own causal attention under autocast; and what ran."""
     from tpukit.hardware.kernels.flash_attention import plain_attention
 
     backend = opened(compile=True)
+    own, calls = backend.attention, []
+    backend.attention = lambda *tensors, **how: calls.append(how) or own(*tensors, **how)
     torch.manual_seed(0)
     batch = {name: torch.randn(2, 2, 128, 32) for name in ("query", "key", "value")}
     batch |= {"bias": torch.randn(1, 2, 128, 128), "way": torch.randn(2, 2, 128, 32)}
-    sent, owner = list(backend.batches([batch])), Attending(backend.attention)
-    for _ in range(2):
-        with counted(backend) as launches:
-            found = backend.run(owner.step, sent, 0.0)
-    pairs = zip(found, Attending(plain_attention).step([batch], 0.0), strict=True)
-    differences = [float((a.cpu() - b).norm() / b.norm()) for a, b in pairs]
-    return {**launches, "differences": differences, "fused": backend.fused}
+    # The tests' hook turns it off; a user turns it off where second derivatives are wanted.
+    torch.backends.cuda.enable_flash_sdp(True)
+
+    def torchs(*heads_and_bias):
+        *heads, bias = heads_and_bias
+        with backend.autocast("bf16"):
+            return F.scaled_dot_product_attention(*heads, is_causal=True).float() + bias.mean()
+
+    def plain(*heads_and_bias):
+        *heads, bias = heads_and_bias
+        return plain_attention(*heads, causal=True) + bias.mean()
+
+    found = {"fused": backend.fused, "differences": []}
+    sent = list(backend.batches([batch]))
+    for attention, expected in ((backend.attention, plain_attention), (torchs, plain)):
+        owner = Attending(attention)
+        for _ in range(2):
+            with counted(backend) as launches:
+                ours = backend.run(owner.step, sent, 0.0)
+        pairs = zip(ours, Attending(expected).step([batch], 0.0), strict=True)
+        found["differences"].append(max(float((a.cpu() - b).norm() / b.norm()) for a, b in pairs))
+    return {**found, **launches, "calls": calls}
 
 
 def opened_cpu():

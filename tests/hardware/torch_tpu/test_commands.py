@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -74,8 +76,22 @@ def runs(task, tmp_path_factory):
     """The same training on the CPU and on the TPU, and what the TPU's printed."""
     folder, (_, train) = tmp_path_factory.mktemp("runs"), task
     train(folder / "cpu", "--hw", "cpu")
-    summary = train(folder / "tpu", "--hw", "tpu", env=on_torch_tpu())
+    with forgotten_in_memory():
+        options = ("--hw", "tpu", "--compile-cache", folder / "cache")
+        summary = train(folder / "tpu", *options, env=on_torch_tpu())
     return folder, summary
+
+
+@contextmanager
+def forgotten_in_memory():
+    """As on another host: what torch_tpu keeps of programs in memory is gone after the block."""
+    in_memory = Path("/dev/shm/torch_tpu_cache")
+    before = {*in_memory.glob("*")}
+    try:
+        yield in_memory
+    finally:
+        for cache in {*in_memory.glob("*")} - before:
+            shutil.rmtree(cache)
 
 
 def test_compiled_training_ends_in_the_cpus_weights(runs):
@@ -142,21 +158,33 @@ def test_killed_and_resumed_in_the_same_bytes(tmp_path):
     assert same_bytes(killed, whole)
 
 
-def test_a_second_start_compiles_nothing(tmp_path):
-    """From the folder alone, as on another host: what torch_tpu keeps in memory is gone."""
-    in_memory, compiled = Path("/dev/shm/torch_tpu_cache"), []
-    before = {*in_memory.glob("*")}
-    for name in ("first", "second"):
-        done = tpukit(
-            "train", "--task", TINY, "--hw", "tpu", "--max-steps", "4", "--json",
-            "--compile-cache", tmp_path / "cache", "--results-dir", tmp_path / name,
-            env=on_torch_tpu(),
-        )  # fmt: skip
-        compiled.append(result(done)["compilations"])
-        for cache in {*in_memory.glob("*")} - before:
-            shutil.rmtree(cache)
+def test_a_second_start_of_a_task_compiles_nothing(task, runs, tmp_path):
+    """From the folder alone."""
+    options = ("--hw", "tpu", "--compile-cache", runs[0] / "cache", "--max-steps", "4")
+    with forgotten_in_memory():
+        assert task[1](tmp_path / "run", *options, env=on_torch_tpu())["compilations"] == 0
+
+
+def test_programs_that_a_kill_left_unfinished_are_compiled_again(tmp_path):
+    """Halves of files, in memory and in the folder: a start says nothing of them, nor fails."""
+    folder, compiled, said = tmp_path / "cache", [], []
+    with forgotten_in_memory() as in_memory:
+        before = {*in_memory.glob("*")}
+        for name, torn in (("first", ""), ("second", "memory"), ("third", "both")):
+            if torn:
+                mine = {*in_memory.glob("*")} - before
+                for place in (*mine, *([folder] if torn == "both" else ())):
+                    for file in place.rglob("*.bin"):
+                        os.truncate(file, file.stat().st_size // 2)
+            done = tpukit(
+                "train", "--task", TINY, "--hw", "tpu", "--max-steps", "4", "--json",
+                "--compile-cache", folder, "--results-dir", tmp_path / name, env=on_torch_tpu(),
+            )  # fmt: skip
+            compiled.append(result(done)["compilations"])
+            said.append(len(done.stderr.splitlines()))
+    assert compiled == [compiled[0], 0, compiled[0]]
     assert compiled[0] > 0
-    assert compiled[1] == 0
+    assert said[1:] == said[:1] * 2
 
 
 def test_a_batch_search_measures_and_finds_what_fits(tmp_path):

@@ -57,6 +57,15 @@ def test_releases_that_were_not_seen_to_compile_are_named(changed, said, install
     assert caught.value.id == "plan-versions" and said in caught.value.message
 
 
+@pytest.mark.parametrize(("stack", "hint"), [("torch_tpu", "give it another"), (None, "[plan]")])
+def test_torch_xla_is_not_installed_beside_torch_tpu(stack, hint, installed):
+    del installed["torch_xla"]
+    installed |= {stack: "0.2.0"} if stack else {}
+    with pytest.raises(HardwareError, match="needs torch_xla") as caught:
+        client.find_client(pytest.fail)
+    assert caught.value.id == "no-plan-extra" and hint in caught.value.hint
+
+
 @pytest.fixture
 def attached(monkeypatch, tmp_path):
     """Wheels without content in a folder, and no network."""

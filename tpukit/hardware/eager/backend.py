@@ -44,6 +44,7 @@ from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mi
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.programs import in_order, recomputed
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
+from tpukit.hardware.kernels.torch_attention import RUNNING
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
@@ -141,15 +142,21 @@ class EagerBackend(TorchOps):
         """See `ModelOps.attention`."""
         if self.kind == "cpu" and not self.compiles:
             return cpu_attention(query, key, value, bias, causal=causal, starts=starts)
-        # Dynamo cannot trace a kernel's call.
-        allowed = self.fused and (is_recorded() or not torch.compiler.is_compiling())
-        if not allowed or not fits(query, key, bias, starts, causal=causal):
+        if not self.can_fuse(query, key, bias, starts, causal=causal):
             return super().attention(query, key, value, bias, causal=causal, starts=starts)
         from tpukit.hardware.eager.kernel_calls import kernel_call
 
         return flash_attention(
             query, key, value, bias, causal=causal, starts=starts, call=kernel_call
         )
+
+    def can_fuse(
+        self, query: Tensor, key: Tensor, bias: Tensor | None = None,
+        starts: Tensor | None = None, *, causal: bool,
+    ) -> bool:  # fmt: skip
+        """Whether the TPU's kernels take these shapes here: Dynamo cannot trace their call."""
+        allowed = self.fused and (is_recorded() or not torch.compiler.is_compiling())
+        return allowed and fits(query, key, bias, starts, causal=causal)
 
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
         if self.compiles:
@@ -196,9 +203,13 @@ class EagerBackend(TorchOps):
         return torch.autocast(self.device.type, dtype=dtype)
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
-        if self.compiles and self.world_size == 1:
+        if not self.compiles or self.world_size > 1:
+            return function(batches, *numbers)
+        token = RUNNING.set(self)
+        try:
             return self.eager.run(function, batches, numbers)
-        return function(batches, *numbers)
+        finally:
+            RUNNING.reset(token)
 
     @contextmanager
     def micro_batch(

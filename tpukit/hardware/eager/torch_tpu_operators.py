@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpukit.hardware.eager.compiling import is_recorded
+from tpukit.hardware.kernels.torch_attention import RUNNING, attention_under_autocast
+
 FP32_OPERATORS = (
     *("layer_norm", "group_norm", "rms_norm", "batch_norm"),
     *("softmax.int", "log_softmax.int"),
@@ -29,6 +32,7 @@ def replace_operators() -> None:
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         library.impl(name, partial(_cast_and_run, operator), "AutocastPrivateUse1")
+    library.impl("scaled_dot_product_attention", _attention, "AutocastPrivateUse1")
     library.impl("batch_norm", batch_norm, "AutogradPrivateUse1")
     library.impl("cross_entropy_loss", cross_entropy, "AutogradPrivateUse1")
 
@@ -41,6 +45,11 @@ def _cast_and_run(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 def _in_fp32(value: Any) -> Any:
     is_float = isinstance(value, Tensor) and value.is_floating_point()
     return value.float() if is_float else value
+
+
+def _attention(*tensors: Any, **options: Any) -> Tensor:
+    ops = RUNNING.get() if is_recorded() else None
+    return attention_under_autocast("tpu", ops, *tensors, **options)
 
 
 def batch_norm(

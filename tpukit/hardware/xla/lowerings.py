@@ -20,7 +20,7 @@ from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch.library import Library
 
-from tpukit.hardware.xla.ops import attention_under_autocast
+from tpukit.hardware.kernels.torch_attention import RUNNING, attention_under_autocast
 from tpukit.hardware.xla.resize import RESIZES, pool_backward, resize, resize_backward, windows
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def _registered() -> Any:
             _override(library, name, function, key)
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
-    library.impl("scaled_dot_product_attention", attention_under_autocast, "AutocastXLA")
+    library.impl("scaled_dot_product_attention", _attention, "AutocastXLA")
     return library
 
 
@@ -158,6 +158,10 @@ class DeviceModule:
     @staticmethod
     def set_rng_state(state: int, device: Any = None) -> None:
         xm.set_rng_state(state)
+
+
+def _attention(*tensors: Any, **options: Any) -> Tensor:
+    return attention_under_autocast("xla", RUNNING.get(), *tensors, **options)
 
 
 # -- written here --------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ from tpukit.knowledge.versions import installed_versions, jax_seen_with, same_re
 PARTS = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
 JAX_NEEDS = ("ml_dtypes", "opt_einsum")
 """What jax needs beside tpukit's own dependencies (numpy, scipy)."""
+OTHER_ENVIRONMENT = (
+    "Leave this environment as it is and give it another: `python -m venv /tmp/plan &&"
+    " /tmp/plan/bin/pip install 'PATH[plan]'` (tpukit's wheel or checkout), then"
+    " `/tmp/plan/bin/tpukit` in place of tpukit."
+)
 SIZE = "about 90 MB to download, 350 MB on the disk"
 
 
@@ -59,7 +64,9 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
     if missing:
         raise HardwareError(
             f"the TPU compiler needs {', '.join(missing)}, not installed in this environment.",
-            "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
+            OTHER_ENVIRONMENT
+            if installed_versions(["torch_tpu"])
+            else "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
             id="no-plan-extra",
         )
     fitting = jax_seen_with(versions["torch_xla"], versions["libtpu"])
@@ -97,9 +104,7 @@ def _not_seen(versions: Mapping[str, str]) -> HardwareError:
              for seen in seen_together() if seen.jax}  # fmt: skip
     return HardwareError(
         f"the TPU compiler was not seen to work with {here}, but with {'; '.join(sorted(known))}.",
-        "Leave this environment as it is and give it another: `python -m venv /tmp/plan &&"
-        " /tmp/plan/bin/pip install 'PATH[plan]'` (tpukit's wheel or checkout), then"
-        " `/tmp/plan/bin/tpukit` in place of tpukit.",
+        OTHER_ENVIRONMENT,
         id="plan-versions",
     )
 
