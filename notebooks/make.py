@@ -1,4 +1,4 @@
-"""Writes the notebooks beside it from cells.md: python notebooks/make.py"""
+"""Writes the notebooks beside it from cells.md and llm.md: python notebooks/make.py"""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Place:
     """What a training does with the devices."""
     next_day: str
     """How its runs go on."""
+    cells: str = "cells.md"
     first: str = ""
     """A cell before the parameters."""
     torch_xla: str = ""
@@ -94,6 +95,18 @@ PLACES = {
         next_day=VERSIONS,
         metadata={"kaggle": {"accelerator": "nvidiaTeslaT4", "isInternetEnabled": True}},
     ),
+    "kaggle_llm": Place(
+        title="tpukit on Kaggle: an adapter of a language model",
+        settings=f"*Settings*: accelerator **TPU v5e-8** or **GPU T4 x2**, {INTERNET}",
+        attached=ATTACHED,
+        tpukit="/kaggle/input/tpukit",
+        work="/kaggle/working",
+        devices=f"On a TPU: {ON_TPU[0].lower()}{ON_TPU[1:]} On 2 x T4 a training starts two ranks, "
+        "one a GPU, in fp16 with a gradient scaler.",
+        next_day=VERSIONS,
+        cells="llm.md",
+        metadata={"kaggle": {"isInternetEnabled": True}},
+    ),
     "colab_tpu": Place(
         title="tpukit on Colab: TPU",
         settings="*Runtime*, *Change runtime type*: **v5e-1 TPU**.",
@@ -112,7 +125,9 @@ PLACES = {
 
 def notebook(place: Place) -> dict[str, Any]:
     """The notebook's JSON; each code cell is tagged with its part."""
-    text = Template((HERE / "cells.md").read_text(encoding="utf-8")).substitute(vars(place))
+    cells, own = ((HERE / f).read_text(encoding="utf-8") for f in ("cells.md", place.cells))
+    install = cells[cells.index("## Install") : cells.index("## Electrical")]
+    text = Template(own.replace("$install", install)).substitute(vars(place))
     pieces = FENCE.split(text)  # text, tag, code, text, tag, code, ..., text
     kinds = ["markdown" if n % 3 == 0 else pieces[n - 1] for n in range(len(pieces))]
     cells = [(kinds[n], pieces[n].strip()) for n in range(len(pieces)) if n % 3 != 1]

@@ -16,18 +16,21 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+import transformers
 from competitions import SHARES, image_competition
 from kernels import error_of, execute, notebook_of, printed, shown
 from PIL import Image
 from runs import ROOT, SUPPORT, VIRTUAL_TPU, result, tpukit
 from timm.data import create_transform, resolve_data_config
 from tiny_bert import write_bert, write_texts
+from tiny_qwen import write_qwen
 
 from tpukit import api
 
 FOLDER = ROOT / "notebooks"
-NAMES = ["kaggle_tpu", "kaggle_t4x2", "colab_tpu"]
 ALL = {"load", "eit", "summaries", "images", "own"}
+PARTS = {"kaggle_tpu": ALL, "kaggle_t4x2": ALL, "colab_tpu": ALL, "kaggle_llm": {"load", "llm"}}
+NAMES = [*PARTS]
 SMALL = """
 WORK, SCRATCH, SAMPLES = "work", "data", 160
 LENGTH = "--max-steps 2 --log-every 1 --hw {hw}"
@@ -83,7 +86,7 @@ def test_a_notebook_is_valid_and_small(name):
     notebook = nbformat.read(file, as_version=4)
     nbformat.validate(notebook)
     assert file.stat().st_size < 20_000
-    assert {tag for c in notebook.cells for tag in c.metadata.get("tags", ())} >= ALL
+    assert {tag for c in notebook.cells for tag in c.metadata.get("tags", ())} >= PARTS[name]
     assert not any(c.get("outputs") for c in notebook.cells)
 
 
@@ -162,6 +165,32 @@ def test_a_notebook_runs_on_eight_virtual_devices(tmp_path):
 @pytest.mark.timeout(3600)
 def test_a_notebook_runs_on_two_ranks(tmp_path):
     require_pictures(whole("kaggle_t4x2", tmp_path, "cpu", 'LENGTH += " --devices 2"'))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("hw", "more"), [("cpu", "--devices 2"), pytest.param("tpu", "", marks=pytest.mark.xla)]
+)
+def test_the_notebook_of_an_adapter_runs(tmp_path, hw, more):
+    """From a table to an adapter, on two ranks and on eight virtual devices."""
+    peft = pytest.importorskip("peft")
+    write_qwen(tmp_path / "qwen")
+    own = f"""
+WORK, SCRATCH, SAMPLES = "work", "data", 160
+MODEL = "--init qwen --set chat=true --hw {hw} {more}"
+LENGTH = "--max-steps 2 --log-every 1 --global-batch-size 16 --max-new-tokens 8"
+"""
+    notebook = small("kaggle_llm", PARTS["kaggle_llm"], own)
+    (load,) = (c for c in notebook.cells if "load" in c.metadata.tags)
+    load.source = load.source.replace("%tpukit doctor", "")
+    execute(notebook, tmp_path, VIRTUAL_TPU if hw == "tpu" else None, timeout=900)
+    require_success(notebook)
+    assert len((tmp_path / "work/answers.csv").read_text().splitlines()) > 10
+    exported = tmp_path / "work/exported"
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "qwen")
+    assert len(peft.PeftModel.from_pretrained(model, exported / "adapter").state_dict())
+    assert json.loads((exported / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import tpukit
 from tpukit.errors import ConfigError
@@ -171,6 +172,43 @@ def test_recomputed_parts_keep_their_inputs_alone():
     # Without recomputation, twice the largest tensor is less than sixteen of them.
     assert estimate(Recomputing(), recomputes=False) == pytest.approx(estimate(Wide()), rel=0.01)
     assert not _recomputes(FakeBackend())
+
+
+class Choosing(Wide):
+    """Sixteen activations are kept, or computed again."""
+
+    def __init__(self, recompute="auto"):
+        super().__init__()
+        self.recompute = recompute
+
+    def forms(self):
+        return [Choosing(choice) for choice in (False, True)]
+
+    def loss(self, model, batch):
+        first, last = model[0], model[-1]
+        run = self.ops.recompute if self.recompute is True else lambda part, x: part(x)
+        return {"loss": (last(run(model[1:-1], first(batch["x"]))) - batch["y"]).square().mean(1)}
+
+
+class SmallCheckpointingDevice(SmallDevice):
+    def recompute(self, function, *tensors):
+        return checkpoint(function, *tensors, use_reentrant=False)
+
+
+def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
+    """Cut where that is enough; else, or where nothing is known, the form in the least memory."""
+
+    # 2 MiB a sample and 6 MiB of weights, gradients and moments, or 0.4 MiB and 8 MiB.
+    device = SmallCheckpointingDevice()
+    for rows, accumulate, choice in ((16, 1, False), (32, None, False), (32, 1, True)):
+        config = TrainConfig(global_batch_size=rows, accumulate=accumulate)
+        plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
+        assert plan.task.recompute is choice
+        assert plan.choice == f"recompute = {choice}: estimated for 64 MiB of a device"
+        assert plan.split.accumulate == (accumulate or 2)
+    device.usage = lambda: DeviceUsage(None)
+    plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
+    assert plan.task.recompute is True and "is not known" in plan.choice
 
 
 def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):

@@ -13,7 +13,7 @@ from fake_backend import FakeBackend
 from tiny_task import Tiny
 
 from tpukit.errors import ConfigError, UsageError
-from tpukit.hardware.optimizers import require_whole_matrices
+from tpukit.hardware.optimizers import MasterAdamW, require_whole_matrices
 from tpukit.train.checkpoint import Snapshot, list_checkpoints
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.learner import build_learner, seed_everything
@@ -115,6 +115,57 @@ def test_a_resumed_run_ends_in_the_same_bytes(train, name):
     for file in ("model.safetensors", "optimizer.safetensors"):
         one, other = (f.checkpoints / "step-00000004" / file for f in (whole, resumed))
         assert one.read_bytes() == other.read_bytes(), file
+
+
+class Halved(Optimizing):
+    """The same network with weights in bf16."""
+
+    make = staticmethod(lambda groups: MasterAdamW(groups, RATE, (0.9, 0.999), 1e-8))
+
+    def build_model(self, ops):
+        return super().build_model(ops).bfloat16()
+
+    def loss(self, model, batch):
+        return super().loss(model, {**batch, "x": batch["x"].bfloat16()})
+
+
+def test_weights_in_bf16_are_rounded_from_fp32_ones(train):
+    """Plain AdamW over fp32 weights, rounded by hand before each pass; a resumed run too."""
+    task = Halved()
+    learner = learner_of(task, lr=RATE, clip_norm=0.0, weight_decay=0.1)
+    seed_everything(0)
+    model = task.build_model(None)
+    masters = [p.detach().float() for p in model.parameters()]
+    groups = [{"params": [m for m in masters if m.ndim > 1], "weight_decay": 0.1},
+              {"params": [m for m in masters if m.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+    optimizer = OPTIM.AdamW(groups, RATE)
+    for step in range(20):
+        batch = batch_of(task, step)
+        learner.train_step([batch], RATE)
+        model.zero_grad()
+        task.loss(model, batch)["loss"].sum().backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = (parameter.grad / 4).float()
+        optimizer.step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            parameter.data.copy_(master)
+    kept = learner.optimizer_state.tensors()
+    for (name, parameter), master in zip(model.named_parameters(), masters, strict=True):
+        assert torch.equal(learner.model.get_parameter(name), parameter.detach())
+        torch.testing.assert_close(kept[f"master/{name}"], master, rtol=1e-6, atol=1e-8)
+    without_ema = {"ema_decay": None}
+    whole, *_ = train(task, "whole", **without_ema)
+    train(task, max_steps=2, **without_ema)
+    resumed, *_ = train(task, **without_ema)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (f.checkpoints / "step-00000004" / file for f in (whole, resumed))
+        assert one.read_bytes() == other.read_bytes(), file
+    with pytest.raises(ConfigError, match="average in half precision"):
+        train(task, "ema", ema_decay=0.9)
+    scaling = FakeBackend()
+    scaling.precision = "fp16"
+    with pytest.raises(ConfigError, match="not scaled"):
+        build_learner(task, scaling, task.build_model(None), TrainConfig())
 
 
 class Counting(OPTIM.SGD):

@@ -117,6 +117,9 @@ def size_batch(
         is_gpu = isinstance(found.target, GpuTarget)
         config = dataclasses.replace(request.config, hw="gpu" if is_gpu else "tpu")
         request = dataclasses.replace(request, config=config)
+    if (trial := found.recommended_trial) and trial.settings:
+        chosen = {**request.task_settings, **trial.settings}
+        request = dataclasses.replace(request, task_settings=chosen)
     text = command and command(request, found.recommended_global_batch, found.accumulate)
     for line in as_text(found, request.spec, text):
         log(line)

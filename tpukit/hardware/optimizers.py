@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
+from tpukit.hardware.modules import local
 
 PER_GROUP = "lr_scale"
 """Key of a group's factor on the learning rate of a step."""
@@ -40,6 +42,55 @@ def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSetting
 
             lion: Optimizer = Lion(options, lr, betas)
             return lion
+
+
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW of half-precision weights, which are rounded from fp32 master copies in its state."""
+
+    def __init__(
+        self,
+        groups: Sequence[ParameterGroup],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        options = [group.options() for group in groups]
+        super().__init__(options, lr, betas, eps, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            if not trained:
+                continue
+            columns: dict[str, list[Tensor]] = {
+                key: [] for key in ("step", "master", "exp_avg", "exp_avg_sq")
+            }
+            for parameter in trained:
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), device=local(parameter).device)
+                    for key in ("master", "exp_avg", "exp_avg_sq"):
+                        state[key] = torch.zeros_like(parameter, dtype=torch.float32)
+                for key, column in columns.items():
+                    column.append(local(state[key]))
+            weights = [local(parameter) for parameter in trained]
+            for weight, step, master in zip(
+                weights, columns["step"], columns["master"], strict=True
+            ):
+                # In the first step's own graph, which is every step's.
+                master.copy_(torch.where(step > 0, master, weight.float()))
+            adamw(
+                columns["master"], [local(p.grad).float() for p in trained], columns["exp_avg"],
+                columns["exp_avg_sq"], [], columns["step"], amsgrad=False, maximize=False,
+                beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], eps=group["eps"],
+                weight_decay=group["weight_decay"], foreach=group["foreach"],
+                capturable=group["capturable"], fused=group["fused"],
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+            )  # fmt: skip
+            for weight, master in zip(weights, columns["master"], strict=True):
+                weight.copy_(master)
 
 
 def require_steppable(optimizer: Any) -> None:

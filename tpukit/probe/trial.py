@@ -157,6 +157,8 @@ class Trial:
     """Least and most that `used_bytes` may be, of a batch predicted for a GPU."""
     allocated_bytes: int | None = None
     """Peak of torch's `max_memory_allocated`, of a batch predicted for a GPU."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the task's form that fits first, where it has several."""
     modules: Mapping[str, int] = field(default_factory=dict)
     """Bytes of activations at the peak by module, of a batch predicted for a GPU."""
 
@@ -225,6 +227,7 @@ class Trial:
     def describe(self) -> str:
         """The result in one line."""
         parts = ["too slow" if self.slow else "fits" if self.fits else "does not fit"]
+        parts += [f"{name} = {value}" for name, value in self.settings.items()]
         if self.used_bytes:
             parts.append(self.memory_usage)
         if self.samples_per_second:

@@ -117,38 +117,52 @@ def _require_multiple(size: int, unit: int, devices: int, accumulate: int) -> No
 
 
 # -- memory --------------------------------------------------------------------------------------
-def cut_to_memory(
+def fit_to_memory(
     split: BatchSplit,
     task: Task,
     config: TrainConfig,
     backend: Backend,
     examples: Callable[[int], Sequence[Batch]],
-) -> BatchSplit:
-    """The split with the fewest micro-batches whose estimated memory the device has.
+    *,
+    cuts: bool,
+) -> tuple[Task, BatchSplit, str | None]:
+    """The task's first form, and its split with the fewest micro-batches, that the device has the
+    memory for by an estimate; what was chosen, in a line, where the task has several forms.
 
-    examples: this rank's host batches of a number of rows, the costliest first. The split stays
-    where the device reports no memory, or the task cannot be traced. The same in every rank.
+    examples: this rank's host batches of a number of rows, the costliest first. cuts: whether the
+    split may change. Where the device reports no memory, or the task cannot be traced, the form is
+    the last and the split stays. The same in every rank.
     """
-    memory = backend.usage().memory
+    memory, forms = backend.usage().memory, task.forms()
     limit = memory.limit if memory else None
+    cuts = cuts and split.rows_per_device > 1
     found = None
-    if limit is not None and split.rows_per_device > 1:
+    if limit is not None and (cuts or len(forms) > 1):
         decide = partial(
-            _fewest_that_fit, task, split.rows_per_device, examples, backend.precision,
+            _first_that_fits, forms, split.rows_per_device if cuts else 1,
+            lambda parts: examples(split.rows_per_device // parts), backend.precision,
             int(limit * USED_FRACTION), 3 + (config.ema_decay is not None),
             TracedOps(recomputes=_recomputes(backend)),
         )  # fmt: skip
         found = _in_worker(decide)
     found = backend.all_gather_objects(found)[0]
-    if found is None or found[0] == 1:
-        return split
-    accumulate, needed = found
+    place, accumulate, needed = found or (len(forms) - 1, 1, 0)
+    chosen, choice = forms[place], None
+    if len(forms) > 1:
+        choice = ", ".join(f"{name} = {v}" for name, v in task.chosen_settings(chosen).items())
+        choice += (
+            f": estimated for {format_bytes(limit or 0)} of a device"
+            if found
+            else (": the memory of the device or of the step is not known")
+        )
+    if accumulate == 1:
+        return chosen, split, choice
     reason = (
         f"{split.rows_per_device} samples a device would take about {format_bytes(needed)} of"
         f" {format_bytes(limit or 0)} (an estimate: `tpukit probe-batch` measures, --accumulate"
         " decides)"
     )
-    return replace(split, accumulate=accumulate, reason=reason)
+    return chosen, replace(split, accumulate=accumulate, reason=reason), choice
 
 
 def sample_operations(
@@ -215,30 +229,44 @@ def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection)
     sender.send(found)
 
 
+def _first_that_fits(forms: Sequence[Task], most: int, *arguments: Any) -> tuple[int, int, int]:
+    """The place of the first form that fits, with `_fewest_that_fit` of it; else of the last."""
+    for place, form in enumerate(forms):
+        accumulate, needed, fits = _fewest_that_fit(form, most, *arguments)
+        if fits or form is forms[-1]:
+            return place, accumulate, needed
+    raise AssertionError
+
+
 def _fewest_that_fit(
     task: Task,
-    rows: int,
+    most: int,
     examples: Callable[[int], Sequence[Batch]],
     precision: Precision,
     limit_bytes: int,
     copies: int,
     ops: TracedOps,
-) -> tuple[int, int]:
-    """Micro-batches of a step of `rows`, and the memory in bytes that one alone would take."""
+) -> tuple[int, int, bool]:
+    """Micro-batches of a step, `most` at most, the memory in bytes that one alone would take, and
+    whether they fit.
+
+    examples: the batches of a part of the step, given the number of parts.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = _without_values(task.for_probing(), ops, mode).train()
 
-    def needed(count: int) -> int:
-        host = examples(count)[0]
+    def needed(parts: int) -> int:
+        host = examples(parts)[0]
         with mode:
             batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in host.items()}
             return traced_bytes(model, partial(task.loss, model), batch, precision, copies, ops)
 
-    whole = needed(rows)
+    whole = needed(1)
     if whole <= limit_bytes:
-        return 1, whole
-    candidates = [n for n in divisors(rows) if n >= whole // limit_bytes]
-    return next((n for n in candidates if needed(rows // n) <= limit_bytes), rows), whole
+        return 1, whole, True
+    candidates = [n for n in divisors(most) if n > 1 and n >= whole // limit_bytes]
+    fewest = next((n for n in candidates if needed(n) <= limit_bytes), None)
+    return fewest or most, whole, fewest is not None
 
 
 def _recomputes(backend: Backend) -> bool:
@@ -337,7 +365,8 @@ def traced_bytes(
         sizes = saved.sizes()
     del outputs
     weights = sum(p.nbytes for p in parameters)
-    trained = sum(p.nbytes for p in parameters if p.requires_grad)
+    # Those in half precision have master copies in place of fp32 gradients.
+    trained = sum(4 * p.numel() for p in parameters if p.requires_grad)
     inputs = sum(tensor.nbytes for tensor in batch.values())
     passing = ops.largest_bytes + 2 * max(sizes, default=0)
     return weights + copies * trained + inputs + sum(sizes) + passing

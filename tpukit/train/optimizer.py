@@ -230,5 +230,10 @@ def start_ema(
         config.ema_decay, config.ema_every, config.ema_warmup, config.ema_updates
     )
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    if any(p.dtype in (torch.bfloat16, torch.float16) for p in trained.values()):
+        raise ConfigError(
+            "ema_decay: an average in half precision would stay where it is.",
+            "Leave ema_decay out, or keep the weights in fp32.",
+        )
     weights = {name: t.detach().clone() for name, t in {**trained, **buffers}.items()}
     return EMA(trained, buffers, weights, schedule)

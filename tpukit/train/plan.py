@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -15,7 +15,7 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import WorkerInit
-from tpukit.train.batch_size import BatchSplit, cut_to_memory, sample_operations, split_batch
+from tpukit.train.batch_size import BatchSplit, fit_to_memory, sample_operations, split_batch
 from tpukit.train.checks import check_batch_plan, expect, sample_count
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.data import is_stream
@@ -82,6 +82,8 @@ class RunPlan:
     """Optimizer steps of a pass over the data after which the run validates and saves."""
     operations_per_sample: float | None = None
     """Floating-point operations of a training step for each sample; None if unknown."""
+    choice: str | None = None
+    """What memory chose among the task's forms, in a line."""
 
     @property
     def task(self) -> Task:
@@ -165,7 +167,11 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         settings = PlanSettings(rows, rows, 1, config.global_seed, compiles=backend.compiles)
         return example_batches(task, settings, datasets.train)
 
-    split, operations = _split(request, backend, examples, resumes=resumes)
+    split = _split(request, backend, resumes=resumes)
+    # Before this process computes a gradient: where it has GPUs, a fork of it could not then.
+    operations = sample_operations(split, task, backend, examples)
+    cuts = not split.reason and task.defaults.rows_per_device is None
+    task, split, choice = fit_to_memory(split, task, config, backend, examples, cuts=cuts)
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
         compiles=backend.compiles,
@@ -173,7 +179,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
     return RunPlan(
-        request=request,
+        request=replace(request, task=task),
         datasets=datasets,
         batches=batches,
         split=split,
@@ -189,6 +195,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         ),
         steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
         operations_per_sample=operations,
+        choice=choice,
     )
 
 
@@ -201,30 +208,17 @@ def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig)
     return Fraction(batches.steps_per_epoch())
 
 
-def _split(
-    request: TrainingRequest,
-    backend: Backend,
-    examples: Callable[[int], list[Batch]],
-    *,
-    resumes: bool,
-) -> tuple[BatchSplit, float | None]:
-    """The micro-batches that were asked for, those that the run had, or as few as memory allows;
-    the operations of a sample."""
-    task, config = request.task, request.config
-    most = task.defaults.rows_per_device
+def _split(request: TrainingRequest, backend: Backend, *, resumes: bool) -> BatchSplit:
+    """The micro-batches that were asked for, those that the run had, or as few as the task says."""
+    config = request.config
     accumulate = config.accumulate
     if accumulate is None and resumes:
         accumulate = backend.all_gather_objects(_recorded_steps(request.folder, backend))[0]
         if accumulate is not None:
             split = split_batch(config.global_batch_size, backend.devices, accumulate)
-            split = replace(split, reason="as the run did before")
-            return split, sample_operations(split, task, backend, examples)
-    split = split_batch(config.global_batch_size, backend.devices, accumulate, most)
-    # Before this process computes a gradient: where it has GPUs, a fork of it could not then.
-    operations = sample_operations(split, task, backend, examples)
-    if accumulate is None and most is None:
-        split = cut_to_memory(split, task, config, backend, examples)
-    return split, operations
+            return replace(split, reason="as the run did before")
+    most = request.task.defaults.rows_per_device
+    return split_batch(config.global_batch_size, backend.devices, accumulate, most)
 
 
 def _recorded_steps(folder: RunFolder, backend: Backend) -> int | None:

@@ -228,6 +228,8 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
         log.text(warning)
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     model = backend.unwrap(learner.model)
+    if plan.choice:
+        log.text(plan.choice)
     if cut := plan.split.consequences(model):
         log.text(cut)
     samples = _count(plan.datasets.train)

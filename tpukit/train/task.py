@@ -29,6 +29,7 @@ from tpukit.hardware.backend import (
     ParameterGroup,
     TorchOps,
 )
+from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.train import schedule
 from tpukit.train.checkpoint import load_weights
 from tpukit.train.config import TaskSettings, build
@@ -57,6 +58,7 @@ __all__ = [
     "AdamSettings",
     "BatchPlan",
     "Datasets",
+    "MasterAdamW",
     "MicroBatch",
     "OptimizerSettings",
     "ParameterGroup",
@@ -303,6 +305,16 @@ class Task(ABC):
     def for_probing(self) -> Self:
         """The task where only shapes matter: it reads no weights and asks no network."""
         return self
+
+    def forms(self) -> Sequence[Self]:
+        """This task in the forms that memory chooses from, the fastest first: the first that fits
+        is trained. Each has `given_settings` of its own, which tell them apart."""
+        return (self,)
+
+    def chosen_settings(self, form: Task) -> dict[str, Any]:
+        """The settings of one of `forms` that are not this task's."""
+        own, given = self.given_settings, form.given_settings
+        return {n: value for n, value in given.items() if n not in own or own[n] != value}
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """What `compute` needs of one validation batch, each value of shape (rows, ...).

@@ -34,6 +34,7 @@ TRAIN = [
     "--set", "max_new_tokens=8", "--set", "buckets=3", "--set", "warmup_steps=2",
     "--num-workers", "0", "--max-steps", "8", "--ckpt-every", "4",
 ]  # fmt: skip
+BF16 = ["--set", "weights=bf16"]
 LORA = ["--lora-rank", "4", "--lora-targets", "qkv,attention_out,mlp_in,mlp_out"]
 CPU, RANKS, SHARDED = ["--hw", "cpu"], ["--hw", "cpu", "--devices", "2"], ["--shard"]
 WAYS = {
@@ -106,7 +107,17 @@ def test_the_same_losses_weights_and_answers(runs, way):  # type: ignore[no-unty
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], LORA], ids=["full", "LoRA"])
+def test_weights_in_bf16(runs):  # type: ignore[no-untyped-def]
+    """As with weights in fp32, to what bf16 knows; one program on virtual devices."""
+    for way, hardware in (("one", CPU), ("shards", [*RANKS, *SHARDED]),
+                          ("tpu", ["--hw", "tpu", *SHARDED])):  # fmt: skip
+        told = runs.train(f"bf16 {way}", hardware, *BF16)
+        assert runs.losses(f"bf16 {way}") == pytest.approx(runs.losses("whole"), rel=1e-2)
+    assert (told["graphs"]["train"], told["compilations_after_warmup"]) == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], LORA, BF16], ids=["full", "LoRA", "bf16"])
 @pytest.mark.parametrize("hardware", [CPU, [*RANKS, *SHARDED]], ids=["one", "sharded"])
 def test_killed_and_resumed_in_the_same_bytes(runs, hardware, options):  # type: ignore[no-untyped-def]
     ranks = 1 if hardware is CPU else 2

@@ -233,13 +233,18 @@ def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-un
     del lora[lora.index("--tokenizer") : lora.index("train") + 1]
     here(place, "summarize-train", "--data-path", place / "data", "--results-dir", place / "lora",
          "--hw", "cpu", *lora, "--init", place / "hf", "--lora-rank", 4, "--max-steps", 2,
+         "--lora-layers", "1", "--set", "weights=bf16", "--set", "recompute=auto",
          "--export", place / "merged")  # fmt: skip
     trained = parameters(place / "lora")
     base = parameters(place / "whole")
-    assert all((trained[name] == base[name]).all() for name in base)
-    assert any(name.endswith(".up") for name in trained)
+    assert all(torch.equal(trained[name], base[name].bfloat16()) for name in base)
+    added = trained.keys() - base.keys()
+    assert added == {f"blocks.1.qkv.{kind}" for kind in ("down", "up")}
+    assert all(trained[name].dtype == torch.float32 for name in added)
+    assert "recompute = " in (place / "lora" / "log.txt").read_text()
     transformers = pytest.importorskip("transformers")
-    assert transformers.GPT2LMHeadModel.from_pretrained(place / "merged").config.n_layer == 2
+    exported = transformers.GPT2LMHeadModel.from_pretrained(place / "merged", dtype="auto")
+    assert (exported.config.n_layer, exported.dtype) == (2, torch.bfloat16)
     assert (latest(place / "lora") / "tokenizer.tiktoken").is_file()
 
 

@@ -21,7 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from tpukit.errors import HardwareError
+from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.backend import (
     Average,
     BackendState,
@@ -48,6 +48,7 @@ from tpukit.hardware.kernels.torch_attention import RUNNING
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
+    MasterAdamW,
     adopt,
     choose_capturable,
     gradients_of,
@@ -178,6 +179,11 @@ class EagerBackend(TorchOps):
         own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
         optimizer = own or named_optimizer(groups, settings)
+        if isinstance(optimizer, MasterAdamW) and self.precision == "fp16":
+            raise ConfigError(
+                "--precision fp16: gradients of weights in bf16 are not scaled.",
+                "Use --precision bf16, weights in fp32, or LoRA.",
+            )
         if isinstance(self.parallelism, FSDP):
             require_whole_matrices(optimizer)
             split_mixed_groups(optimizer)

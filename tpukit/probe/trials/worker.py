@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,7 +165,7 @@ class TrialRunner:
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
             with watched_memory(limited=False):
-                return _with_samples(self._compiled.run(request), self._compiled.task)
+                return self._first_that_fits(request)
         if self.setup.world_size > 1:
             return _run_in_ranks(self.setup, request)
         from tpukit.hardware.select import memory_guard
@@ -173,8 +173,23 @@ class TrialRunner:
         with memory_guard(self.setup.config):
             return self._measure(request)
 
+    def _first_that_fits(self, request: TrialRequest) -> Trial:
+        """The trial of the first of the task's forms that fits; else of the last."""
+        compiles = 0
+        for trials in self._compiled:
+            trial = trials.run(request)
+            compiles += trial.compiles
+            if trial.fits:
+                break
+        if len(self._compiled) > 1:
+            settings = self._asked.chosen_settings(trials.task)
+            cached = compiles == 0
+            trial = dataclasses.replace(trial, compiles=compiles, cached=cached, settings=settings)
+        return _with_samples(trial, trials.task)
+
     @cached_property
-    def _compiled(self) -> CompiledTrials | TracedTrials:
+    def _compiled(self) -> Sequence[CompiledTrials | TracedTrials]:
+        """Trials of each of the task's forms."""
         from tpukit.probe.targets import Target, find_any
 
         assert self.setup.target is not None
@@ -182,16 +197,18 @@ class TrialRunner:
         if isinstance(target, Target):
             from tpukit.probe.compiler.compiled_trial import CompiledTrials
 
-            return CompiledTrials(self._task(), self.setup.config, target)
+            return [CompiledTrials(form, self.setup.config, target) for form in self._asked.forms()]
         from tpukit.hardware.select import ALLOCATOR_VARIABLE, EXPANDABLE
         from tpukit.probe.batch.model_task import ModelTask
         from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 
-        task = self._task()
         # A run sets it; a bare model's script is its user's.
-        default = "" if isinstance(task, ModelTask) else EXPANDABLE
+        default = "" if isinstance(self._asked, ModelTask) else EXPANDABLE
         expandable = EXPANDABLE in os.environ.get(ALLOCATOR_VARIABLE, default)
-        return TracedTrials(task, self.setup.config, target, expandable=expandable)
+        return [
+            TracedTrials(form, self.setup.config, target, expandable=expandable)
+            for form in self._asked.forms()
+        ]
 
     def _measure(self, request: TrialRequest) -> Trial:
         from tpukit.probe.trials.measure import measure_trial
@@ -223,11 +240,16 @@ class TrialRunner:
         from tpukit.train.loader import example_batches
         from tpukit.train.task import PlanSettings
 
-        task = self._task()
+        task = self._asked.forms()[-1]  # the largest batch is looked for
         example_batches(task, PlanSettings(1, 1, 1, 0))
         with run_companions():
             pass
         return task
+
+    @cached_property
+    def _asked(self) -> Task:
+        """The task as it was asked for."""
+        return self._task()
 
     def _task(self) -> Task:
         source = self.setup.task

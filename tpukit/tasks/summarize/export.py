@@ -51,8 +51,9 @@ def export_hugging_face(
 
     Each file is written atomically. Raises `DataError` where the folder cannot be written.
     """
+    dtype = str(tensors["token_embedding.weight"].dtype).removeprefix("torch.")
     contents = {
-        "config.json": json.dumps(_export_config(config, tokenizer), indent=2),
+        "config.json": json.dumps(_export_config(config, tokenizer, dtype), indent=2),
         **_tokenizer_files(tokenizer, config),
         README_FILE: _README.format(
             family=FAMILIES[config.family].architecture,
@@ -100,14 +101,16 @@ def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig)
     }
 
 
-def _export_config(config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer) -> dict[str, Any]:
+def _export_config(
+    config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer, dtype: str
+) -> dict[str, Any]:
     if config.source is not None:
         return {
             **config.source,
             **_factors_of_training(config.source, config),
             "architectures": [FAMILIES[config.family].architecture],
             "vocab_size": config.vocabulary_size,
-            "dtype": "float32",
+            "dtype": dtype,
         }
     return {
         "model_type": "gpt2",
@@ -121,6 +124,7 @@ def _export_config(config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer) -
         "activation_function": config.activation,
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": True,
+        "dtype": dtype,
         "bos_token_id": tokenizer.end,
         "eos_token_id": tokenizer.end,
     }

@@ -11,7 +11,7 @@ from tpukit.hardware.backend import AdamSettings
 from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems
 from tpukit.tasks.summarize.data.csv_file import Columns
 from tpukit.tasks.summarize.data.prompt import PromptStyle
-from tpukit.tasks.summarize.model.lora import LoraConfig, parse_targets
+from tpukit.tasks.summarize.model.lora import LoraConfig, parse_layers, parse_targets
 from tpukit.tasks.summarize.model.weights import SIZES
 from tpukit.train.task import Preset, TrainingDefaults
 
@@ -78,8 +78,12 @@ class SummarizeConfig:
     """Several samples to a row, one batch shape, instead of buckets."""
     dropout: float = 0.0
     """Dropout on embeddings and residual branches."""
-    recompute: bool = False
-    """Recompute blocks in the backward pass instead of keeping them."""
+    recompute: bool | str = False
+    """Recompute blocks in the backward pass instead of keeping them; `auto`: where the step does
+    not fit otherwise."""
+    weights: str = "fp32"
+    """`fp32`, or `bf16`: frozen weights take half the memory, and AdamW keeps fp32 master copies of
+    trained ones."""
     lora_rank: int = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: float = 16.0
@@ -91,6 +95,8 @@ class SummarizeConfig:
     lora_targets: str = "qkv"
     """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or Hugging Face's names,
     separated by commas."""
+    lora_layers: str | None = None
+    """Layers that are adapted, counted from 0, such as `0,8-15`; None: all."""
     score_samples: int = 32
     """Validation samples whose summaries are written and scored at each validation; 0: none."""
     max_new_tokens: int = 100
@@ -103,6 +109,10 @@ class SummarizeConfig:
         problems = range_problems(vars(self), RANGES, str)
         if self.loss not in ("lean", "reference"):
             problems.append(f"loss {self.loss!r} is neither lean nor reference.")
+        if self.weights not in ("fp32", "bf16"):
+            problems.append(f"weights {self.weights!r} is neither fp32 nor bf16.")
+        if self.recompute not in (True, False, "auto"):
+            problems.append(f"recompute {self.recompute!r} is neither true, false nor auto.")
         self.style.check()
         if self.lora_init and not self.lora_rank:
             problems.append("lora_init needs lora_rank: that of the adapter.")
@@ -128,11 +138,12 @@ class SummarizeConfig:
         if not self.lora_rank:
             return None
         targets = parse_targets(self.lora_targets)
-        return LoraConfig(self.lora_rank, self.lora_alpha, targets, self.lora_dropout)
+        layers = None if self.lora_layers is None else parse_layers(self.lora_layers)
+        return LoraConfig(self.lora_rank, self.lora_alpha, targets, self.lora_dropout, layers)
 
 
 PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",
-             "loss_on_prompt", "lora_dropout")  # fmt: skip
+             "loss_on_prompt", "lora_dropout", "lora_layers", "weights")  # fmt: skip
 """Settings of which a run records other values than the defaults alone."""
 RANGES: Mapping[str, Range] = {
     "valid_fraction": DECAY,

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
@@ -81,7 +83,10 @@ from tpukit.train.requests import EvaluationRequest, PredictionRequest
 from tpukit.train.task import (
     BatchPlan,
     Datasets,
+    MasterAdamW,
     MicroBatch,
+    OptimizerSettings,
+    ParameterGroup,
     PlanSettings,
     Sample,
     SampleSource,
@@ -273,17 +278,47 @@ class SummarizeTask(Task):
         )
 
     def _as_trained(self, shape: DecoderConfig) -> DecoderConfig:
-        return replace(shape, dropout=self.config.dropout, recompute=self.config.recompute)
+        recompute = self.config.recompute is True
+        return replace(shape, dropout=self.config.dropout, recompute=recompute)
+
+    def forms(self) -> Sequence[Self]:
+        """With `recompute=auto` the task without and with recomputation."""
+        if self.config.recompute != "auto":
+            return (self,)
+        return tuple(
+            self._with(
+                config=replace(self.config, recompute=choice),
+                model_config=replace(self.model_config, recompute=choice),
+                given_settings={**self.given_settings, "recompute": choice},
+            )
+            for choice in (False, True)
+        )
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         model = self.build_plain_model(ops)
         if self.pretrained is not None:
             model.load_state_dict(self.pretrained.tensors)
+        if self.config.weights == "bf16":
+            for parameter in model.parameters():  # buffers stay exact
+                parameter.data = parameter.data.bfloat16()
         if self.config.lora:
             add_lora(model, self.config.lora)
             if self.config.lora_init and self.pretrained is not None:
                 load_adapter(model, Path(self.config.lora_init), self.config.lora)
         return model
+
+    def build_optimizer(
+        self, groups: Sequence[ParameterGroup], settings: OptimizerSettings
+    ) -> Optimizer | None:
+        trained = [parameter for group in groups for parameter in group.parameters]
+        if all(parameter.dtype == torch.float32 for parameter in trained):
+            return None
+        if settings.name != "adamw":
+            raise ConfigError(
+                f"weights bf16: {settings.name} keeps no fp32 master copies.",
+                "Use the optimizer adamw, weights fp32 or LoRA.",
+            )
+        return MasterAdamW(groups, settings.lr, settings.betas, settings.eps)
 
     def build_plain_model(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, freshly initialised."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_qwen import write_tokenizer
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.csv_file import Columns, read_rows
@@ -17,11 +18,6 @@ from tpukit.tasks.summarize.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
 
-CHAT = (
-    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Who came?"},
@@ -33,29 +29,8 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:  # type: ignore[no-untyped-def]
-    """A directory as of Qwen: other rules than GPT-2's, special tokens, a chat template."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    made = Tokenizer(models.BPE())
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
-    made.decoder = decoders.ByteLevel()
-    made.train_from_iterator(
-        ["Ann and Bob came alone. Be brief, who?"] * 9,
-        trainers.BpeTrainer(
-            vocab_size=300, show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )  # fmt: skip
-    made.add_special_tokens(["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"])
-    path = tmp_path_factory.mktemp("hub")
-    made.save(str(path / "tokenizer.json"))
-    settings = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": CHAT,
-                "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    path: Path = tmp_path_factory.mktemp("hub")
+    write_tokenizer(path)
     return path
 
 

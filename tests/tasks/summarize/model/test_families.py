@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tpukit.tasks.summarize.model.lora import (
     add_lora,
     load_adapter,
     merge_lora,
+    parse_layers,
     parse_targets,
     peft_adapter,
     read_adapter,
@@ -228,13 +231,18 @@ def test_named_sizes_are_shapes():  # type: ignore[no-untyped-def]
     assert parse_model_size("Gemma-3-1B").windowed[:6] == (0, 1, 2, 3, 4, 6)
 
 
-@pytest.mark.parametrize("pair", [name for name in CASES if "-" not in name], indirect=True)
-def test_adapters_are_those_of_peft(pair, tmp_path, tokenizer):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("pair", "layers"),
+    [*((name, None) for name in CASES if "-" not in name), ("qwen3", "0,2"), ("phi3", "1-2")],
+    indirect=["pair"],
+)
+def test_adapters_are_those_of_peft(pair, layers, tmp_path, tokenizer):  # type: ignore[no-untyped-def]
     """Made here and loaded by peft, and the other way round; merged on export."""
     peft = pytest.importorskip("peft")
     theirs, ours = pair
     theirs, tokens = copy.deepcopy(theirs), torch.randint(8, VOCABULARY, (2, LENGTH))
-    lora = LoraConfig(3, 6.0, parse_targets("qkv,attention_out,mlp_in,mlp_out"))
+    targets = parse_targets("qkv,attention_out,mlp_in,mlp_out")
+    lora = LoraConfig(3, 6.0, targets, layers=layers and parse_layers(layers))
     add_lora(ours, lora)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -243,7 +251,8 @@ def test_adapters_are_those_of_peft(pair, tmp_path, tokenizer):  # type: ignore[
     state = ours.state_dict()
     merged, adapter = merge_lora(state, lora.scale), peft_adapter(state, lora, ours.config)
     export_hugging_face(tmp_path / "out", ours.config, merged, tokenizer, adapter=adapter)
-    loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "out" / "adapter")
+    with warnings.catch_warnings(action="error", category=UserWarning):  # of missing keys
+        loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "out" / "adapter")
     with torch.no_grad():
         assert near(ours(tokens), loaded(tokens).logits)
         assert near(model_of(read_pretrained(str(tmp_path / "out")))(tokens), loaded(tokens).logits)
@@ -263,6 +272,13 @@ def test_adapters_are_those_of_peft(pair, tmp_path, tokenizer):  # type: ignore[
         assert torch.equal(fresh.state_dict()[name], tensor)
     with pytest.raises(ConfigError, match="rank 3"):
         load_adapter(fresh, tmp_path / "theirs", LoraConfig(4, 6.0, lora.targets))
+    if layers:
+        assert again.layers == lora.layers
+        assert fields["layers_to_transform"] == list(lora.layers)
+        every = LanguageModel(ours.config, TorchOps())
+        add_lora(every, dataclasses.replace(lora, layers=None))
+        with pytest.raises(ConfigError, match="and layers"):
+            load_adapter(every, tmp_path / "theirs", dataclasses.replace(lora, layers=None))
 
 
 def model_of(pretrained: Pretrained) -> LanguageModel:

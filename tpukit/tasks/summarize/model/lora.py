@@ -42,6 +42,8 @@ class LoraConfig:
     alpha: float
     targets: tuple[str, ...] = ("qkv",)
     dropout: float = 0.0
+    layers: tuple[int, ...] | None = None
+    """Numbers of the blocks that are adapted, from 0; None: all."""
 
     @property
     def scale(self) -> float:
@@ -60,6 +62,20 @@ def parse_targets(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(module for name in names for module in TARGETS[name]))
 
 
+def parse_layers(text: str) -> tuple[int, ...]:
+    """`0,8-15` to the numbers of blocks."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ConfigError(
+                f"lora_layers: {part!r} is neither a layer nor a range of them.",
+                "Give numbers from 0 and ranges, such as 0,8-15.",
+            )
+        layers |= {*range(int(found[1]), int(found[2] or found[1]) + 1)}
+    return tuple(sorted(layers))
+
+
 class LoraLinear(nn.Module):
     """A frozen linear layer plus scale * up(down(x)); it starts as the layer alone."""
 
@@ -74,14 +90,21 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         seen = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        update = F.linear(F.linear(seen, self.down), self.up)
-        return F.linear(x, self.weight, self.bias) + self.scale * update
+        update = F.linear(F.linear(seen.to(self.down.dtype), self.down), self.up)
+        result = F.linear(x, self.weight, self.bias)
+        return result + (self.scale * update).to(result.dtype)
 
 
 def add_lora(model: LanguageModel, config: LoraConfig) -> None:
-    """Freezes the model and puts adapters beside the targets of every block."""
+    """Freezes the model and puts fp32 adapters beside the targets of its blocks."""
     model.requires_grad_(False)
-    for block in model.blocks:
+    layers = range(len(model.blocks)) if config.layers is None else config.layers
+    if layers and layers[-1] >= len(model.blocks):
+        raise ConfigError(
+            f"lora_layers: there is no layer {layers[-1]}.",
+            f"The model has layers 0 to {len(model.blocks) - 1}.",
+        )
+    for block in (model.blocks[number] for number in layers):
         for target in config.targets:
             base = getattr(block, target, None)
             if base is not None:
@@ -121,6 +144,7 @@ def peft_adapter(
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": lora.rank, "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout, "target_modules": sorted(modules), "bias": "none",
         "fan_in_fan_out": config.family == "gpt2", "inference_mode": True,
+        "layers_to_transform": lora.layers and list(lora.layers),
     }  # fmt: skip
     return weights, fields
 
@@ -143,9 +167,9 @@ def load_adapter(model: LanguageModel, folder: Path, lora: LoraConfig) -> None:
     own = {name for name in model.state_dict() if name.rpartition(".")[2] in PEFT_NAMES}
     if (found.rank, found.alpha) != (lora.rank, lora.alpha) or own != tensors.keys():
         raise ConfigError(
-            f"The adapter {folder} has rank {found.rank}, alpha {found.alpha} and targets"
-            f" {','.join(found.targets)}.",
-            "Give lora_rank, lora_alpha and lora_targets the same values.",
+            f"The adapter {folder} has rank {found.rank}, alpha {found.alpha}, targets"
+            f" {','.join(found.targets)} and layers {','.join(map(str, found.layers or ()))}.",
+            "Give lora_rank, lora_alpha, lora_targets and lora_layers the same values.",
         )
     model.load_state_dict(tensors, strict=False)
 
@@ -159,7 +183,7 @@ def read_adapter(
             raise DataError(f"adapter_config.json: {name} is not known.", "Merge it with peft.")
     family, kinds = FAMILIES[config.family], {theirs: ours for ours, theirs in PEFT_NAMES.items()}
     known = {theirs: ours for ours, theirs in family.block.items()}
-    tensors, modules = {}, []
+    tensors, modules, layers = {}, [], set()
     for name, tensor in weights.items():
         plain = name.removeprefix("base_model.model.")
         path, kind = plain.removesuffix(".weight").rsplit(".", 1)
@@ -169,7 +193,9 @@ def read_adapter(
             raise DataError(f"The adapter has an unknown tensor {name!r}.", "Give one of LoRA.")
         tensors[f"blocks.{layer[1]}.{module}.{kinds[kind]}"] = tensor.float()
         modules.append(module)
+        layers.add(int(layer[1]))
     found = tuple(dict.fromkeys(modules))
+    dropout = fields.get("lora_dropout", 0.0)
     return tensors, LoraConfig(
-        fields["r"], fields["lora_alpha"], found, fields.get("lora_dropout", 0.0)
+        fields["r"], fields["lora_alpha"], found, dropout, tuple(sorted(layers))
     )
