@@ -1,7 +1,5 @@
 """What probe-batch prints for people."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tpukit.commands.reports.batch import as_fields, as_text, table

@@ -1,7 +1,5 @@
 """The caching allocator's simulation against torch's documented rules."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpukit.probe.gpu_memory.allocator import replay
