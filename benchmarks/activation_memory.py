@@ -11,8 +11,6 @@ are given in tiles too where rows are as long as one (197 x 197 attention scores
 The compiler lays out shorter rows, those of a convolution's images, by channels.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@
 The scripts themselves are left out: a script and its result change in one commit.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -15,8 +15,6 @@ at the revision in files.toml; what is missing there is listed and left out.
 `--blind` asks about the logs of blind_3.toml and blind_4.toml, whose first answers stand there.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -8,8 +8,6 @@ everything can be faster than. The medians of the processor times count.
     python benchmarks/doctor_scan.py --out benchmarks/results/doctor_scan.json
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import gc

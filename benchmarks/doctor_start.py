@@ -7,8 +7,6 @@ counts, and the largest resident set of the process and its children.
     python benchmarks/doctor_start.py --out benchmarks/results/doctor_start.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

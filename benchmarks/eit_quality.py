@@ -14,8 +14,6 @@ Nothing measured takes part in training or in choosing weights. The simulator's 
 size and noise were chosen after looking at the measured voltages, for every way here alike.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

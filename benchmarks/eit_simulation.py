@@ -8,8 +8,6 @@ that both give the same voltages.
     python benchmarks/eit_simulation.py --out benchmarks/results/eit_simulation.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

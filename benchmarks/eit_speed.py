@@ -7,8 +7,6 @@ torch.compile. The published form runs timm's arithmetic and torch's fused atten
 forward, backward, clipping, Adam and EMA, through the engine.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -7,8 +7,6 @@ bf16, Adam, clipping and EMA counted. Nothing runs on a TPU: memory, bytes
 and operations are the compiler's own (libtpu's version is in the JSON).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

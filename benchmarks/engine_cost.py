@@ -9,8 +9,6 @@ bare side holds images and voltages ready in memory and draws its noise, as any 
 must. Loading is measured on 100,000 samples.
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import os

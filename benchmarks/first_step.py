@@ -12,8 +12,6 @@ in memory, AdamW, one step in the precision that tpukit takes there. It reads no
 and checks nothing. The imports are measured too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ allocation and release. Both count the resident tensors and the fullest moment o
 what a CPU's convolution allocates while it runs (24 MiB in edgenext_small): a GPU's is another.
 """
 
-from __future__ import annotations
-
 import argparse
 import bisect
 import contextlib

@@ -8,8 +8,6 @@ its gradients through the forward pass (`zero_grad` after it, or zeros instead o
 second micro-batch of an accumulation holds: `gradients_stay`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

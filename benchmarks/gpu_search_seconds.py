@@ -5,8 +5,6 @@
 Wall-clock seconds count what else the machine does: processor seconds and the load stand beside.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

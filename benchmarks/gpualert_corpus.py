@@ -8,8 +8,6 @@ entry for the same text) counts as `generic`, which is wrong.
     python benchmarks/gpualert_corpus.py FOLDER --out benchmarks/results/gpualert_corpus.json
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -8,8 +8,6 @@ once a seed; validation accuracy after the last epoch. After ten epochs both kno
 are few enough to differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import importlib.metadata

@@ -7,8 +7,6 @@ one run. timm's loader and torchvision's also normalise to float32 on the host; 
 and normalises on the device.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import os

@@ -7,8 +7,6 @@ does not depend on how busy the machine is; how long it takes does: seconds are 
 --quiet states that nothing else is running, and then the cache is empty.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

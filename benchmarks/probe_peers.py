@@ -11,8 +11,6 @@ finders train in this process' child, as their users call them. With --xla tpuki
 for torch_xla on this CPU: the finders know no XLA.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

@@ -7,8 +7,6 @@ wall seconds are of a machine that may be busy.
     python benchmarks/public_models.py FOLDER --out benchmarks/results/public_models.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

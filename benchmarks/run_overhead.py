@@ -8,8 +8,6 @@ so is the processor time of all processes: the copying runs beside the program.
     python benchmarks/run_overhead.py --out benchmarks/results/run_overhead.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ One measurement runs at a time; the pages are written after each. The TPU compil
 kept by program: where code changed and a program did not, it is traced and not compiled again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

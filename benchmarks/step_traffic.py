@@ -6,8 +6,6 @@ Each instruction of the program reads its operands from HBM and writes its resul
 stays on the chip is not counted. Nothing runs on a TPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ rounds.
     python benchmarks/summarize_generation.py --out benchmarks/results/summarize_generation.json
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

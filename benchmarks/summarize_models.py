@@ -2,8 +2,6 @@
 them: GPT-2 124M, and one of 100 M parameters of Qwen3's shape (twice as many queries as keys, heads
 of 128, their norms, SwiGLU, tied embeddings)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 VOCABULARY, END = 50257, 50256

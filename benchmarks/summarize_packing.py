@@ -10,8 +10,6 @@ is left out. What FILE.json has of the same versions
 and code is not compiled again. Nothing runs on a TPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ topics and phrasings the training part has not.
     python benchmarks/summarize_quality.py --out benchmarks/results/summarize_quality.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 python benchmarks/summarize_rows.py --n 1000000 --out benchmarks/results/summarize_rows.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

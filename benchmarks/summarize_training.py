@@ -9,8 +9,6 @@ second: padding does not count. Each run is a process of its own.
     python benchmarks/summarize_training.py --out benchmarks/results/summarize_training.json
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

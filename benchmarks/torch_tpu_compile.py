@@ -7,8 +7,6 @@ are those that a TPU would run, their time is the CPU's and says nothing of a TP
 blocks of eager and compiled steps in turn, with the same batch, fp32.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

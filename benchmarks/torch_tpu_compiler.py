@@ -11,8 +11,6 @@ torch_tpu has no public function for this: the step is recorded as a run records
 ones, in a process whose device is the CPU plugin of the tests. Other releases are refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

@@ -8,8 +8,6 @@ model that takes longer than --minutes is recorded as such. --page writes docs/t
 the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Text models of `tpu_batches.py`, at their usual sizes, from configurations alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -9,8 +9,6 @@ stopped run goes on. A search that takes longer than --minutes is recorded as su
 more with --again: what was compiled is in the cache. docs/tpu.md is written from the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@
 `tests/test_results.py` runs it and compares: the page cannot differ from the files.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable, Sequence

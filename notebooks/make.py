@@ -1,7 +1,5 @@
 """Writes the notebooks beside it from cells.md and llm.md: python notebooks/make.py"""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

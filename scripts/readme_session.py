@@ -6,8 +6,6 @@ It takes minutes of two cores; the probe needs the extra [plan], and --keep-prob
 shows of it. --picture also takes docs/report.png of the run's report.html, with Chromium.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -7,8 +7,6 @@ docstrings. The meaning of JSON fields and environment variables stands in scrip
 the names in the code and there must be the same. No torch is imported.
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 import inspect

@@ -9,8 +9,6 @@ seconds, the least memory that was available and the processes that the kernel k
 it, as JSON. Exit code 1: something was killed, or there was no answer within 15 minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

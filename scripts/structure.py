@@ -7,8 +7,6 @@ lists the files of tpukit that run between its second loss and its last; `tpu` d
 with virtual devices.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

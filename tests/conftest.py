@@ -1,7 +1,5 @@
 """What holds for every test."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Bad input and usage: what is wrong, where, and what to do; no traceback, nothing lost."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,22 +1,16 @@
 """The campaign of scripts/campaign: a sample of each kind. All of it takes hours."""
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 
 import pytest
-from runs import ROOT, SUPPORT
+from runs import ROOT, SUPPORT, script
+
+SCRIPTS = ROOT / "scripts"
 
 
 def campaign(folder, *options):
-    paths = map(str, (ROOT, ROOT / "scripts", SUPPORT))
-    return subprocess.run(
-        [sys.executable, "-m", "campaign", "--folder", str(folder), *map(str, options)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, SCRIPTS, SUPPORT)))}
+    return script(SCRIPTS / "campaign/__main__.py", "--folder", folder, *options, env=paths)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """CONTRIBUTING.md and the files for a code host: what they name exists."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

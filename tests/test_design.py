@@ -1,7 +1,5 @@
 """docs/design.md: short items, the tree that exists, commands and public names that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a task may choose gives the same run on any hardware, stopped and resumed too."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

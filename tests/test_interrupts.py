@@ -1,7 +1,5 @@
 """A run that is interrupted in any way saves, ends, and leaves no process behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Killed at any moment and resumed, a run ends in the same bytes as one that was never stopped."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

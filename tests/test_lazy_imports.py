@@ -1,7 +1,5 @@
 """What must be quick imports nothing heavy."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

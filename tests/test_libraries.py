@@ -1,7 +1,5 @@
 """What a run keeps out of its process: TensorFlow, compile workers, libraries' notices."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

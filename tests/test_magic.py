@@ -1,7 +1,5 @@
 """`%load_ext tpukit` in a real kernel: a command's lines, tables and pictures; its interruption."""
 
-from __future__ import annotations
-
 import base64
 import re
 import subprocess

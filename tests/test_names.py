@@ -1,7 +1,5 @@
 """One name, one thing: no two public classes or functions share a name without a reason."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The notebooks are what `notebooks/make.py` writes, and run from their first cell to the last."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

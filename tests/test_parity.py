@@ -1,7 +1,5 @@
 """The same run on any hardware, however it is cut, ends in the same weights."""
 
-from __future__ import annotations
-
 import pytest
 from runs import (
     TINY,

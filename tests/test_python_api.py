@@ -1,7 +1,5 @@
 """`import tpukit`: what the commands do, from a script and from a notebook's cells."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pkgutil

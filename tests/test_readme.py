@@ -1,7 +1,5 @@
 """README in both languages: its session is what the commands print, its blocks run when pasted."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

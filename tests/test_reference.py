@@ -1,7 +1,5 @@
 """docs/reference.md is what scripts/reference.py writes of the code."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pages of results are what their scripts write from the JSON files, with stale ones marked."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

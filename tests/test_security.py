@@ -1,7 +1,5 @@
 """Each sentence of SECURITY.md."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """`--shard` over two ranks of the CPU, through a kill, a resume, `test` and `predict`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

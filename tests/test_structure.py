@@ -1,7 +1,5 @@
 """The script that counts how wide the code is."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

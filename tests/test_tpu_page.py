@@ -1,7 +1,5 @@
 """The rows of the page of TPU estimates."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

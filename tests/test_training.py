@@ -1,7 +1,5 @@
 """What a training run leaves, how it stops, how it goes on: through the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

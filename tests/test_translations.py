@@ -1,7 +1,5 @@
 """Pages in two languages: the same commands, headings, links and numbers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

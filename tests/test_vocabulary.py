@@ -1,7 +1,5 @@
 """The project speaks the field's words: no banned term in help texts, messages, docs or tables."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """`python -m tpukit` and the `tpukit` script."""
 
-from __future__ import annotations
-
 from tpukit.cli import main
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The Typer app (commands are imported when they are called) and the one error boundary."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

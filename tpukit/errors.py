@@ -15,8 +15,6 @@ TpukitError                 message, hint, id; exit code 1
 Library code raises; `tpukit.cli` alone prints and exits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """`%tpukit train ...` in a notebook: a command as a child process, its pictures below its lines."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

@@ -1,7 +1,5 @@
 """`pytest --tpu`: runs the tests marked `tpu`, which are skipped without it."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -6,8 +6,6 @@ Without --number all attacks run that DIR/results.jsonl does not record yet. Pri
 of each failure the command that repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """Command lines under attack: in forks of a warm process, or in new processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Damaged files of a run: it goes on to the same bytes, or an error says what is wrong."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

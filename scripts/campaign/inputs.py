@@ -1,7 +1,5 @@
 """Inputs of the readers: valid and hostile ones, with a few bytes changed."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

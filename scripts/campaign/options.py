@@ -1,7 +1,5 @@
 """Fuzzed values of every option of every command."""
 
-from __future__ import annotations
-
 import functools
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Attacks on processes: kills of every kind at any moment, and two writers at once."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Fuzzed input for every reader and option: a result or an error of tpukit's, nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Attacks by what is missing: disk, file handles, shared memory, home, compiler, the time."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -1,7 +1,5 @@
 """What probe-batch prints for people."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

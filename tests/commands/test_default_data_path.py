@@ -1,7 +1,5 @@
 """A class's own `data_path` holds where none is given: in commands, in Python, in its run."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tasks of docs/own_task.md: trained, resumed to the same bytes, evaluated, used, compiled."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tpukit doctor` as a user runs it: text, JSON, exit codes, options that do not go together."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

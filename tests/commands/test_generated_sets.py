@@ -1,7 +1,5 @@
 """`tpukit data`: folders that hold one set each, sizes said first, and what to run next."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

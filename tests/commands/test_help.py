@@ -1,7 +1,5 @@
 """Help in a narrow terminal, and under older typers."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

@@ -1,7 +1,5 @@
 """Mistakes in a task: two lines with its method, the user's own file and line, and the way on."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

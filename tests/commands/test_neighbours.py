@@ -1,7 +1,5 @@
 """A task whose file imports the modules beside it, and one named as a module of a package."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest

@@ -1,7 +1,5 @@
 """Options are their config's fields: one declaration, one help text, one default."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Annotated

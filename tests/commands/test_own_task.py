@@ -1,7 +1,5 @@
 """A user's own task, from training to predictions: docs/own_task.py through the command line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What docs/own_task.md writes as code, run: its first task, its predictions, its recipes."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import types

@@ -1,7 +1,5 @@
 """Commands that tpukit prints do what it says they do."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """probe-batch from the command line: recommendations, and errors of every kind."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`tpukit run`: other programs on their own terminal, their log, and why they fail or hang."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """How long a task trains where the command does not say."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_task import Tiny
 

@@ -1,7 +1,5 @@
 """Two tasks outside of the package, installed by entry points: the rights of our own tasks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tomllib

@@ -1,7 +1,5 @@
 """Masks of packed rows: one for all layers of a compiled program, none on a CPU."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

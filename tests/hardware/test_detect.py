@@ -1,7 +1,5 @@
 """One detector: `doctor` and `train` give the same answer on every recorded machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

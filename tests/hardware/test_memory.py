@@ -1,7 +1,5 @@
 """Freed memory: under a limit it is free for the next batch; without one the process keeps it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

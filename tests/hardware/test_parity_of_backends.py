@@ -1,7 +1,5 @@
 """One reference loop on every backend: the same weights, as few graphs as promised, real shards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from runs import VIRTUAL_TPU, ranks_of, relative_difference, script

@@ -1,7 +1,5 @@
 """Batches made ahead, by DataLoader workers and by a thread."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """No code outside `tpukit.hardware` asks which hardware it runs on: the backend has a member."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which hardware is selected, on recorded machines: without torch, and without silent fallbacks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The cache folder: the one that is named, the user's, or a temporary one."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

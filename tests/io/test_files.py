@@ -1,7 +1,5 @@
 """Atomic writes: the old content or the new, whatever fails in between."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

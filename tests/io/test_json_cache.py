@@ -1,7 +1,5 @@
 """JSON objects are kept by everything that decides them."""
 
-from __future__ import annotations
-
 from tpukit.io.folders import JsonCache
 
 KEY = {"program": "abc", "topology": "v5e:2x2", "effort": "fast"}

@@ -1,7 +1,5 @@
 """Locks end with their process, however it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Progress lines where there is no terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 

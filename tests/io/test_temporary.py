@@ -1,7 +1,5 @@
 """Temporary files go with their command, however it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

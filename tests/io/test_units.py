@@ -1,7 +1,5 @@
 """Amounts of memory and time: read from options, formatted for people."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Work over several cores: order, errors, killed workers, killed parents."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

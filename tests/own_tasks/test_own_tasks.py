@@ -3,8 +3,6 @@
 Lines that the plain script of such a task would not have are marked `# glue`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The roofline against arithmetic by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpukit.probe.roofline import estimate_step

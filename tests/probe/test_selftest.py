@@ -1,7 +1,5 @@
 """The self-test runs here for real: on the CPU, on virtual devices, and where a part dies."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -123,24 +121,12 @@ def test_broken_kernels_fail_their_part_alone(tmp_path):
     assert products["status"] == "pass"
 
 
-def test_a_part_that_dies_or_hangs_is_a_line_of_the_report(tmp_path):
-    def asks(part: str, **arguments):
-        return lambda bench: bench.run("device", part, **arguments)
-
-    parts = (
-        Part("dies", "A part whose process dies", 60,
-             asks("train", folder=str(tmp_path / "run"), steps=3, kill_at=1)),
-        Part("hangs", "A part without an answer", 1, asks("devices")),
-        Part("works", "A part that works", 60, asks("devices")),
-    )  # fmt: skip
-    dies, hangs, works = run_selftest(
-        CheckOptions(hw="cpu", live_seconds=500), lambda _: None, parts
-    )
-    assert dies.verdict.status == "fail"
-    assert "SIGKILL" in dies.verdict.message
-    assert hangs.verdict.status == "fail"
-    assert "no answer within 1 s" in hangs.verdict.message
-    assert works.verdict.status == "pass"
+def test_a_part_that_dies_or_hangs_is_a_line_of_the_report():
+    done = script("selftest_parts.py", "cpu", 500, "dies", "hangs", "works")
+    dies, hangs, works = json.loads(done.stdout)
+    assert dies["status"] == "fail" and "SIGKILL" in dies["message"]
+    assert hangs["status"] == "fail" and "no answer within 1 s" in hangs["message"]
+    assert works["status"] == "pass"
 
 
 def test_no_time_left_is_a_skip():

@@ -1,7 +1,5 @@
 """Cloud names to topologies."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What tasks declare, read from their source."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpukit.registry.declared import find_source, registered, setting_fields, task_of_run

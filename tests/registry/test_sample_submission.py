@@ -1,7 +1,5 @@
 """What a task wrote is put into a sample submission's order, or differs by name."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

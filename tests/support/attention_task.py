@@ -1,7 +1,5 @@
 """A task whose model attends: 128 tokens, which the TPU's kernels take."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import nn
 

@@ -4,8 +4,6 @@ Like ipykernel: `__main__` has no file, each cell is compiled under a name of it
 knows, and an asyncio loop runs meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import linecache

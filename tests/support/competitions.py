@@ -1,7 +1,5 @@
 """Small made-up competitions, as they are attached to a notebook: the same bytes each time."""
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Iterable, Sequence

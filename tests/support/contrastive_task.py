@@ -1,7 +1,5 @@
 """A loss over the whole batch, as docs/own_task.md writes it: every row against every other."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

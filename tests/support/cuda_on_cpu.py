@@ -5,8 +5,6 @@ Devices need an index where CUDA's do, and torch.compile runs Dynamo with its li
 recompilations, without Inductor. Errors have the texts of CUDA's libraries.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - logs are as long as they are
 """Explains a text as `doctor --explain` does, and logs that several tests read."""
 
-from __future__ import annotations
-
 from tpukit.knowledge.error_table import known_errors
 from tpukit.probe.logs.explain import LogExplainer, unpack
 from tpukit.probe.logs.explanations import Explanation

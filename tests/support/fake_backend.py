@@ -1,7 +1,5 @@
 """A backend for tests: eager on the CPU, of any number of devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -39,10 +39,11 @@ CELLS = "--cells"
 MODULE, SCRIPT = "--module", "--script"
 """Instead of a command line of tpukit: a module's name or a script's path, and its arguments."""
 READ_LATE = (
-    "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "FREE_TASK_LOG", "GLOO_", "GROUP_",
-    "HOME", "LOCAL_", "MASTER_", "NCCL_", "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK",
-    "ROLE_", "STUCK_FILE", "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_",
-    "TPUKIT_", "WORLD_SIZE", "XDG_CACHE_HOME", "XLA_FLAGS",
+    "AWS_SECRET_", "BROKEN_KERNELS", "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES",
+    "FREE_TASK_LOG", "GLOO_", "GROUP_", "HF_TOKEN", "HOME", "JAX_", "LOCAL_", "MASTER_", "NCCL_",
+    "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK", "ROLE_", "SMALL_MACHINE", "STUCK_FILE",
+    "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WANDB_",
+    "WORLD_SIZE", "XDG_CACHE_HOME", "XLA_FLAGS",
 )  # fmt: skip
 """Variables, by how they begin, that nothing reads when it is imported: a fork may set them."""
 MET_BY_MOST = (
@@ -54,8 +55,10 @@ MET_BY_MOST = (
 """Modules that most commands import."""
 NEW_PATH = tuple(sys.path)
 """`sys.path` when this process was new."""
-READ_BY_XLA = ("ALLOW_MULTIPLE_LIBTPU_LOAD", "JAX_", "TF_CPP_", "TPU_", "USE_TORCH_XLA", "XLA_")
-"""What else a fork may set where torch_xla and jax are not yet imported."""
+READ_BY_XLA = ("ALLOW_MULTIPLE_LIBTPU_LOAD", "CXX", "TF_CPP_", "TPU_", "USE_TORCH_XLA", "XLA_")
+"""What else a fork may set where torch_xla is not yet imported."""
+SET_BY_COMMANDS = ("GRPC_VERBOSITY", "PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_WARM_POOL")
+"""Variables that each command sets for itself: one that ran in a test process has left them."""
 UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 SHARED = "PYTEST_FORK_SERVERS"
 """The variable that names the folder of the servers' sockets."""
@@ -121,7 +124,8 @@ def begun() -> dict[str, str]:
 
 def can_set(stack: str, wanted: Mapping[str, str]) -> bool:
     """Whether a fork of this stack's server behaves in an environment as a new process does."""
-    return is_late(wanted, begun(), with_xla=stack == "torch_xla")
+    before = {**begun(), **{n: wanted[n] for n in SET_BY_COMMANDS if n in wanted}}
+    return is_late(wanted, before, with_xla=stack == "torch_xla")
 
 
 class ForkedCommand(subprocess.Popen[str]):
@@ -169,6 +173,23 @@ class ForkedCommand(subprocess.Popen[str]):
         return self.pid, self._status()
 
 
+class CommandsAsForks(subprocess.Popen):
+    """Starts command lines of tpukit as forks of a server; all else as it is done."""
+
+    def __new__(cls, args, env=None, **options):
+        variables = os.environ if env is None else env
+        is_command = args[:3] == [sys.executable, "-m", "tpukit"]
+        if is_command and has_only_new_names(variables.get("PYTHONPATH", "")):
+            return ForkedCommand(args[3:], stack_of(args, variables), env=variables, **options)
+        return super().__new__(cls)
+
+
+def stack_of(argv: Sequence[str], variables: Mapping[str, str]) -> str:
+    """The server of a command line: of torch_xla where it trains or tests on virtual devices."""
+    hw = argv[argv.index("--hw") + 1] if "--hw" in argv else "auto"
+    return "torch_xla" if "PJRT_DEVICE" in variables and hw in ("auto", "tpu") else "torch"
+
+
 def completed(
     argv: list[str], stack: str, env: Mapping[str, str], cwd: Path | None, timeout: float,
     ranks: int = 1,
@@ -197,10 +218,15 @@ def is_late(wanted: Mapping[str, str], present: Mapping[str, str], *, with_xla: 
 
 
 def has_only_new_names(path: str) -> bool:
-    """Whether folders of PYTHONPATH hold nothing that would take an imported module's place."""
-    taken = ("sitecustomize.py", "torch", "torch_xla", "jax", "timm", "scipy", "matplotlib")
-    folders = map(Path, path.split(os.pathsep))
-    return not any((folder / name).exists() for folder in folders for name in taken)
+    """Whether folders of PYTHONPATH hold nothing that would have to be there at the first import.
+
+    Their `sitecustomize.py` is run by a fork; that of torch_tpu would come too late.
+    """
+    taken = ("torch", "torch_xla", "jax", "timm", "scipy", "matplotlib")
+    folders = [*map(Path, path.split(os.pathsep))]
+    return not any((folder / name).exists() for folder in folders for name in taken) and not any(
+        folder.name == "torch_tpu_on_cpu" for folder in folders
+    )
 
 
 class WarmPopen(subprocess.Popen[bytes]):
@@ -443,7 +469,10 @@ def become(environment: dict[str, str], cwd: str | Path) -> None:
         os.memfd_create(mark)  # an open file: /proc keeps the environment of the server
     os.chdir(cwd)
     added = environment.get("PYTHONPATH", "").split(os.pathsep)
+    changes = [Path(p, "sitecustomize.py") for p in added if p not in sys.path]
     sys.path[:] = [str(cwd), *added, *(p for p in NEW_PATH[1:] if p not in added)]
+    for change in filter(Path.is_file, changes):
+        runpy.run_path(str(change))
 
 
 if __name__ == "__main__":

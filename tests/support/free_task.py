@@ -1,7 +1,5 @@
 """A task that chooses what a task may: stream, optimizer, rates, schedule, metrics, hook."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 python hardware_run.py OUT [--hw ...]: rank 0 writes its observations to OUT (torch.save).
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -1,7 +1,5 @@
 """Running and interrupting cells in a real Jupyter kernel, and reading what they show."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -12,9 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from forked import SHARED, own_server
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from runs import environment
+from runs import SUPPORT, environment
+
+STARTUP = f"""
+import subprocess, sys
+sys.path.append({str(SUPPORT)!r})
+from forked import CommandsAsForks
+sys.path.pop()
+subprocess.Popen = CommandsAsForks
+"""
+"""What a kernel runs first: its `%tpukit` commands are forks, as those of tests are."""
 
 
 def execute(
@@ -22,12 +30,22 @@ def execute(
     timeout: float = 600, *, allow_errors: bool = True,
 ) -> nbformat.NotebookNode:  # fmt: skip
     """Runs all cells in a kernel of its own, in the folder `cwd`; the notebook with outputs."""
-    own = {"IPYTHONDIR": str(cwd / ".ipython"), "JUPYTER_RUNTIME_DIR": str(cwd / ".jupyter")}
     client = NotebookClient(
         notebook, timeout=timeout, kernel_name="python3", allow_errors=allow_errors,
         resources={"metadata": {"path": str(cwd)}},
     )  # fmt: skip
-    return client.execute(env=environment({**own, **(env or {})}))
+    return client.execute(env=kernel_environment(cwd, env or {}))
+
+
+def kernel_environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
+    """The environment of a kernel that keeps what is its own in `folder`."""
+    startup = folder / ".ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True, exist_ok=True)
+    (startup / "forks.py").write_text(STARTUP)
+    return environment({
+        "IPYTHONDIR": str(folder / ".ipython"), "JUPYTER_RUNTIME_DIR": str(folder / ".jupyter"),
+        SHARED: os.environ.get(SHARED) or own_server("torch")[0], **variables,
+    })  # fmt: skip
 
 
 def notebook_of(*cells: str) -> nbformat.NotebookNode:
@@ -81,9 +99,8 @@ class Kernel:
 @contextmanager
 def kernel(folder: Path, **variables: str) -> Iterator[Kernel]:
     """A kernel that works in `folder`."""
-    own = {"IPYTHONDIR": str(folder / ".ipython"), "JUPYTER_RUNTIME_DIR": str(folder / ".jupyter")}
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=300, kernel_name="python3")
-    with client.setup_kernel(env=environment({**own, **variables}), cwd=str(folder)):
+    with client.setup_kernel(env=kernel_environment(folder, variables), cwd=str(folder)):
         yield Kernel(client)
 
 

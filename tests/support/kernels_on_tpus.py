@@ -3,8 +3,6 @@
 python kernels_on_tpus.py v4:2x2x1 v6e:2x2. Answers with what was refused, in JSON.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -6,8 +6,6 @@ ended. With "at" a process sends itself SIGKILL at the COUNT-th EVENT. Prints th
 JSON: that of the killed process, else the first that is not 0.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A realistic log for every entry of the knowledge (known_logs.toml)."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two ranks of rank_script.py, launched as a command does: python launched.py SCENARIO RESTARTS."""
 
-from __future__ import annotations
-
 import sys
 
 from tpukit.errors import TpukitError

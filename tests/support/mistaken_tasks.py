@@ -1,7 +1,5 @@
 """Tasks with one mistake each, as a newcomer makes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

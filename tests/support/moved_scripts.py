@@ -1,7 +1,5 @@
 """Scripts for torch_xla in the style of public examples; each ends with the device's kind."""
 
-from __future__ import annotations
-
 SCRIPTS = {
     "single_core": """\
 '''MNIST-like training on one TPU core.'''

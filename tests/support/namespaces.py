@@ -1,7 +1,5 @@
 """Two nodes on one machine: network namespaces joined by a virtual link."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

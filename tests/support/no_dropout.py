@@ -1,7 +1,5 @@
 """Models without drop-out and stochastic depth."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

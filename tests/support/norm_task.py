@@ -1,7 +1,5 @@
 """A network with BatchNorm, upsampling and a head that no loss depends on, on synthetic images."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The TPU compiler's report on small graphs, as JSON: python on_tpu_compiler.py FUNCTION..."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

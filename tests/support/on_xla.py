@@ -1,7 +1,5 @@
 """Cases on torch_xla's virtual devices, one a process: python on_xla.py CASE. Prints JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 

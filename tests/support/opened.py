@@ -1,7 +1,5 @@
 """Opens a backend and prints why that fails: python opened.py HARDWARE [DEVICES]."""
 
-from __future__ import annotations
-
 import sys
 
 from tpukit.errors import TpukitError

@@ -4,8 +4,6 @@ Each is run forward and backward while nothing may be executed, so an operator t
 device is an error; then all are executed as one graph, and again with other values.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 

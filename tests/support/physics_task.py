@@ -1,7 +1,5 @@
 """A physics-informed task: u'' = -sin(x) with u = 0 at 0 and pi, by derivatives of the network."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

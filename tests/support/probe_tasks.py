@@ -1,7 +1,5 @@
 """Tasks whose memory grows with the batch, and tasks that fail in every way a trial may meet."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

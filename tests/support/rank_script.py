@@ -1,7 +1,5 @@
 """What a launched rank does in the tests: python rank_script.py SCENARIO."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """Running the command line as a user does, and comparing what runs leave."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -14,7 +12,16 @@ from typing import Any
 
 import psutil
 import torch
-from forked import CELLS, MARK, SCRIPT, ForkedCommand, can_set, completed, environment
+from forked import (
+    CELLS,
+    MARK,
+    SCRIPT,
+    ForkedCommand,
+    can_set,
+    completed,
+    environment,
+    stack_of,
+)
 from safetensors.torch import load_file
 
 from tpukit import cli
@@ -34,18 +41,17 @@ def tpukit(
     `ranks`: forks that join as the ranks that the command would start with torchrun.
     """
     argv = list(map(str, arguments))
-    limited = "--memory-limit" in argv and argv[0] != "probe-batch"
-    return run(argv, ["-m", "tpukit", *argv], env, cwd, ranks, timeout, new=limited)
+    return run(argv, ["-m", "tpukit", *argv], env, cwd, ranks, timeout)
 
 
 def run(
     argv: list[str], words: list[str], env: dict[str, str] | None, cwd: Path | None, ranks: int,
-    timeout: float, *, new: bool = False,
+    timeout: float,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """`argv` in a fork, or `words` in a new process of Python."""
     variables = environment(env)
     stack = stack_of(argv, variables)
-    if (ranks > 1 or can_set(stack, variables)) and not new:
+    if ranks > 1 or can_set(stack, variables):
         return completed(argv, stack, variables, cwd, timeout, ranks)
     assert ranks == 1, variables
     return subprocess.run(
@@ -84,12 +90,6 @@ def ranks_of(arguments: Sequence[object]) -> int:
     """The ranks that a command line on CPUs or GPUs asks for."""
     words = list(map(str, arguments))
     return int(words[words.index("--devices") + 1]) if "--devices" in words else 1
-
-
-def stack_of(argv: list[str], variables: dict[str, str]) -> str:
-    """The server of a command line: of torch_xla where it trains or tests on virtual devices."""
-    hw = argv[argv.index("--hw") + 1] if "--hw" in argv else "auto"
-    return "torch_xla" if "PJRT_DEVICE" in variables and hw in ("auto", "tpu") else "torch"
 
 
 def script(

@@ -1,7 +1,5 @@
 """Prints trials of a task on the CPU as JSON: python searched.py TASK SETTINGS LIMIT BATCH..."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

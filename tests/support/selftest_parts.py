@@ -3,17 +3,28 @@
 Prints the results as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 
 from tpukit.probe.machine.checks import CheckOptions
-from tpukit.probe.selftest.parts import PARTS, run_selftest
+from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
+
+
+def trains(steps: int, kill_at: int):
+    return lambda bench: bench.run(
+        "device", "train", folder=str(bench.folder / str(steps)), steps=steps, kill_at=kill_at
+    )
+
+
+FAILING = (
+    Part("dies", "A part whose process dies", 60, trains(3, kill_at=1)),
+    Part("hangs", "A part without an answer", 1, trains(1_000_000, kill_at=0)),
+    Part("works", "A part that works", 60, lambda bench: bench.run("device", "devices")),
+)
 
 if __name__ == "__main__":
     hw, seconds, *names = sys.argv[1:]
-    parts = tuple(part for part in PARTS if part.id in names)
+    parts = tuple(part for part in (*PARTS, *FAILING) if part.id in names)
     asked = CheckOptions(hw=hw, live_seconds=float(seconds))
     results = run_selftest(asked, lambda line: print(line, file=sys.stderr), parts)
     print(json.dumps([result.as_json() for result in results]))

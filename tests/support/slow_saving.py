@@ -1,7 +1,5 @@
 """A task whose checkpoints take a moment to write; a file `saving` is there meanwhile."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that waits outside of Python from its third step on, as one that waits for a device."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A task whose loss is a mean over tokens, as transformers' models return it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch.nn.functional as F
 from torch import nn

@@ -1,7 +1,5 @@
 """A task that trains in milliseconds: a small network on synthetic regression data."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A tiny BERT of transformers with random weights, in a file that imports accelerate itself."""
 
-from __future__ import annotations
-
 import accelerate  # noqa: F401 - what many scripts begin with
 import numpy as np
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Two nodes under torchrun, with two ranks on each, in network namespaces of one machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -4,8 +4,6 @@ A kernel without netem has no such link: here each end is a TUN device, and a th
 packets from one to the other.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

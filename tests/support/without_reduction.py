@@ -1,7 +1,5 @@
 """Runs a tpukit command line whose gradients are not reduced over the devices."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """The models of the zoo: their table, and each one as a task with synthetic data."""
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from collections.abc import Callable

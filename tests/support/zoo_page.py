@@ -3,8 +3,6 @@
 python zoo_page.py [--run [NAME...]]: writes the page, after running what is not in the record yet.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import sys

@@ -3,8 +3,6 @@
 python zoo_stages.py STAGE NAME...: the results as JSON, one a line; tracebacks on standard error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Exported weights load without a run, by the lines of their README, and compute the same."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A network with BatchNorm and an unused head: statistics are averaged, saved and resumed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Splitting a global batch over devices and micro-batches, by what memory holds."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checkpoints survive damage, a full disk and a reader in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

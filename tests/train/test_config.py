@@ -1,7 +1,5 @@
 """Layers of settings and their errors."""
 
-from __future__ import annotations
-
 from typing import get_args, get_type_hints
 
 import pytest

@@ -1,7 +1,5 @@
 """EMA weights against ema_pytorch, call by call."""
 
-from __future__ import annotations
-
 import copy
 
 import ema_pytorch

@@ -1,7 +1,5 @@
 """The engine's promises on the fake backend: what it asks for, in which order, how often."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`--init-from`: a run's best weights begin another run, and nothing else of it does."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

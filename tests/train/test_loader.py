@@ -1,7 +1,5 @@
 """Host batches: what `collate` and `draw` may leave to the engine."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loss curve: numbers that can be read, whatever the losses and the run's name."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

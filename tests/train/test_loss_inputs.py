@@ -1,7 +1,5 @@
 """What host batches show of a loss: means over filled rows, uneven labels, indices out of range."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The intervals of `test`: how often they hold the mean, and that they stay in a metric's range."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp

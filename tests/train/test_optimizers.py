@@ -1,7 +1,5 @@
 """Optimizers and schedules of a task's own, on the CPU: the arithmetic, the state, the refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext as ok

@@ -1,7 +1,5 @@
 """Which samples make up a step: a pure function of (seed, step)."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

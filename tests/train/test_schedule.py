@@ -1,7 +1,5 @@
 """The rate as a function of the step, checked against torch's own schedulers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A full /dev/shm ends a run that has DataLoader workers, and is named."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

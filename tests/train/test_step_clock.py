@@ -1,7 +1,5 @@
 """The share of time that a run waits for data, and the report of a step that hangs."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

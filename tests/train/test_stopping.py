@@ -1,7 +1,5 @@
 """Requests to stop within a step, validation at a time limit, and the end of a pass."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Training data without a length: order, passes, resuming to the sample, what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fake_backend import FakeBackend

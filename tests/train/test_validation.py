@@ -1,7 +1,5 @@
 """Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

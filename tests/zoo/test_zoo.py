@@ -3,8 +3,6 @@
 pytest tests/zoo -m '' -k timm-resnet: one model.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`tpukit data NAME`: generates a synthetic data set that a task declares."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

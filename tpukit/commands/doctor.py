@@ -1,7 +1,5 @@
 """`tpukit doctor`: checks the environment, scans code, explains logs. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

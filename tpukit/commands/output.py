@@ -1,7 +1,5 @@
 """Standard output as a contract: people's text, or one JSON object and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`tpukit probe-batch`: the batch that fits, measured on this machine or by the TPU compiler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 

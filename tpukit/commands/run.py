@@ -1,7 +1,5 @@
 """`tpukit run -- COMMAND ...`: runs any command and explains why it failed. Imports no torch."""
 
-from __future__ import annotations
-
 import json as json_format
 import os
 import shlex

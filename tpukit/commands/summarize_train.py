@@ -1,7 +1,5 @@
 """`tpukit summarize-train`: fine-tunes a language model on prompts and completions."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`tpukit train`: an installed task, or one of the user's own."""
 
-from __future__ import annotations
-
 from tpukit.commands.options.option_sets import OwnOptions
 from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
 from tpukit.commands.options.training import (

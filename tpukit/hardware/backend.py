@@ -4,8 +4,6 @@ No code outside `tpukit.hardware` branches on the hardware; where it would, a me
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

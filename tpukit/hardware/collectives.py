@@ -1,7 +1,5 @@
 """Collectives between the ranks of a run: tensors on their device, flags and objects over gloo."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle

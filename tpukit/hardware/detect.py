@@ -4,8 +4,6 @@ The one detector: `doctor`, `train` and `probe-batch` all use it. It imports no 
 nothing, except that `query_driver` may run nvidia-smi.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

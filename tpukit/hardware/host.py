@@ -3,8 +3,6 @@
 What cannot be read is None or empty: no member raises or hangs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

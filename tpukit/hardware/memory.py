@@ -1,7 +1,5 @@
 """Memory of a process and its device: usage, peak, an enforced limit, out-of-memory errors."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import resource

@@ -1,7 +1,5 @@
 """Modules and tensors of any backend: blocks, ties, placement, a generator's state."""
 
-from __future__ import annotations
-
 import base64
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

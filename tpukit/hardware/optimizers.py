@@ -1,7 +1,5 @@
 """Optimizers as the engine steps them: which there are, their rates, their state from the start."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a user may ask of the hardware. Imports no torch: commands decide with it before that."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Batches made ahead: the number of DataLoader workers, and a thread that sends to the device."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Profiler traces of a backend's work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

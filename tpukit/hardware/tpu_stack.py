@@ -1,7 +1,5 @@
 """Which of the two stacks drives a TPU here: torch_xla or torch_tpu. Imports neither, nor torch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from typing import Literal

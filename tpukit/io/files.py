@@ -1,7 +1,5 @@
 """Atomic writes (a reader sees the old content or the new, never a part of it), and folders."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

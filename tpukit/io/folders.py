@@ -1,7 +1,5 @@
 """The cache folder, and temporary files of a command."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Requests to stop a run: signals, output that nobody reads any more, and the time limit."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

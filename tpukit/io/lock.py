@@ -1,7 +1,5 @@
 """Locks between processes: the kernel releases them when their process ends, however it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

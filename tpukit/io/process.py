@@ -1,7 +1,5 @@
 """Processes: children that end with their parent, cores, and standard output."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

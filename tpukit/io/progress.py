@@ -3,8 +3,6 @@
 A notebook's cell is not a terminal, though its output is: it keeps every bar that was drawn.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

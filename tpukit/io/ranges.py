@@ -1,7 +1,5 @@
 """Ranges that numbers given by users must lie in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Secrets in text that is printed or kept: replaced by `[left out]`."""
 
-from __future__ import annotations
-
 import re
 
 HIDDEN = "[left out]"

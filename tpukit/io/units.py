@@ -1,7 +1,5 @@
 """Amounts of memory and time, read from options and formatted for people."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Work over several CPU cores: a process pool whose workers end with their parent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections import deque

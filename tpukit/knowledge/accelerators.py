@@ -1,7 +1,5 @@
 """TPU generations and GPU models: how to recognise them, and what they can do."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The table of removed and deprecated calls, indexed by qualified name."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Environment variables that a report may show, and values that cause problems."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

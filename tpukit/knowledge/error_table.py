@@ -1,7 +1,5 @@
 """The table of known error texts: its entries, read and checked, with a user's own files."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence

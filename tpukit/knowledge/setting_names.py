@@ -1,7 +1,5 @@
 """Names of our settings in other trainers, and the setting that a mistyped name means."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Compatible releases of torch, torch_xla, libtpu, jax, torchvision and CUDA."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import tomllib
 from collections.abc import Iterable, Mapping

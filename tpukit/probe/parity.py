@@ -3,8 +3,6 @@
 The modules that it imports start no runtime: a process calls `on_virtual_devices` first.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from abc import abstractmethod

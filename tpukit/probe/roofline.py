@@ -1,7 +1,5 @@
 """Lower bound of a step's time: the slowest of arithmetic, memory and links, each at its peak."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """TPU slices to compile for, by their Cloud names, and GPUs to predict for. No torch here."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

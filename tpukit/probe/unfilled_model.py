@@ -1,7 +1,5 @@
 """A task's model whose parameters have a shape and no memory, for what is traced, not executed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock

@@ -1,7 +1,5 @@
 """Installed tasks by name, a user's own by file and class, or as a class or object in Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect

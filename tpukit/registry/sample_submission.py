@@ -1,7 +1,5 @@
 """A sample submission: what `predict` wrote must have its columns, its ids and their order."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence

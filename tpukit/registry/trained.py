@@ -1,7 +1,5 @@
 """A trained run opened for use: its task restored, its best weights on a device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

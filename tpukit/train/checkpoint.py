@@ -5,8 +5,6 @@ run's artifacts (normalisation, tokenizer) as they are, and `state.json` with th
 SHA-256 of every file. A reader never sees half of one: the folder appears by a rename.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a task's methods return, checked on the host: types, shapes and keys; no value is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -3,8 +3,6 @@
 Imports no torch, so that `--help` and errors in an option cost nothing.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

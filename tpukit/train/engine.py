@@ -1,7 +1,5 @@
 """The one training engine: steps, and what happens once in a while between them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """One optimizer step: what the engine repeats and what a trial measures."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ which entries of its batch index what (labels of cross entropy, tokens of an emb
 they got there. Host batches are then checked before they are sent.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping

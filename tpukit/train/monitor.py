@@ -1,7 +1,5 @@
 """What a run reports of itself: progress, log rows, rates, stalls, compilations, warnings."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """A run's optimizer and its EMA weights: built for a prepared model, their state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a run is asked to do, and its data, batches and steps, decided before the first one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

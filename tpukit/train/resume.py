@@ -1,7 +1,5 @@
 """Claiming a run folder, and the checkpoint in it that a run resumes from."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

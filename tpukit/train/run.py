@@ -1,7 +1,5 @@
 """A whole training run: from a task and a config to a finished run folder."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The run folder: its files, its lock, and reading a run that is there."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

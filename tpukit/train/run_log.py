@@ -1,7 +1,5 @@
 """The logs of a run: JSON lines, TensorBoard events, text, the loss curve, rank logs."""
 
-from __future__ import annotations
-
 import faulthandler
 import io
 import json

@@ -1,7 +1,5 @@
 """When things are due, how fast to learn, what is best: pure functions of step and metrics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

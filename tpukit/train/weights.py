@@ -1,7 +1,5 @@
 """Weights that a run begins with, weights of other code, and a run's weights for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """On a CPU where torch_xla is installed, whoever imports it first: no XLA device is used."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Compiled models: as many shapes as training and validation need, and a word beyond them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fake_backend import FakeBackend

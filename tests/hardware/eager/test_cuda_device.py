@@ -1,7 +1,5 @@
 """What a GPU's device does, on a GPU that is the CPU; `test_gpu.py` runs the same on a real one."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

@@ -1,7 +1,5 @@
 """Which layers `--shard` gathers one by one, for every task and for the models of the zoo."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

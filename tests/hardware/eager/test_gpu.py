@@ -1,7 +1,5 @@
 """The same loop on a GPU; skipped where there is none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fake_backend import FakeBackend

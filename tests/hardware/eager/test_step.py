@@ -1,7 +1,5 @@
 """The eager step against torch's own loop, fp16 and its scaler, generators, memory."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A child that answers, dies, hangs or leaves others behind: the parent always gets its answer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

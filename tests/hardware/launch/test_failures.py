@@ -1,7 +1,5 @@
 """Ranks of one host: a restart by itself, and the words of the rank that failed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

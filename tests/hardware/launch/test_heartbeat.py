@@ -1,7 +1,5 @@
 """Nodes that give no sign of life are named."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """A device that an ended process gives back late is waited for, and tried again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

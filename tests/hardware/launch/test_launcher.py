@@ -1,7 +1,5 @@
 """Launched ranks: their exit codes, output, signals, and ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A process on the CPU ends with its own error before the system runs out of memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,23 +20,23 @@ HUNGRY = f"{runs.SUPPORT / 'probe_tasks.py'}:Hungry"
 def on_small_machine(size: int) -> dict[str, str]:
     """The environment of processes on a machine of this many bytes."""
     path = os.pathsep.join([str(SMALL), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return runs.environment({"PYTHONPATH": path, "SMALL_MACHINE": str(size)})
+    return {"PYTHONPATH": path, "SMALL_MACHINE": str(size)}
 
 
 def python(code: str, size: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
-        env=on_small_machine(size), capture_output=True, text=True, timeout=120, check=False,
+        env=runs.environment(on_small_machine(size)), capture_output=True, text=True, timeout=120,
+        check=False,
     )  # fmt: skip
 
 
 def test_a_run_that_needs_more_than_the_machine_has_ends_with_one_error(tmp_path):
     """Each of its 128 samples takes 20 MB: 2.5 GB."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tpukit", "train", "--task", HUNGRY, "--global-batch-size", "128",
-         "--accumulate", "1", "--num-workers", "0", "--results-dir", str(tmp_path), "--hw", "cpu"],
-        env=on_small_machine(1_500_000_000), capture_output=True, text=True, timeout=120,
-        check=False,
+    done = runs.tpukit(
+        "train", "--task", HUNGRY, "--global-batch-size", "128", "--accumulate", "1",
+        "--num-workers", "0", "--results-dir", tmp_path, "--hw", "cpu",
+        env=on_small_machine(1_500_000_000),
     )  # fmt: skip
     told = runs.failure(done, 1)
     assert "out of memory" in told and "1.40 GiB are available" in told and "in step 1" in told
@@ -47,13 +45,8 @@ def test_a_run_that_needs_more_than_the_machine_has_ends_with_one_error(tmp_path
 
 def test_a_search_on_a_small_machine_ends_with_what_fits():
     """128 samples are tried where 1.9 GB are free; without a watch they would take 2.6 GB."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tpukit", "probe-batch", "--task", HUNGRY, "--hw", "cpu", "--start",
-         "128", "--trial-time", "1h", "--json"],
-        env=on_small_machine(2_500_000_000), capture_output=True, text=True, timeout=240,
-        check=False,
-    )  # fmt: skip
-    found = runs.result(done)
+    words = ("--task", HUNGRY, "--hw", "cpu", "--start", "128", "--trial-time", "1h", "--json")
+    found = runs.result(runs.tpukit("probe-batch", *words, env=on_small_machine(2_500_000_000)))
     assert found["trials"][0]["verdict"] == "over"
     assert "SIGKILL" not in json.dumps(found["trials"])
     assert 8 <= found["largest_batch_per_device"] < 110
@@ -196,11 +189,9 @@ def test_native_code_is_ended_before_the_reserve_is_used_up():
 @pytest.mark.xla
 def test_a_compiler_on_a_small_machine_ends_with_an_error(tmp_path):
     """libtpu alone takes more."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tpukit", "probe-batch", "--task", HUNGRY, "--target", "v5e-1",
-         "--start", "2", "--json"],
+    done = runs.tpukit(
+        "probe-batch", "--task", HUNGRY, "--target", "v5e-1", "--start", "2", "--json",
         env=on_small_machine(900_000_000) | {"TPUKIT_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     error = json.loads(done.stdout)["error"]
     assert error["id"] == "compiler-memory" and "at fast effort" in error["message"]
@@ -213,10 +204,9 @@ def test_a_compiler_on_a_small_machine_ends_with_an_error(tmp_path):
 def test_xla_ends_with_the_same_error(tmp_path):
     """With a limit, a device would wait for the one whose allocation failed, and abort."""
     emulated = {**on_small_machine(2_000_000_000), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tpukit", "train", "--task", HUNGRY, "--hw", "tpu", "--num-workers",
-         "0", "--global-batch-size", "256", "--accumulate", "1", "--results-dir", str(tmp_path)],
-        env=emulated, capture_output=True, text=True, timeout=240, check=False,
+    done = runs.tpukit(
+        "train", "--task", HUNGRY, "--hw", "tpu", "--num-workers", "0", "--global-batch-size",
+        "256", "--accumulate", "1", "--results-dir", tmp_path, env=emulated,
     )  # fmt: skip
     assert "out of memory: " in runs.failure(done, 1)
 

@@ -1,7 +1,5 @@
 """Two nodes whose link delays, loses or holds packets, and a node that stands still."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Two nodes: network namespaces joined by a virtual link, torchrun with two ranks on each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The XLA backend on virtual devices, each case in a process of its own."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from importlib.util import find_spec

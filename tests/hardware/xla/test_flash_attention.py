@@ -1,17 +1,13 @@
 """The fused attention: its arithmetic in an interpreter, its programs by the TPU compiler."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, environment, result, script, tpukit
+from runs import SUPPORT, VIRTUAL_TPU, result, script, tpukit
 
 
-def answer(name, *arguments, devices="1"):
-    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices}
+def answer(name, *arguments, devices="1", **variables):
+    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **variables}
     done = script(name, *arguments, env=env, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -52,11 +48,10 @@ print(json.dumps([len(payload), jax.default_backend()]))
     ("platforms", "jax"),
     [pytest.param("tpu", "new", marks=pytest.mark.slow), ("tpu,cpu", "imported")],
 )
-def test_lowering_leaves_the_tpu_alone(platforms, jax):
+def test_lowering_leaves_the_tpu_alone(platforms, jax, tmp_path):
     """An image may name the TPU for JAX, where torch_xla holds it."""
-    env = environment({**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1", "JAX_PLATFORMS": platforms})
-    command = [sys.executable, "-c", LOWERED, jax]
-    length, backend = json.loads(subprocess.check_output(command, env=env, timeout=400))
+    (tmp_path / "lowered.py").write_text(LOWERED)
+    length, backend = answer(tmp_path / "lowered.py", jax, JAX_PLATFORMS=platforms)
     assert length > 0
     assert backend == "cpu"
 

@@ -1,14 +1,10 @@
 """Kernels are tried on a device before a run relies on them; what fails is not used."""
 
-from __future__ import annotations
-
 import dataclasses
-import subprocess
-import sys
 import tomllib
 
 import pytest
-from runs import SUPPORT, environment, failure, parameters, tpukit
+from runs import SUPPORT, environment, failure, parameters, script, tpukit
 
 from tpukit.hardware.detect import EMULATED_KERNELS, Hardware, TpuChips
 from tpukit.hardware.kernels import choice as kernel_choice
@@ -26,13 +22,13 @@ def train(folder, *more, cache=None, seconds=400, **variables):
     """The text of a run in `folder`, and what its config says of kernels."""
     path = f"{SUPPORT / 'broken_kernels'}:{environment().get('PYTHONPATH', '')}"
     own = {**EMULATION, "TPUKIT_CACHE_DIR": str(cache or folder / "cache"), "PYTHONPATH": path}
-    limited = "import sys; from tpukit.hardware.kernels import choice;"
-    limited += f"choice.TRIAL_SECONDS = {seconds}; from tpukit.cli import main; main()"
+    limited = folder / "limited.py"
+    limited.write_text(
+        f"from tpukit.hardware.kernels import choice\nchoice.TRIAL_SECONDS = {seconds}\n"
+        "from tpukit.cli import main\nmain()\n"
+    )
     words = [*ARGUMENTS, "--results-dir", folder / "run", *more]
-    done = subprocess.run(
-        [sys.executable, "-c", limited, *map(str, words)], env=environment({**own, **variables}),
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+    done = script(limited, *words, env={**own, **variables}, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     config = tomllib.loads((folder / "run" / "config.toml").read_text())
     return done.stdout, config["decided"]["kernels"]

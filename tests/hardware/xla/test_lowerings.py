@@ -1,7 +1,5 @@
 """Operators that torch_xla lacks or computes wrongly, on virtual devices beside the CPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

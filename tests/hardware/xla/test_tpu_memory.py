@@ -1,7 +1,5 @@
 """Memory of a TPU by libtpu's metrics, which a module in its place gives here."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Any module as a task of the batch search: inputs, outputs, and what cannot be used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

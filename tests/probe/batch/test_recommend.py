@@ -1,7 +1,5 @@
 """The recommendation and the accumulation, on trials of a simulated evaluator."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The search ends with both sides tried, whatever the memory curve looks like."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Call stacks reduced to the model's line, which names what leaves the device."""
 
-from __future__ import annotations
-
 from traceback import FrameSummary
 
 import pytest

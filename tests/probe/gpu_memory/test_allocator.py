@@ -1,7 +1,5 @@
 """The caching allocator's simulation against torch's documented rules."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """Predictions for a GPU that is not here, against sums by hand and torch's own figures."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,14 +1,10 @@
 """`doctor --to tpu`: what a CUDA script needs for torch_xla, and that the rewritten one trains."""
 
-from __future__ import annotations
-
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from runs import script
 
 from tpukit.knowledge.calls import move_table
 from tpukit.probe.lint.fix import apply_fix, plan_fix
@@ -69,10 +65,7 @@ def found(tmp_path: Path, source: str) -> set[str]:
 def test_a_rewritten_script_trains_on_a_virtual_device(tmp_path):
     text = moved(tmp_path, SCRIPT)
     assert "cuda" not in text
-    run = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-    )  # fmt: skip
+    run = script(tmp_path / "train.py", env={"PJRT_DEVICE": "CPU"})
     assert run.stdout.split() == ["xla", "True"], run.stderr
 
 

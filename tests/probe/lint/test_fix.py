@@ -1,18 +1,15 @@
 # ruff: noqa: E501 - a case is one line
 """--fix: what it writes parses, changes nothing else, changes nothing twice, and runs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from runs import environment
+from runs import script
 
 from tpukit.errors import DataError
 from tpukit.probe.lint.fix import apply_fix, plan_fix, plan_fixes, unified
@@ -474,16 +471,18 @@ if __name__ == "__main__":
 
 
 def run_on_xla(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error::FutureWarning:__main__", str(path)],
-        env=environment({"PJRT_DEVICE": "CPU"}),
-        capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
+    """The script, of which a FutureWarning ends it."""
+    strict = path.with_name("strict.py")
+    strict.write_text(
+        "import runpy, sys, warnings\n"
+        "warnings.filterwarnings('error', category=FutureWarning, module='__main__')\n"
+        "runpy.run_path(sys.argv[1], run_name='__main__')\n"
+    )
+    return script(strict, path, env={"PJRT_DEVICE": "CPU"})
 
 
 @pytest.mark.xla
 def test_fixed_script_runs_where_the_old_one_failed(tmp_path):
-    pytest.importorskip("torch_xla")
     path = tmp_path / "train.py"
     path.write_text(OLD_SCRIPT)
     old = run_on_xla(path)

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Guards: a test of a release or a feature silences the findings of its own package, nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpukit.probe.lint.scan import module_findings

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Habits: each found where it is slow or wrong on TPU, and not beside it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpukit.probe.lint.scan import module_findings

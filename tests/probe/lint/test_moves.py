@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Moving torch_xla code to torch_tpu: every row found, fixed where one replacement is right, and run."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

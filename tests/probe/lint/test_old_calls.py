@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Every row of the table of old calls: found where it is used, and not where it only looks so."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

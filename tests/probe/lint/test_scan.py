@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Scanning: no file stops it, it is quick, and the library's own code gives no false alarm."""
 
-from __future__ import annotations
-
 import random
 import sysconfig
 from pathlib import Path

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """What an answer advises: versions that the tables know, no foreign options, the log's own values."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

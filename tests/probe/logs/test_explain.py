@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Reading logs: of any size and kind, in a time limit; real tools' logs give no false alarm."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Which line of a log is called the cause: each rule with its near-miss."""
 
-from __future__ import annotations
-
 import pytest
 from explained_logs import KEY_ERROR, OOM, TORCHRUN, causes, explained
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Forms and families of errors that no entry was written for: what the answer may and must say."""
 
-from __future__ import annotations
-
 import pytest
 from explained_logs import causes, explained
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """What is not called the cause: quotations, what a run survived, a progress bar's updates."""
 
-from __future__ import annotations
-
 import pytest
 from explained_logs import KEY_ERROR, OOM, STEPS, TORCHRUN, causes, explained
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """The checks that start torch: they run here for real, and whatever hangs ends in its time limit."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

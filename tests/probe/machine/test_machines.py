@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Recorded machines, each with its expected facts and verdicts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

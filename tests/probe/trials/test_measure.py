@@ -1,7 +1,5 @@
 """What a measured trial holds for the run that will follow it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

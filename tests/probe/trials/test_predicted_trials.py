@@ -1,7 +1,5 @@
 """Predictions of the TPU compiler beside measured trials."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

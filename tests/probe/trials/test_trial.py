@@ -1,7 +1,5 @@
 """Verdicts, and the classification of a failure's text or a process' end."""
 
-from __future__ import annotations
-
 import signal
 import threading
 

@@ -1,8 +1,6 @@
 """Breaks the attention kernels of each process that has this folder on its path: BROKEN_KERNELS is
 `raises`, `hangs` or `differs`; `not` leaves them."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import os

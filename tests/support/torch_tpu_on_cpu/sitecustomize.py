@@ -5,8 +5,6 @@ PJRT plugin that TPU_LIBRARY_PATH names; a plugin for CPUs (`lammps-jax-pjrt-cpu
 libtpu. That plugin has one device and one rank, no kernels of TPUs and no memory statistics.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.abc
 import importlib.machinery

@@ -3,8 +3,6 @@
 python eit_steps.py OUT HW: losses, images and, on XLA, what left the device go to OUT (torch.save).
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """Data that changed or is not there, through the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

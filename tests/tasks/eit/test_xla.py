@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("torch_xla")
 pytestmark = [pytest.mark.xla, pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("eit_steps.py")
 

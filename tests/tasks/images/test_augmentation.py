@@ -1,7 +1,5 @@
 """A sample's random draws are its own; pairs are mixed as their draws say."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

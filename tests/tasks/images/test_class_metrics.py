@@ -1,7 +1,5 @@
 """Metrics of classes against their definitions, written out plainly."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

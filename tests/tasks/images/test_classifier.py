@@ -1,7 +1,5 @@
 """Any timm model by name: inputs, weights and groups as timm has them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import timm

@@ -1,7 +1,5 @@
 """An image competition from its folder to a submission: mixed sizes, grey, three damaged files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Image files of every kind become RGB, and damaged ones are named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """The images task from the command line, on every kind of hardware that is here."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 

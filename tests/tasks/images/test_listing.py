@@ -1,7 +1,5 @@
 """Which images and classes are found, and what is said where something is missing."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 

@@ -1,7 +1,5 @@
 """What the tests of the summaries share: plain operations, small models, small files."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The task: what opening the data yields is passed on, never written onto the task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

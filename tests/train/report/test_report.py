@@ -1,7 +1,5 @@
 """report.html: what it shows, when it is written, and that it ends no run."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

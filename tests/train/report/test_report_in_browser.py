@@ -1,7 +1,5 @@
 """report.html in headless Chromium: it renders, fits, is silent, and its charts can be used."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What a command line that cannot be read should have said."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Options that several commands share: dataclasses unfolded into a command's signature."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

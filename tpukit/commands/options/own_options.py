@@ -1,7 +1,5 @@
 """The options that a command takes from the task that its line names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING

@@ -1,7 +1,5 @@
 """Report of `probe-batch` and `--plan`: a table, a chart, the training command; or JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`tpukit doctor --explain`: explains an error log, causes first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

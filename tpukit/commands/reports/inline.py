@@ -1,7 +1,5 @@
 """Results in a notebook's cell: tables and pictures."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,7 +1,5 @@
 """`tpukit doctor` about the machine: facts, checks, the self-test, and a report to paste."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any

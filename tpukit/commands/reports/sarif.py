@@ -1,7 +1,5 @@
 """`tpukit doctor PATH... --sarif FILE`: findings as SARIF 2.1.0, which GitHub shows beside code."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

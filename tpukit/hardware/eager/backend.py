@@ -4,8 +4,6 @@ On GPUs and CPUs accelerate sets up the process group and chooses the device, no
 Reduction, accumulation, clipping, scaling and the learning rate are the step's own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

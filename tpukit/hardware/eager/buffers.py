@@ -1,7 +1,5 @@
 """What ranks share beside gradients: buffers after each step, and BatchNorm's statistics."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """torch.compile of eager models: a program for each shape, and a word where Dynamo stops."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Attention on a CPU without the keys that are masked, whose scores torch would compute too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Devices that run eagerly: a CPU and an NVIDIA GPU. A TPU's is in `torch_tpu.py`."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """How a model is spread over eager ranks: single-process, replicated (DDP) or sharded (FSDP)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The update of an eager step: clip, scale, step, in as few passes over memory as there can be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

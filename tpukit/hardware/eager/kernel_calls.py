@@ -3,8 +3,6 @@
 They are lowered for a TPU; the tests' device runs them in JAX's interpreter. Needs jax.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

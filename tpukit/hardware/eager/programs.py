@@ -4,8 +4,6 @@ torch_tpu 0.2.0 records deferred operations and compiles them with donated argum
 functions that it calls private; `torch.compile` uses the same ones.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import pickle

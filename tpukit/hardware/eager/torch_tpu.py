@@ -3,8 +3,6 @@
 torch_tpu is experimental. Executed on a CPU, through the plugin that the tests use; never on a TPU.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import os

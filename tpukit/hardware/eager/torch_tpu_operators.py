@@ -1,7 +1,5 @@
 """Operators that torch_tpu 0.2.0 computes in too low a precision, in part, or in much memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ On a TPU one process owns the device, so the child has ended before the parent o
 is kept by device, versions and the kernels' source. Imports no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

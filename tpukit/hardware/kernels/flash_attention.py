@@ -4,8 +4,6 @@ Each stack makes a kernel an operation of its graph in its own way. The emulatio
 where it is asked to (`EMULATED_KERNELS`), in JAX's interpreter. Needs jax.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

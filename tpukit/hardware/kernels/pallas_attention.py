@@ -9,8 +9,6 @@ Several rows of a batch share a step of the grid where a row is short: a step co
 small tile. A bias stays in the core for all rows of a head, and so does its gradient.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

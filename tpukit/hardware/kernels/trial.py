@@ -5,8 +5,6 @@ Each answer has the relative errors found, the place that comes next and, where 
 the reason why the kernels do not work.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A child process that answers requests, and may crash, hang or run out of memory meanwhile."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

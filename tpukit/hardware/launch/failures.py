@@ -3,8 +3,6 @@
 Both travel through the store of torch.distributed: the first error, and each node's signs of life.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

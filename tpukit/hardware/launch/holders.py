@@ -3,8 +3,6 @@
 A driver frees them some time after the end of a process: the next one waits, or tries again.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -4,8 +4,6 @@ torchrun exits 1 whenever a rank fails, with a page of traceback. Here each rank
 code to a folder that the launcher reads, and only the rank's own stderr tail is shown.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 python -m tpukit.hardware.launch.rank MODULE ARGUMENTS
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

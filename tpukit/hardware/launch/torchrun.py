@@ -3,8 +3,6 @@
 python -m tpukit.hardware.launch.torchrun TORCHRUN'S ARGUMENTS
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

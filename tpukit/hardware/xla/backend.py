@@ -3,8 +3,6 @@
 The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICES=8.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -4,8 +4,6 @@ They are lowered here, for a TPU, whatever device the graph is traced on: a TPU 
 it can be exported and compiled. Needs jax.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ Registered for XLA tensors alone, when a backend is opened: the CPU and GPUs see
 Without them an operator would leave the device: the graph is cut, and a TPU waits.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Sequence

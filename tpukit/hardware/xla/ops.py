@@ -5,8 +5,6 @@ would look (transformers for its masks); a check whether values are finite is an
 looking; attention is the backend's.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence

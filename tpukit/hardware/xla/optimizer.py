@@ -1,7 +1,5 @@
 """Optimizers for a traced step: all state from the start, and no number of a step in the graph."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

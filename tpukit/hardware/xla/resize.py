@@ -5,8 +5,6 @@ axis: what it makes of a unit matrix on the CPU. The gradient is the transposed 
 good at matrices and bad at gathers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory and load of a TPU's devices by libtpu's own metrics: torch_xla reports none under SPMD."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any `nn.Module` as a task of the batch search: synthetic inputs, its outputs' sum as the loss."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The recommendation: the largest batch, the one to use, the accumulation for a global batch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ are neighbours: both were tried. Memory need not grow with the batch, nor grow e
 near the limit trades operations for memory, and what a failure requested goes up and down.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

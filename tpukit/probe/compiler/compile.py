@@ -4,8 +4,6 @@ The client is part of `jax._src`, which has no promise of stability: only this m
 the releases that `tpukit.probe.compiler.client` lets through.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

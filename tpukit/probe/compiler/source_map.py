@@ -3,8 +3,6 @@
 What would leave the TPU in the middle of a step is named that way, with what to write instead.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import traceback

@@ -5,8 +5,6 @@ tensors record a graph; where the backend would execute the graph, it is kept as
 TPU would be given.
 """
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections import Counter

@@ -4,8 +4,6 @@ By torch's `CUDACachingAllocator.cpp` and its notes on memory management: defaul
 `expandable_segments`; no `roundup_power2_divisions`, one stream.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The eager backend of a GPU over fake tensors: the engine's own step, recorded, not executed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

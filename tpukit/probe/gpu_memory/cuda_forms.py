@@ -6,8 +6,6 @@ Registered for the dispatch keys of the CPU, in the process of the trials alone:
 backward pass is CUDA's; what they compute is nothing, as the tensors are fake.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A dispatch mode above FakeTensorMode sees each operator once, and a weak referen
 storage dies. Nothing is executed: a fake tensor has a shape and a storage without memory.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Traces one optimizer step and an evaluation of a task over fake tensors."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Trials without the GPU: a traced step, what a GPU adds to it, and whether all of it fits."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Finds removed and deprecated calls, and code that is slow or wrong on TPU, and rewrites it."""
 
-from __future__ import annotations
-
 from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.scan import ScanResult, scan_paths
 

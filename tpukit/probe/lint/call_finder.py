@@ -1,7 +1,5 @@
 """Finds the uses of removed and deprecated calls in a module's syntax tree."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a scan reports, in terms of files and cells, and where that is in a module's text."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Applies rewrites to files atomically; backs up files that git does not have."""
 
-from __future__ import annotations
-
 import difflib
 import io
 import subprocess

@@ -4,8 +4,6 @@ Only a guard about the package of a finding keeps it from being reported: `hasat
 nothing about timm, and `args.version` or `hasattr(self.data, "x")` about no package at all.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds old forms of calls that have no qualified name: `x.add_(1, y)`, `dataiter.next()`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

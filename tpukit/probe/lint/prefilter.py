@@ -1,7 +1,5 @@
 """Rules out files by their words, which takes far less time than parsing them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scans files and folders for findings; a file that cannot be read becomes a note."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

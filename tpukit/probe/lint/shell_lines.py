@@ -1,7 +1,5 @@
 """Finds old commands and environment variables: in shell lines, calls and assignments."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

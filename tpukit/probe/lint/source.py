@@ -4,8 +4,6 @@ The cells of a notebook make one module, because names flow from cell to cell; w
 in them (magics, shell lines, cells in another language) becomes comments of as many lines.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Explains error logs: finds known errors and orders them by cause and consequence."""
 
-from __future__ import annotations
-
 from tpukit.probe.logs.explain import ExplainedLog, explain_log
 from tpukit.probe.logs.log_source import LogSource, open_log
 

@@ -1,7 +1,5 @@
 """Explains a whole log: reads it in pieces and matches them against the known errors."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

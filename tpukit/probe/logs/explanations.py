@@ -1,7 +1,5 @@
 """The explanation of one known error or exception in a log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

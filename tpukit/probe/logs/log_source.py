@@ -4,8 +4,6 @@ A pipe that is never closed ends at the time limit; of a file that takes longer 
 because that is where errors are.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import select

@@ -1,7 +1,5 @@
 """Cleans log lines: removes colours, time stamps, rank prefixes and boxes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

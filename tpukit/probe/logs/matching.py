@@ -1,7 +1,5 @@
 """Finds known errors in text: in a log's lines, piece by piece, or in an exception."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import defaultdict

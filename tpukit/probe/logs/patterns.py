@@ -4,8 +4,6 @@ They are matched against text without any white space, so that a line wrapped by
 in the middle of a word, still matches.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache, cached_property
 

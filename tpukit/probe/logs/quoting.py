@@ -1,7 +1,5 @@
 """Separates errors from text that quotes them: prose, source code, grep output, commit lists."""
 
-from __future__ import annotations
-
 import re
 
 from tpukit.probe.logs.log_text import Line

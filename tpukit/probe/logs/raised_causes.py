@@ -1,7 +1,5 @@
 """Explains exceptions that no text of the table knows: by class, message and traceback."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

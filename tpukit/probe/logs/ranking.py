@@ -1,7 +1,5 @@
 """Orders what a log shows: what ended the run first; what it survived comes later."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """All facts of a machine in one frozen object, gathered without importing torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

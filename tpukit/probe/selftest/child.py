@@ -6,8 +6,6 @@ question names a method of `DeviceParts` (or `HostParts`) and its arguments; the
 `fix`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Parts of `doctor` that open the device: it adds, multiplies, trains, generates and runs out."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Parts of the self-test whose own child processes open the device: kernels, the batch search."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any

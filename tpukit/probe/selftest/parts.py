@@ -1,7 +1,5 @@
 """The parts of the self-test, each run by a child process with a time limit. Imports no torch."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The task that the self-test trains, kills and resumes: small, with drop-out and EMA weights."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Measured trials: the engine's own step on synthetic batches, timed, with its peak memory."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 import time

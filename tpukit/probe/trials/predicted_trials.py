@@ -1,7 +1,5 @@
 """Predictions of the TPU compiler beside trials that are measured on this machine's TPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ background. Tikhonov: W is the triangles' area (the function's own norm). NOSER 
 chosen on simulated samples.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

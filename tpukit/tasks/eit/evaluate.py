@@ -1,7 +1,5 @@
 """`tpukit test` for EIT: reconstructs a test set, compares with the truth and with baselines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Images are (n, 128, 128); each metric is (n,).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

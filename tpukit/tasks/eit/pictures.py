@@ -1,7 +1,5 @@
 """Results to look at: a grid of images, and the predictions as `.npz` and `.mat`."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path

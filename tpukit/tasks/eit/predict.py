@@ -1,7 +1,5 @@
 """`tpukit predict` for EIT: images from measured voltages by a trained network, in one file."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The settings of EIT: the task's own, the training's defaults by size, the options of `test`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The EIT task: conditional diffusion from boundary voltages to conductivity images."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict

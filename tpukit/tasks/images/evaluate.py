@@ -1,7 +1,5 @@
 """`tpukit test` for image classifiers: accuracy, confusion matrix, the worst mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

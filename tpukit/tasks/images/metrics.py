@@ -1,7 +1,5 @@
 """Metrics of classes, from probabilities and labels: those that competitions score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of a classifier's results: confusion matrix, mistakes."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tpukit predict` for image classifiers: a submission."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, zip_longest

@@ -1,7 +1,5 @@
 """Settings of the image classification task."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

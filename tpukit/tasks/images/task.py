@@ -1,7 +1,5 @@
 """The image classification task: any timm model on folders or tables of images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """What an image classifier learns from, and how: any timm model on folders or tables of images."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

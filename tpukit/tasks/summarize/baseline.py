@@ -1,7 +1,5 @@
 """Two summaries that need no model: the first line, and the nearest training dialogue's summary."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """`test` on a run of summaries: loss, ROUGE with intervals, baselines, the best and the worst."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

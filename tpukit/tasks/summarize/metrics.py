@@ -1,7 +1,5 @@
 """ROUGE-1, -2 and -L F1 with stemming (Lin, 2004), as `rouge_score` computes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Finished chunks are kept in a journal beside the output; the plan of chunks is a
 file and a row's draws of (seed, row), so what is computed again comes out the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The part of `doctor --selftest` that is about generation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

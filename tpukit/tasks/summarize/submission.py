@@ -1,7 +1,5 @@
 """The file that `predict` writes: whole or not at all, and checked against a sample."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The scores of a run's summaries, as lines for people and as a CSV file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The curves of a run: series thinned to what a screen shows, and the charts they stand in."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What log.txt says of a run: its command, sessions, warnings, and when each step was done."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from dataclasses import dataclass

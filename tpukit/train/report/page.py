@@ -1,7 +1,5 @@
 """report.html of a run folder: one page with everything in it, renewed while the run goes on."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

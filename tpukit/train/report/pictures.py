@@ -1,7 +1,5 @@
 """Pictures of a run folder, embedded in a page."""
 
-from __future__ import annotations
-
 import base64
 import io
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What `tpukit test` found of a run as a table of metrics, for text, notebook and page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

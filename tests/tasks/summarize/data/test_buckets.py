@@ -1,7 +1,5 @@
 """The plan of batches: every sample once, the same step whatever the devices, little padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

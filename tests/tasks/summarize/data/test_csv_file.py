@@ -1,8 +1,6 @@
 """Real CSV files are read; every fault is named by file, row and column."""
 
 # ruff: noqa: E501 - a fault a line
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

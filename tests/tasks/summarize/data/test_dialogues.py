@@ -1,7 +1,5 @@
 """Generated dialogues: seeded, of any size, and not too easy."""
 
-from __future__ import annotations
-
 import csv
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed rows: every sample once, one shape, little padding, the same loss as sample by sample."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

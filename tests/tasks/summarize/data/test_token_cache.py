@@ -1,7 +1,5 @@
 """The token cache: right, keyed, safe against a kill, whatever the number of rows."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

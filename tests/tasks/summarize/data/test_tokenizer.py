@@ -1,7 +1,5 @@
 """The tokenizer: parity with the tokenizers library, files, what is no tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens equal transformers' `generate`; cached equals uncached; draws belong to rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

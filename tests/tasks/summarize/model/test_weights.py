@@ -1,7 +1,5 @@
 """Parity with transformers and nanoGPT's layout, both ways."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A rewritten call: its arguments, or the expression that torch_tpu has in its place."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The imports of a rewrite: which local name to write, which import to add or remove."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

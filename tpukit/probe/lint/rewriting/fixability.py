@@ -1,7 +1,5 @@
 """Reasons why --fix leaves a place as it is, and effects that a rewrite removes."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """Replaces the sources of cells in a notebook's text; every other character stays."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Rewrites the places that have one replacement with libcst: every other character stays."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

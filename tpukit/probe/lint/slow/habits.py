@@ -5,8 +5,6 @@ Only modules that import torch_xla are checked, and those that use accelerate, w
 by itself: for an fp16 Accelerator, collectives on one rank, and what waits in each step.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 

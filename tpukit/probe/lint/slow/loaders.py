@@ -1,7 +1,5 @@
 """Decides which DataLoaders feed training: `drop_last` elsewhere would lose rows of the result."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

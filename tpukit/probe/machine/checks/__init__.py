@@ -1,7 +1,5 @@
 """The checks of `doctor`: every one runs, whatever the others say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tpukit.probe.machine.checks import devices, packages, surroundings

@@ -1,7 +1,5 @@
 """Checks of devices: a TPU that is free, GPUs, their driver and number formats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tpukit.hardware.detect import Gpu

@@ -1,7 +1,5 @@
 """The checks that start torch: in a child process with a time limit, so that nothing can hang."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

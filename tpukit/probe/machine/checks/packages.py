@@ -1,7 +1,5 @@
 """Checks of releases and packages for compatibility."""
 
-from __future__ import annotations
-
 from tpukit.knowledge.versions import (
     jax_seen_with,
     old_packages,

@@ -1,7 +1,5 @@
 """Checks of variables, memory, disks, ports and the network."""
 
-from __future__ import annotations
-
 from tpukit.io.folders import VARIABLE
 from tpukit.knowledge.environment import problematic
 from tpukit.probe.machine.checks.verdict import (

@@ -1,8 +1,6 @@
 """Checks: functions from facts to a verdict. The docstring is the label, a failure carries the
 command that fixes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal

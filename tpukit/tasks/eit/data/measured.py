@@ -1,7 +1,5 @@
 """Sets to test on: the simulated test split, the two measured sets, any folder of samples."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -6,8 +6,6 @@ data cannot be written (a Kaggle input). A pack whose own files changed is built
 content is still that of its digest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

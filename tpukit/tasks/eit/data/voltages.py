@@ -9,8 +9,6 @@ mirrored. The first electrode lies at the bottom of the image and the others cou
 in the published data; four electrodes further is a quarter turn of the image, pixel for pixel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

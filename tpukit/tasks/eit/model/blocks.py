@@ -7,8 +7,6 @@ Source: Shi, Kang and Liatsis, IEEE TIM 2025, doi 10.1109/TIM.2025.3550245; adaL
 Xie, DiT, 2023; windows: Liu et al., Swin Transformer, 2021.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

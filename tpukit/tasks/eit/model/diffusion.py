@@ -3,8 +3,6 @@
 Source: Ho et al., DDPM, 2020; Song et al., DDIM, 2021; settings of Shi, Kang and Liatsis, 2025.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@
 - A norm, its gain and its modulation are one scale and one shift of the token.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints of the published code: a dict with `model` (a state dict) and `epoch`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A level function takes points (..., 2) and gives a distance-like value, negative inside.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

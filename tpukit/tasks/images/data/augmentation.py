@@ -1,7 +1,5 @@
 """timm's transforms, each sample's random draws its own; mixup and cutmix of pairs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

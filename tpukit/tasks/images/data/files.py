@@ -4,8 +4,6 @@ Damaged files are found by their headers before a run starts. A whole header say
 pixels: what else is damaged is met when it is decoded.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

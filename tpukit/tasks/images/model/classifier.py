@@ -1,7 +1,5 @@
 """A timm model by name: its input, its weights, its parameter groups."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

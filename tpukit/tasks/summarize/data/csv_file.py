@@ -1,7 +1,5 @@
 """CSV files and JSON lines in a stream; every fault is named by file, row, column."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import hashlib

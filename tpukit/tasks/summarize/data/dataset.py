@@ -1,7 +1,5 @@
 """Samples out of the token cache, and the batches they are put into."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """The tokenizer of a Hugging Face directory: its special tokens and its chat template."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence

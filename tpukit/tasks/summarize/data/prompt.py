@@ -1,7 +1,5 @@
 """A sample as the model sees it: the prompt of a row, its completion, the end token."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property

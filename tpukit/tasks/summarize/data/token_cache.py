@@ -5,8 +5,6 @@ samples end to end, then for each sample where it starts (one more for the end),
 has, and its row in the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Which tokenizer a run gets: GPT-2's own, a local file, or one trained on the data."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable

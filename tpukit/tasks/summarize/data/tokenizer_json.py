@@ -1,7 +1,5 @@
 """Hugging Face's tokenizer.json, read and written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise

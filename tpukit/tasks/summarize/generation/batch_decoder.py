@@ -5,8 +5,6 @@ length of a prefill. The cache is a ring: in each step all rows write into the s
 and a row sees the positions it wrote within its own length (see `KeyValues`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Beam search, step for step what transformers' `generate` does with one end token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Continuous batching: a row whose summary is finished takes the next prompt."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

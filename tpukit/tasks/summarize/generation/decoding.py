@@ -4,8 +4,6 @@ Prompts are sorted by length and cut into chunks. The plan is a function of the 
 random numbers are one of (seed, prompt): a chunk's tokens are the same whenever it is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Prompts to summaries: what `score`, `test` and `predict` share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ One `forward` serves training, prefilling and decoding, so that any wrapper arou
 (DDP, FSDP, a compiler) serves all three.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

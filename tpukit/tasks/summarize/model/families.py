@@ -1,7 +1,5 @@
 """Families of language models: each one's names of fields and tensors in transformers' files."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

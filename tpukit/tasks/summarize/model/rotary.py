@@ -1,7 +1,5 @@
 """Rotary positions (Su et al., 2021) and their scalings, named as in transformers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A decoder's shape from a transformers configuration: fields are honoured or refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

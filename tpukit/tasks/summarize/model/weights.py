@@ -1,7 +1,5 @@
 """Weights from and to elsewhere: Hugging Face directories, nanoGPT checkpoints."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
