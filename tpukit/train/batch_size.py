@@ -23,10 +23,10 @@ from tpukit.hardware.modules import has_batch_norm
 from tpukit.hardware.options import Precision
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
+from tpukit.train.task import Task, chosen_settings
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
-    from tpukit.train.task import Task
 
 Found = TypeVar("Found")
 
@@ -149,7 +149,7 @@ def fit_to_memory(
     place, accumulate, needed = found or (len(forms) - 1, 1, 0)
     chosen, choice = forms[place], None
     if len(forms) > 1:
-        choice = ", ".join(f"{name} = {v}" for name, v in task.chosen_settings(chosen).items())
+        choice = ", ".join(f"{name} = {v}" for name, v in chosen_settings(task, chosen).items())
         choice += (
             f": estimated for {format_bytes(limit or 0)} of a device"
             if found

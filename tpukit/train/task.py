@@ -311,11 +311,6 @@ class Task(ABC):
         is trained. Each has `given_settings` of its own, which tell them apart."""
         return (self,)
 
-    def chosen_settings(self, form: Task) -> dict[str, Any]:
-        """The settings of one of `forms` that are not this task's."""
-        own, given = self.given_settings, form.given_settings
-        return {n: value for n, value in given.items() if n not in own or own[n] != value}
-
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """What `compute` needs of one validation batch, each value of shape (rows, ...).
 
@@ -406,3 +401,9 @@ class Task(ABC):
 def overrides(task: Task, method: str) -> bool:
     """Whether the task's class has a method of its own instead of the default."""
     return getattr(type(task), method) is not getattr(Task, method)
+
+
+def chosen_settings(task: Task, form: Task) -> dict[str, Any]:
+    """The settings of one of a task's `forms` that are not the task's."""
+    own, given = task.given_settings, form.given_settings
+    return {n: value for n, value in given.items() if n not in own or own[n] != value}

@@ -182,7 +182,9 @@ class TrialRunner:
             if trial.fits:
                 break
         if len(self._compiled) > 1:
-            settings = self._asked.chosen_settings(trials.task)
+            from tpukit.train.task import chosen_settings
+
+            settings = chosen_settings(self._asked, trials.task)
             cached = compiles == 0
             trial = dataclasses.replace(trial, compiles=compiles, cached=cached, settings=settings)
         return _with_samples(trial, trials.task)
