@@ -1,11 +1,12 @@
 """What the TPU compiler says of a training step on torch_tpu, beside torch_xla's, without a TPU.
 
-    python benchmarks/torch_tpu_compiler.py --torch-xla PYTHON [--effort fast full]
+    python benchmarks/torch_tpu_compiler.py [--torch-xla PYTHON] [--effort fast full]
 
 In the environment of scripts/try_torch_tpu.sh; PYTHON is an interpreter whose environment has
-tpukit's extra [plan]. Each stack records the engine's own step as one program, which libtpu's
-compile-only client compiles for one v5e chip. torch_xla's program is compiled by both releases of
-libtpu: that tells what the stacks do differently from what the compilers do differently.
+tpukit's extra [plan]; without it torch_tpu's answers alone are renewed. Each stack records the
+engine's own step as one program, which libtpu's compile-only client compiles for one v5e chip.
+torch_xla's program is compiled by both releases of libtpu: that tells what the stacks do otherwise
+from what the compilers do otherwise.
 
 torch_tpu has no public function for this: the step is recorded as a run records it, through private
 ones, in a process whose device is the CPU plugin of the tests. Other releases are refused.
@@ -65,6 +66,7 @@ def record_torch_tpu(name: str, kernels: bool) -> tuple[bytes, dict[int, int]]:
     import torch
 
     from tpukit.hardware.eager.programs import StepPrograms
+    from tpukit.hardware.kernels.torch_attention import RUNNING
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.learner import build_learner
@@ -81,6 +83,7 @@ def record_torch_tpu(name: str, kernels: bool) -> tuple[bytes, dict[int, int]]:
     learner = build_learner(task, backend, task.build_model(backend), config)
     batches = [next(iter(backend.batches([batch_of(task, ROWS[name])])))]
     programs = StepPrograms(backend.device, print)
+    RUNNING.set(backend)
     recording = programs.recorded(learner._step, batches, programs.inputs(batches, (1e-4, 0.0)))
     places = {id(kept): place for place, kept in enumerate(recording.recorder.kept)}
     aliases = {places[id(kept)]: result for result, kept in enumerate(recording.recorder.changed)}
@@ -204,17 +207,17 @@ def main() -> None:
     packages = ("torch", "torch_tpu", "libtpu", "jax")
     result["versions"] = {name: importlib.metadata.version(name) for name in packages}
     with tempfile.TemporaryDirectory() as folder:
-        for name in asked.only:
-            rows = ROWS[name]
-            for stack, (python, env) in pythons.items():
-                for kernels in (True, False):
+        for kernels in (True, False):
+            for name in asked.only:
+                for stack, (python, env) in pythons.items():
                     path = Path(folder) / "program"
-                    stage(python, stack, name, kernels, path, env=env)
+                    if python is None or not stage(python, stack, name, kernels, path, env=env):
+                        continue
                     # The kernels of one release are not those of another.
                     for compiled_by in {python} if kernels else {asked.torch_tpu, python}:
                         for effort in asked.effort:
                             found = stage(compiled_by, "compile", path, effort, env=COMPILER)
-                            answer = {"network": name, "rows": rows, "stack": stack}
+                            answer = {"network": name, "rows": ROWS[name], "stack": stack}
                             answer["attention"] = "kernel" if kernels else "plain"
                             if found is not None:
                                 keep(result, {**answer, **found})
