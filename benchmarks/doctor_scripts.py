@@ -5,7 +5,7 @@ wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH` an
 `--to tpu` has to add, of which the first line a rule. FOLDER holds the scripts as
 <owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
 
-    python benchmarks/doctor_scripts.py FOLDER --out benchmarks/results/doctor_scripts.json
+    python benchmarks/doctor_scripts.py FOLDER
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
-
 MATERIAL = Path(__file__).with_name("doctor_material") / "scripts.toml"
-NEAR = 3
-"""Lines between a finding and the listed one: a call begins above its argument."""
+NEAR = 10
+"""Lines between a finding and the listed one: a call begins above what is wrong in it."""
 
 
 def findings(file: Path, *options: str) -> list[tuple[str, int]]:
@@ -50,7 +47,6 @@ def compared(listed: list[str], said: list[tuple[str, int]]) -> dict[str, list[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     scripts = tomllib.loads(MATERIAL.read_text(encoding="utf-8"))["script"]
     result: dict[str, Any] = {"plain": {}, "to_tpu": {}}
@@ -61,16 +57,11 @@ def main() -> None:
         for kind, said in (("plain", plain), ("to_tpu", moved)):
             result[kind][name] = compared(script[kind], said)
     for kind, each in list(result.items()):
-        counts: Mapping[str, int] = {
-            what: sum(len(one[what]) for one in each.values())
-            for what in ("found", "missed", "beside")
-        }
-        result[f"{kind}_counts"] = counts
+        kinds = ("found", "missed", "beside")
+        result[f"{kind}_counts"] = {k: sum(len(one[k]) for one in each.values()) for k in kinds}
         result[kind] = {n: one for n, one in each.items() if one["missed"] or one["beside"]}
     result["tpukit"] = version("tpukit")
     print(json.dumps(result, indent=1))
-    if options.out:
-        write_result(options.out, result)
 
 
 if __name__ == "__main__":
