@@ -1,4 +1,5 @@
-"""`trains_on_tpu` on models of ten public repositories, as their own code builds them.
+"""`trains_on_tpu` on models of ten public repositories, as their own code builds them, and on known
+faults of some: an operator that leaves the device, a recompilation, a model that does not fit.
 
 FOLDER holds a checkout of each as <owner>+<name>; what is missing there is left out. Their imports
 (einops, einx, librosa, loguru, torch_einops_utils) have to be installed. One process a model; the
@@ -77,8 +78,60 @@ MODELS = {
 """Repository -> imports, the model, its inputs."""
 
 
-def judged(folder: Path, name: str) -> dict[str, Any]:
-    imports, model, inputs = MODELS[name]
+FAULTS = {
+    "leaves the device: unique": (
+        "lucidrains+vit-pytorch",
+        "from vit_pytorch.ats_vit import ViT",
+        "ViT(image_size=64, patch_size=16, num_classes=10, dim=64, depth=1, heads=2, mlp_dim=64,"
+        " max_tokens_per_depth=(8,))",
+        IMAGES.format(64),
+        "ats_vit.py:",
+    ),
+    "leaves the device: a boolean mask": (
+        "lucidrains+vit-pytorch",
+        "from vit_pytorch import ViT\nfrom vit_pytorch.mpp import MPP\n"
+        "vit = ViT(image_size=64, patch_size=16, num_classes=10, dim=64, depth=1, heads=2,"
+        " mlp_dim=64)",
+        "MPP(transformer=vit, patch_size=16, dim=64, mask_prob=0.5)",
+        IMAGES.format(64) + ".sigmoid()",
+        "mpp.py:",
+    ),
+    "recompiles: layers dropped by random()": (
+        "lucidrains+x-transformers",
+        "from x_transformers import Decoder, TransformerWrapper",
+        "TransformerWrapper(num_tokens=256, max_seq_len=64, "
+        "attn_layers=Decoder(dim=64, depth=6, heads=2, layer_dropout=0.5))",
+        CODE,
+        "programs were compiled after the second step. The third step's program differs in",
+    ),
+    "recompiles: layers dropped by a tensor on the CPU": (
+        "lucidrains+vit-pytorch",
+        "from vit_pytorch.cait import CaiT",
+        "CaiT(image_size=64, patch_size=16, num_classes=10, dim=64, depth=6, cls_depth=1,"
+        " heads=2, mlp_dim=64, layer_dropout=0.5)",
+        IMAGES.format(64),
+        "programs were compiled after the second step. The third step's program differs in",
+    ),
+    "does not fit: every spline's bases are kept": (
+        "Blealtan+efficient-kan",
+        "sys.path.insert(0, 'src')\nfrom efficient_kan import KAN",
+        "KAN([4096, 64, 10])",
+        "torch.randn(8, 4096), batch=16384",
+        "batch 16384 does not fit a v5e-1",
+    ),
+    "does not fit: attention scores of 2,048 tokens": (
+        "lucidrains+x-transformers",
+        "from x_transformers import Decoder, TransformerWrapper",
+        "TransformerWrapper(num_tokens=256, max_seq_len=2048, "
+        "attn_layers=Decoder(dim=64, depth=2, heads=4))",
+        "torch.randint(0, 256, (8, 2048)), batch=512",
+        "batch 512 does not fit a v5e-1",
+    ),
+}
+"""Known faults of public models -> repository, imports, model, inputs, what must be said."""
+
+
+def judged(folder: Path, imports: str, model: str, inputs: str) -> dict[str, Any]:
     program = (
         "import sys, torch\nsys.path.insert(0, '.')\n" + imports + "\n"
         "from tpukit.testing import trains_on_tpu\ntorch.manual_seed(0)\n"
@@ -87,7 +140,7 @@ def judged(folder: Path, name: str) -> dict[str, Any]:
     )
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder / name, capture_output=True, text=True,
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     says = done.stderr.strip().splitlines()
@@ -104,11 +157,16 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {}
-    for name in MODELS:
+    found: dict[str, dict[str, Any]] = {}
+    for name, given in MODELS.items():
         if options.only in name and (options.folder / name).is_dir():
-            found[name] = judged(options.folder, name)
+            found[name] = judged(options.folder / name, *given)
             print(name, json.dumps(found[name]), flush=True)
+    for fault, (name, *given, expected) in FAULTS.items():
+        if options.only in fault and (options.folder / name).is_dir():
+            found[fault] = judged(options.folder / name, *given)
+            found[fault]["found"] = any(expected in line for line in found[fault]["says"])
+            print(fault, json.dumps(found[fault]), flush=True)
     packages = ("tpukit", "torch", "torch_xla", "libtpu", "jax")
     versions = {"python": platform.python_version(), **{p: version(p) for p in packages}}
     if options.out:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 from tpukit import testing
 from tpukit.errors import ConfigError
@@ -20,21 +23,24 @@ pytestmark = [pytest.mark.xla, pytest.mark.plan]
 
 
 class Net(nn.Module):
-    """Random in all the ways that a step's comparison has to take out."""
+    """Random in all the ways that a step's comparison has to take out; its last layer is called by
+    a closure, which a deep copy shares, and it holds what torch cannot pickle."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1)
         )
-        self.head = nn.Linear(8 * 36, 4)
+        head = self.head = nn.Linear(8 * 36, 4)
+        self.logits = lambda found: head(found * 1.0)
+        self.kinds = [SDPBackend.MATH]
 
     def features(self, images: Tensor) -> Tensor:
         kept = images.new_empty(len(images), 1, 1, 1).bernoulli_(0.9)
         return self.body((images + 0.1 * torch.randn_like(images)) * kept)
 
     def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
-        return self.head(self.features(images)) * scale
+        return self.logits(self.features(images)) * scale
 
 
 class ReadsValues(Net):
@@ -132,6 +138,20 @@ def test_a_place_that_is_not_found_is_not_lost_silently(monkeypatch):
         "3 programs were compiled after the second step. Where they differ is not known:"
         " its process ended with exit code -9."
     )
+
+
+def test_a_killed_process_is_this_machine_s_lack_of_memory():
+    _, error = testing.in_process(lambda: os.kill(os.getpid(), signal.SIGKILL), (), 60.0, "fork")
+    assert error == (
+        "its process ended by SIGKILL: this machine's memory is too small; fewer `devices` need"
+        " less"
+    )
+
+
+def test_the_work_of_a_sample_is_counted():
+    layer = nn.Conv2d(3, 8, 3, padding=1)
+    task = testing.GivenModel(layer, torch.zeros(5, 3, 16, 16), None)
+    assert testing._flops(task) == 2 * 8 * 3 * 9 * 16 * 16
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 import time
@@ -19,17 +18,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError, TpukitError
-from tpukit.hardware.backend import Batch, ModelOps
+from tpukit.hardware.backend import Batch, ModelOps, TorchOps
+from tpukit.hardware.launch.child import Death
+from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.io.units import GIB
 from tpukit.probe.batch.model_task import tensors_in
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import is_model_code, model_frame
-from tpukit.probe.parity import Parity, SeededTask, compare_steps, on_virtual_devices
+from tpukit.probe.parity import (
+    UNOPTIMIZED,
+    Parity,
+    SeededTask,
+    compare_steps,
+    on_virtual_devices,
+)
 from tpukit.probe.targets import Target, find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
-from tpukit.probe.trials.carried import carried, carried_task
+from tpukit.probe.trials.carried import carried, carried_task, copied
 from tpukit.probe.trials.evaluators import COMPILER_ENVIRONMENT, CompilerEvaluator
 from tpukit.train.config import TrainConfig
 
@@ -38,6 +46,9 @@ TOLERANCE = 1e-4
 """Default of the largest relative difference between a step on XLA and on the CPU."""
 NEARLY_FULL = 0.9
 """Part of a target's memory above which the compiler is asked at its full setting."""
+LARGE_FLOPS = 2e8
+"""A sample's, above which XLA's plain loops (float64 convolutions) take longer than optimizing."""
+LIGHTLY_OPTIMIZED = UNOPTIMIZED.replace("level=0", "level=1")
 PRELOADED = ["torch_xla", "tpukit.train.learner"]
 """Imported once in the server that the processes are forked from."""
 
@@ -102,7 +113,7 @@ class GivenModel(SeededTask):
         self.loss_function = loss or _default_loss
 
     def build_model(self, ops: ModelOps) -> nn.Module:
-        return copy.deepcopy(self.model)
+        return copied(self.model)
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         given = {name: batch.get(_key(name), value) for name, value in self._named()}
@@ -216,7 +227,19 @@ def _compare(source: TaskSource, devices: int, tolerance: float) -> Parity:
     on_virtual_devices(devices)
     task = carried_task(**source.arguments)
     assert isinstance(task, SeededTask)
-    return compare_steps(task, devices, tolerance)
+    if os.environ["XLA_FLAGS"] == UNOPTIMIZED and _flops(task) > LARGE_FLOPS:
+        os.environ["XLA_FLAGS"] = LIGHTLY_OPTIMIZED
+    with watched_memory(limited=False):
+        return compare_steps(task, devices, tolerance)
+
+
+def _flops(task: SeededTask) -> float:
+    """Floating-point operations of a sample's forward pass."""
+    rows = 2  # batch statistics take more than one
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        task.loss(task.build_model(TorchOps()), task.example_batches(rows)[0])
+    flops: float = counter.get_total_flops() / rows
+    return flops
 
 
 def _first_change(source: TaskSource) -> str | None:
@@ -252,7 +275,10 @@ def in_process(
         result, error = receive.recv() if answered else (None, f"no result within {seconds:.0f} s")
     except EOFError:
         process.join()
-        result, error = None, f"its process ended with exit code {process.exitcode}"
+        death = Death(process.exitcode, "")
+        result, error = None, f"its process {death.describe()}"
+        if death.is_out_of_memory(limited=False):
+            error += ": this machine's memory is too small; fewer `devices` need less"
     process.kill()
     process.join()
     return result, error

@@ -3,7 +3,6 @@
 The modules that it imports start no runtime: a process calls `on_virtual_devices` first.
 """
 
-import copy
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -91,12 +90,14 @@ def compare_steps(
     config = TrainConfig(ema_decay=0.9)
     xla = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
     cpu = open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
-    torch.manual_seed(0)
-    model = task.build_model(xla)
 
     def stepped(backend: Any, dtype: torch.dtype = torch.float32) -> tuple[Learner, State]:
-        own = copy.deepcopy(model)
-        learner = build_learner(task, backend, own.double() if dtype.itemsize > 4 else own, config)
+        # Built anew: a copy's closures would still call the original's modules.
+        seed_everything(0)
+        model = task.build_model(backend)
+        learner = build_learner(
+            task, backend, model.double() if dtype is torch.float64 else model, config
+        )
         seed_everything(0)
         with SameRandomNumbers(), torch.autograd.set_multithreading_enabled(False):
             learner.train_step(_batches(learner, rows, 0, dtype), LEARNING_RATE)
@@ -106,14 +107,6 @@ def compare_steps(
     learner, on_xla = stepped(xla)
     fp32 = {kind: relative_error(on_xla[kind], on_cpu[kind]) for kind in on_cpu}
     float64, worst = None, _worst(on_xla, on_cpu)
-    if max(fp32.values()) > tolerance:
-        try:
-            exact, found = stepped(cpu, torch.float64)[1], stepped(xla, torch.float64)[1]
-        except RuntimeError:
-            pass  # a model that casts by itself
-        else:
-            float64 = {kind: relative_error(found[kind], exact[kind]) for kind in exact}
-            worst = _worst(found, exact)
     before = 0
     for seed in range(LATER_STEPS + 1):
         # With drop-out the first of these is another program than the step above.
@@ -122,8 +115,17 @@ def compare_steps(
         if validate and seed in (0, LATER_STEPS):
             _validate(learner, rows)
         before = before or xla.compilations()
-    fallbacks = tuple(xla.usage().fallbacks)
-    return Parity(fp32, float64, worst, fallbacks, xla.compilations() - before)
+    fallbacks, later = tuple(xla.usage().fallbacks), xla.compilations() - before
+    del learner  # and its state on all devices
+    if max(fp32.values()) > tolerance:
+        try:
+            exact, found = stepped(cpu, torch.float64)[1], stepped(xla, torch.float64)[1]
+        except RuntimeError:
+            pass  # a model that casts by itself
+        else:
+            float64 = {kind: relative_error(found[kind], exact[kind]) for kind in exact}
+            worst = _worst(found, exact)
+    return Parity(fp32, float64, worst, fallbacks, later)
 
 
 def _batches(

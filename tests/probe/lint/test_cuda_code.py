@@ -89,6 +89,8 @@ def test_a_second_fix_changes_nothing(tmp_path):
         ('settings = {"cuda": 1}["cuda"]', 'settings = {"cuda": 1}["cuda"]'),
         ('torch.load(f, map_location="cuda")', 'torch.load(f, map_location="cpu")'),
         ('d = getattr(args, "cuda")', 'd = getattr(args, "cuda")'),
+        ('t = Trainer(accelerator="gpu")', 't = Trainer(accelerator="tpu")'),
+        ('d = dict(device="gpu")', 'd = dict(device="gpu")'),
     ],
 )  # fmt: skip
 def test_one_right_form_is_written(tmp_path, line, expected):
@@ -107,6 +109,17 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ('d = f"cuda:{rank}"', "cuda-device-text"),
         ("def forward(self, x):\n    return x[x > 0]", "cuda-values-shape"),
         ("def forward(self, x):\n    return x.nonzero()", "cuda-values-shape"),
+        ("def pos_loss(x, pad_mask):\n    return x[..., :3][pad_mask].mean()", "cuda-values-shape"),
+        ("def train(x, mask):\n    f(x[~mask]).backward()", "cuda-values-shape"),
+        ("m = torch.nn.DataParallel(m)", "cuda-data-parallel"),
+        ("from transformers import TrainingArguments\nTrainingArguments('o', fp16=True)",
+         "cuda-fp16-argument"),
+        ("import torch.distributed as dist\nfor b in loader:\n    f(b).backward()\n"
+         "    dist.barrier()", "wait-in-step"),
+        ("class A:\n    def training_step(self, b, i):\n        print(f(b).item())",
+         "read-in-step"),
+        ("for step in steps:\n    for b in parts:\n        f(b).backward()\n"
+         "    optimizer.step()\n    losses.append(loss.item())", "read-in-step"),
         ("for b in loader:\n    loss = f(b)\n    loss.backward()\n    print(loss.item())",
          "read-in-step"),
     ],

@@ -132,6 +132,7 @@ CASES = {
             "said no": LOADER + "trainLoader = DataLoader(d, batch_size=8, drop_last=False)\n",
         },
         {
+            "counted alone": LOADER + "n = len(DataLoader(train_set, batch_size=8))\n",
             "dropped": LOADER + "train_loader = DataLoader(d, batch_size=8, drop_last=True)\n",
             "one by one": LOADER + "train = DataLoader(d)\ntrain2 = DataLoader(d, batch_size=1)\n",
             "a batch sampler": LOADER + "train = DataLoader(d, batch_sampler=s)\n",
@@ -156,6 +157,7 @@ CASES = {
         {
             "fixed": XLA + "tokenizer(t, padding='max_length', max_length=128)\n",
             "a convolution": XLA + "torch.nn.Conv2d(1, 1, 3, padding=True)\n",
+            "then to the model's length": XLA + "from torch.nn.utils.rnn import pad_sequence\nx = pad_sequence(x)\nx = pad(x, tokenizer.model_max_length)\n",
         },
     ),
 }  # fmt: skip

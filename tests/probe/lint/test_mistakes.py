@@ -32,6 +32,10 @@ EVALUATE = (
     HEAD
     + "def validate(model, loader):\n    model.eval()\n    for x in loader:\n        model(x)\n"
 )
+TESTED = (
+    HEAD
+    + "def test(model, loader):\n    with torch.no_grad():\n        for x in loader:\n            model(x)\nfor x in loader:\n    opt.zero_grad()\n    model(x).backward()\n    opt.step()\n"
+)
 CASES = {
     "no-zero-grad": (
         [LOOP + "    opt.step()\n"],
@@ -50,8 +54,12 @@ CASES = {
         [HEAD + "def check(m):\n    m.eval()\n    m.train()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
     ),
     "eval-with-gradients": (
-        [EVALUATE],
+        [EVALUATE, EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
         [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n"],
+    ),
+    "never-in-eval": (
+        [TESTED, TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
+        [TESTED.replace("    with", "    model.eval()\n    with"), TESTED.replace("no_grad", "enable_grad"), TESTED.replace("        model(x)", "        other(x)")],
     ),
     "loss-keeps-graph": (
         [LOOP + "    losses += [loss]\n", LOOP + "    losses.append((loss, n))\n", LOOP + "    total += loss\n", LOOP + "    total += loss * len(x)\n", LOOP + "    losses.append(loss)\n"],
@@ -67,7 +75,7 @@ CASES = {
     ),
     "sampler-without-epoch": (
         [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n"],
-        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-after-step": (
         [LOOP + "    opt.step()\n    nn.utils.clip_grad_norm_(ps, 1)\n    opt.zero_grad()\n"],

@@ -1,6 +1,5 @@
 """Any `nn.Module` as a task of the batch search: synthetic inputs, its outputs' sum as the loss."""
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
+from tpukit.probe.trials.carried import copied
 from tpukit.train.task import Datasets, Task
 from tpukit.train.user_code import import_user_file, import_user_module
 
@@ -89,7 +89,7 @@ class ModelTask(Task):
 
     def _built(self) -> Any:
         if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
+            return copied(self.model)
         factory = load_factory(self.model) if isinstance(self.model, str) else self.model
         return factory(**self.settings)
 

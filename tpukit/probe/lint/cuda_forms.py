@@ -18,7 +18,8 @@ _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
 _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
-_FORWARD = ("forward", "training_step", "compute_loss", "loss")
+_FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
+_MASK = re.compile(r"~?(?:\w*_)?masks?")
 
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
@@ -69,17 +70,19 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
         if isinstance(child, ast.Constant):
             if isinstance(child.value, str) and _DEVICE.fullmatch(child.value):
                 yield from _text(child, node)
+            elif child.value == "gpu" and getattr(node, "arg", "") == "accelerator":
+                yield child, "cuda-accelerator"
             continue
         inside = in_forward
         if isinstance(child, ast.FunctionDef):
-            inside = in_forward or child.name in _FORWARD
+            inside = in_forward or bool(_FORWARD.fullmatch(child.name)) or _trains(child)
         elif isinstance(child, ast.JoinedStr):
             first = child.values[0] if child.values else None
             if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
                 yield child, "cuda-device-text"
         elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             yield from _method(child, child.func, in_forward=in_forward)
-        elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child.slice):
+        elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child):
             yield child, "cuda-values-shape"
         yield from _within(child, in_forward=inside)
 
@@ -107,12 +110,29 @@ def _method(
         yield function, "cuda-method"
     elif function.attr == "half" and not call.args:
         yield function, "cuda-half"
-    elif function.attr == "step" and _OPTIMIZER.search(holder) and not _SCHEDULER.search(holder):
+    elif is_optimizer_step(call):
         yield function, "cuda-sync"
     elif in_forward and function.attr in _SHAPED_BY_VALUES:
         yield function, "cuda-values-shape"
 
 
-def _is_mask(index: ast.expr) -> bool:
-    """`x[y > 0]`; a comparison with `==` of numbers alone is none."""
-    return isinstance(index, ast.Compare) and not isinstance(index.left, ast.Constant)
+def is_optimizer_step(call: ast.Call) -> bool:
+    """`optimizer.step()`, by the name of what is stepped."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+        return False
+    holder = source_text(call.func.value)
+    return bool(_OPTIMIZER.search(holder)) and not _SCHEDULER.search(holder)
+
+
+def _trains(function: ast.FunctionDef) -> bool:
+    """Whether a function runs a backward pass."""
+    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(function))
+
+
+def _is_mask(taken: ast.Subscript) -> bool:
+    """`x[y > 0]`, `x[mask]`; a comparison with `==` of numbers alone is none."""
+    index = taken.slice
+    if isinstance(index, ast.Compare):
+        return not isinstance(index.left, ast.Constant)
+    is_read = isinstance(taken.ctx, ast.Load)
+    return is_read and _MASK.fullmatch(source_text(index)) is not None

@@ -36,6 +36,10 @@ RULES = {
         "keeps activations for a backward pass that never comes",
         "with torch.no_grad(): (or inference_mode) around the evaluation",
     ),
+    "never-in-eval": (
+        "measures with drop-out and batch statistics of its own",
+        "model.eval() before the evaluation, model.train() after it",
+    ),
     "loss-keeps-graph": (
         "keeps each step's graph: memory grows",
         "loss.detach() (.item() waits for the device)",
@@ -88,7 +92,10 @@ _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoad
 _SAMPLERS = (
     "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler",
 )  # fmt: skip
-_NO_GRADIENTS = re.compile(r"no_grad|inference_mode|set_grad_enabled|requires_grad|grad\(")
+_NO_GRADIENTS = re.compile(
+    r"no_grad|inference_mode|set_grad_enabled|requires_grad|(?<!zero_)grad\("
+)
+_EVALUATION = re.compile(r"\.eval\(|\.train\((?:mode=)?\w|\.training\b")
 _MODULES = re.compile(
     r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
 )
@@ -126,10 +133,12 @@ class _Scan:
 
     def all(self) -> Iterator[Mistake]:
         trains, evaluates = ".backward(" in self.text, ".eval()" in self.text
+        if trains and not _EVALUATION.search(self.text):
+            yield from self._never_in_eval()
         for node in nodes_below(self.tree):
             if isinstance(node, _LOOPS) and trains:
                 yield from self._loop(node)
-            elif isinstance(node, _FUNCTIONS) and evaluates:
+            elif isinstance(node, (*_FUNCTIONS, ast.Module)) and evaluates:
                 yield from self._function(node)
             elif isinstance(node, ast.ClassDef):
                 yield from self._class(node)
@@ -188,7 +197,8 @@ class _Scan:
         called = {source_text(n.func).rpartition(".")[2] for n in inner if isinstance(n, ast.Call)}
         left += [call for name in sorted(called) for call in self._evaluations.get(name, ())]
         if left and not re.search(r"\.train\(|\btraining\s*=", self.text):
-            yield left[0].func, "eval-not-left", source_text(left[0])
+            first = min(left, key=lambda call: call.lineno)
+            yield first.func, "eval-not-left", source_text(first)
 
     def _kept_losses(self, nodes: Sequence[ast.AST], losses: set[str]) -> Iterator[Mistake]:
         numbers = {
@@ -251,16 +261,39 @@ class _Scan:
                 yield block[n], "clip-scaled", text[:60]
 
     # -- functions and classes --------------------------------------------------------------------
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mistake]:
+    def _function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+    ) -> Iterator[Mistake]:
         own = list(_own_nodes(node.body))
         evaluates = [call for call in _calls_of("eval", own) if not call.args]
+        if not evaluates:
+            return
+        name = getattr(node, "name", "the script")
         loops = [n for n in own if isinstance(n, _LOOPS) and _reads_a_loader(n)]
-        if not evaluates or not loops or _calls_of("backward", own):
+        loops = [n for n in loops if n.lineno > evaluates[0].lineno or not _trains(n)]
+        if not loops or any(map(_trains, loops)) or name in self._under_no_grad:
             return
-        written = ast.unparse(node)
-        if _NO_GRADIENTS.search(written) or node.name in self._under_no_grad:
-            return
-        yield evaluates[0].func, "eval-with-gradients", f"{node.name}() evaluates"
+        if not _NO_GRADIENTS.search(ast.unparse(node)):
+            yield evaluates[0].func, "eval-with-gradients", f"{name}() evaluates"
+
+    def _never_in_eval(self) -> Iterator[Mistake]:
+        """The first loop over a loader without gradients that runs the model that is trained."""
+        nodes = list(nodes_below(self.tree))
+        trained = {_model_called(n) for n in nodes if isinstance(n, _LOOPS) and _trains(n)}
+        found: list[tuple[ast.expr, str]] = []
+        for node in nodes:
+            without = node.items if isinstance(node, ast.With) else ()
+            texts = [source_text(item.context_expr) for item in without]
+            texts += [source_text(d) for d in getattr(node, "decorator_list", ())]
+            if any(re.search(r"\b(?:no_grad|inference_mode)\b", text) for text in texts):
+                found += [
+                    (loop.iter, _model_called(loop))
+                    for loop in nodes_below(node)
+                    if isinstance(loop, ast.For) and _reads_a_loader(loop) and not _trains(loop)
+                ]
+        found = [(place, model) for place, model in found if model and model in trained]
+        for place, model in sorted(found, key=lambda each: each[0].lineno)[:1]:
+            yield place, "never-in-eval", f"{model} without eval()"
 
     @cached_property
     def _evaluations(self) -> dict[str, list[ast.Call]]:
@@ -331,7 +364,8 @@ class _Scan:
             if isinstance(fixed, ast.Constant) and fixed.value is False:
                 return
             trains = re.search(r"\.backward\(", self.text) and re.search(r"for epoch\b", self.text)
-            if trains and "set_epoch" not in self.text:
+            evaluates = node.args and re.search(r"val|test|eval", source_text(node.args[0]), re.I)
+            if trains and not evaluates and "set_epoch" not in self.text:
                 yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
         elif (
             node.args and self._means(node.func, _CROSS_ENTROPY) and self._is_softmax(node.args[0])
@@ -471,6 +505,17 @@ def _is_read(value: ast.expr) -> bool:
     return (
         re.search(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(", source_text(value)) is not None
     )
+
+
+def _trains(loop: ast.AST) -> bool:
+    return any(_method_of(n) == "backward" for n in nodes_below(loop))
+
+
+def _model_called(loop: ast.AST) -> str:
+    """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
+    calls = (n.func for n in nodes_below(loop) if isinstance(n, ast.Call))
+    roots = (re.match(r"(?:self\.)?(\w*model|net\w*)\b", source_text(f), re.I) for f in calls)
+    return next((root[1] for root in roots if root), "")
 
 
 def _reads_a_loader(loop: ast.AST) -> bool:

@@ -25,6 +25,12 @@ _BIND_NOTHING = {
     ast.If, ast.List, ast.Return, ast.Subscript, ast.Tuple, ast.keyword,
 }  # fmt: skip
 """The most frequent of the nodes that bind no name themselves."""
+_CUSTOMARY = {
+    "torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "optim": "torch.optim",
+    "dist": "torch.distributed", "np": "numpy",
+    "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+}  # fmt: skip
+"""What everybody calls them: a name that nothing here binds may come by `from utils import *`."""
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -107,7 +113,8 @@ class Names:
         if hasattr(builtins, name):
             # A star import that shadows a built-in is rare.
             return []
-        return [f"{module}.{name}" for module in self._stars(scope)]
+        by_stars = [f"{module}.{name}" for module in self._stars(scope)]
+        return [_CUSTOMARY[name]] if name in _CUSTOMARY and by_stars else by_stars
 
     def _once(self, name: str, scope: Scope, steps: int) -> list[str]:
         """The meanings of a name; none for `x` inside `x = x.view(...)`, which would recur."""

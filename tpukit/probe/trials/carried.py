@@ -6,6 +6,8 @@ folder of the search that only its user can write to.
 
 from __future__ import annotations
 
+import copyreg
+import operator
 import pickle
 import sys
 import tempfile
@@ -15,11 +17,25 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import cloudpickle
+import torch.nn.attention
+from torch import nn
 
 from tpukit.errors import ConfigError
 from tpukit.probe.trial import TaskSource
 from tpukit.train.task import Task
 from tpukit.train.user_code import USER_MODULE, import_as, import_places
+
+# torch gives this enumeration a name under which it is not found (seen in 2.9).
+copyreg.pickle(
+    torch.nn.attention.SDPBackend,
+    lambda kind: (operator.attrgetter(f"SDPBackend.{kind.name}"), (torch.nn.attention,)),
+)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy whose functions, too, use the copy's modules: `copy.deepcopy` shares closures."""
+    made: nn.Module = pickle.loads(cloudpickle.dumps(model))
+    return made
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
+from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
 
 _READS = ("item", "tolist", "numpy", "cpu")
@@ -17,6 +18,7 @@ _WAITS = (
     f"{_XM}mesh_reduce",
     f"{_XM}wait_device_ops",
     "torch.cuda.synchronize",
+    "torch.distributed.barrier",
 )
 _SELDOM = re.compile(
     r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank|(?:<=?|==) ?\d+$", re.I
@@ -52,7 +54,8 @@ class Steps:
         if not isinstance(node, (*_LOOPS, *_FUNCTIONS)):
             return
         is_function = isinstance(node, _FUNCTIONS)
-        is_step = any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
+        is_step = self._uses_xla and getattr(node, "name", "") == "training_step"
+        is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
         if is_step:
             nodes = list(_nodes(node.body, every_step=True))
             self._reads(nodes)
@@ -70,6 +73,8 @@ class Steps:
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
             return self._uses_xla or "accelerator" in source_text(node.func.value).lower()
+        if self._uses_xla and is_optimizer_step(node):
+            return True  # with the backward pass in a loop over micro-batches
         if not self._uses_xla or is_function:
             return False
         if isinstance(node.func, ast.Name) and node.func.id in self._step_functions:

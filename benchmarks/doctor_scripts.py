@@ -1,0 +1,68 @@
+"""Precision and recall of `tpukit doctor` on public training scripts that it was not written for.
+
+`doctor_material/scripts.toml` lists each script (repository, path, commit) with what a reader found
+wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH` and `to_tpu` for what
+`--to tpu` has to add, of which the first line a rule. FOLDER holds the scripts as
+<owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
+
+    python benchmarks/doctor_scripts.py FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+MATERIAL = Path(__file__).with_name("doctor_material") / "scripts.toml"
+NEAR = 10
+"""Lines between a finding and the listed one: a call begins above what is wrong in it."""
+
+
+def findings(file: Path, *options: str) -> list[tuple[str, int]]:
+    command = [sys.executable, "-m", "tpukit", "doctor", str(file), "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [(found["id"], found["line"]) for found in json.loads(done.stdout)["findings"]]
+
+
+def compared(listed: list[str], said: list[tuple[str, int]]) -> dict[str, list[str]]:
+    expected = [(id, int(line)) for id, _, line in (entry.partition(":") for entry in listed)]
+    hit = {one for one in expected for s in said if s[0] == one[0] and abs(s[1] - one[1]) <= NEAR}
+    # Of one rule for CUDA, only the first line is listed.
+    whole = {id for id, _ in expected if id.startswith(("cuda-", "read-", "wait-", "padding-"))}
+    beside = [
+        (id, line)
+        for id, line in said
+        if id not in whole and not any(id == i and abs(line - n) <= NEAR for i, n in expected)
+    ]
+    kinds = {"found": hit, "missed": set(expected) - hit, "beside": set(beside)}
+    return {kind: [f"{id}:{line}" for id, line in sorted(them)] for kind, them in kinds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    scripts = tomllib.loads(MATERIAL.read_text(encoding="utf-8"))["script"]
+    result: dict[str, Any] = {"plain": {}, "to_tpu": {}}
+    for script in scripts:
+        name = f"{script['repository'].replace('/', '+')}@{script['path']}"
+        plain = findings(options.folder / name)
+        moved = [f for f in findings(options.folder / name, "--to", "tpu") if f not in plain]
+        for kind, said in (("plain", plain), ("to_tpu", moved)):
+            result[kind][name] = compared(script[kind], said)
+    for kind, each in list(result.items()):
+        kinds = ("found", "missed", "beside")
+        result[f"{kind}_counts"] = {k: sum(len(one[k]) for one in each.values()) for k in kinds}
+        result[kind] = {n: one for n, one in each.items() if one["missed"] or one["beside"]}
+    result["tpukit"] = version("tpukit")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
