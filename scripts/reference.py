@@ -9,6 +9,7 @@ the names in the code and there must be the same. No torch is imported.
 
 import ast
 import enum
+import functools
 import inspect
 import re
 import sys
@@ -151,30 +152,32 @@ def setting_lines() -> Iterator[str]:
 
 
 # -- JSON fields -----------------------------------------------------------------------------------
-def trees() -> Iterator[ast.Module]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def nodes() -> list[ast.AST]:
+    """Every node of the package's modules."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return [n for p in paths for n in ast.walk(ast.parse(p.read_text(encoding="utf-8")))]
 
 
-def produced(place: str, modules: Iterable[ast.Module]) -> set[str]:
+@functools.cache
+def definitions() -> dict[str, ast.FunctionDef | ast.ClassDef]:
+    """The first function or class of each name."""
+    found = [node for node in nodes() if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {node.name: node for node in reversed(found)}
+
+
+def produced(place: str) -> set[str]:
     """Fields of a `Class`, or keys of the dicts that a `function` or `Class.method` writes."""
     owner, _, method = place.partition(".")
-    for tree in modules:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name == owner and not method:
-                return dict_keys(node)
-            if isinstance(node, ast.ClassDef) and node.name == owner:
-                if not method:
-                    return {
-                        n.target.id
-                        for n in node.body
-                        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-                    }
-                [body] = [
-                    n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == method
-                ]
-                return dict_keys(body)
-    raise LookupError(f"{TEXTS.name}: {place} is not in the package.")
+    node = definitions().get(owner)
+    if isinstance(node, ast.ClassDef) and method:
+        [node] = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == method]
+    if isinstance(node, ast.ClassDef):
+        declared = [n.target for n in node.body if isinstance(n, ast.AnnAssign)]
+        return {target.id for target in declared if isinstance(target, ast.Name)}
+    if node is None:
+        raise LookupError(f"{TEXTS.name}: {place} is not in the package.")
+    return dict_keys(node)
 
 
 def dict_keys(function: ast.FunctionDef) -> set[str]:
@@ -192,18 +195,16 @@ def dict_keys(function: ast.FunctionDef) -> set[str]:
 
 def json_problems(texts: Mapping[str, Any]) -> list[str]:
     """Fields that the code writes and reference.toml does not explain, or the reverse."""
-    modules = [*trees()]
     words = {
         node.value if isinstance(node, ast.Constant) else node.target.id  # type: ignore[attr-defined]
-        for tree in modules
-        for node in ast.walk(tree)
+        for node in nodes()
         if (isinstance(node, ast.Constant) and isinstance(node.value, str))
         or (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name))
     }
     problems = []
     for title, table in texts.items():
         described = {name.strip() for key in table["fields"] for name in key.split(",")}
-        written = {key for place in table.get("from", ()) for key in produced(place, modules)}
+        written = {key for place in table.get("from", ()) for key in produced(place)}
         problems += [f"{title}: {key} is not explained" for key in sorted(written - described)]
         # A name with a placeholder, as `NAME_baseline`, is built where it is written.
         plain = {name for name in described if name == name.lower()}

@@ -47,9 +47,11 @@ class Outcome:
 
 
 def outcome(name: str, stage: str, limit_seconds: float = 500) -> Outcome:
-    """A stage of a model in a process of its own, which is killed at the limit."""
+    """A stage of a model in a process of its own, which is killed at the limit: a fork of this one
+    where that has imported torch_xla and opened no device."""
     started = time.monotonic()
-    values, error = in_process(STAGES[stage], (name,), limit_seconds)
+    method = "fork" if "torch_xla" in sys.modules else "forkserver"
+    values, error = in_process(STAGES[stage], (name,), limit_seconds, method)
     return Outcome(name, stage, error, round(time.monotonic() - started, 1), values or {})
 
 
