@@ -118,7 +118,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(train, name):
 class Halved(Optimizing):
     """The same network with weights in bf16."""
 
-    make = staticmethod(lambda groups: MasterAdamW(groups, RATE, (0.9, 0.999), 1e-8))
+    make = staticmethod(lambda groups: MasterAdamW(groups, RATE, fused=True))
 
     def build_model(self, ops):
         return super().build_model(ops).bfloat16()

@@ -18,6 +18,7 @@ PER_GROUP = "lr_scale"
 """Key of a group's factor on the learning rate of a step."""
 ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
 """Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
+MASTER_STATE = ("master", "exp_avg", "exp_avg_sq")
 
 
 def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSettings) -> Optimizer:
@@ -43,52 +44,39 @@ def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSetting
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW of half-precision weights, which are rounded from fp32 master copies in its state."""
-
-    def __init__(
-        self,
-        groups: Sequence[ParameterGroup],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-    ) -> None:
-        options = [group.options() for group in groups]
-        super().__init__(options, lr, betas, eps, fused=True)
+    """AdamW (with `fused=True`) of half-precision weights, which are rounded from fp32 master
+    copies in its state."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
-            if not trained:
-                continue
-            columns: dict[str, list[Tensor]] = {
-                key: [] for key in ("step", "master", "exp_avg", "exp_avg_sq")
-            }
-            for parameter in trained:
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), device=local(parameter).device)
-                    for key in ("master", "exp_avg", "exp_avg_sq"):
-                        state[key] = torch.zeros_like(parameter, dtype=torch.float32)
-                for key, column in columns.items():
-                    column.append(local(state[key]))
+            states = [self._state_of(parameter) for parameter in trained]
+            masters, means, squares = (
+                [local(state[key]) for state in states] for key in MASTER_STATE
+            )
+            steps = [state["step"] for state in states]
             weights = [local(parameter) for parameter in trained]
-            for weight, step, master in zip(
-                weights, columns["step"], columns["master"], strict=True
-            ):
+            for weight, step, master in zip(weights, steps, masters, strict=True):
                 # In the first step's own graph, which is every step's.
                 master.copy_(torch.where(step > 0, master, weight.float()))
+            beta1, beta2 = group["betas"]
             adamw(
-                columns["master"], [local(p.grad).float() for p in trained], columns["exp_avg"],
-                columns["exp_avg_sq"], [], columns["step"], amsgrad=False, maximize=False,
-                beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], eps=group["eps"],
-                weight_decay=group["weight_decay"], foreach=group["foreach"],
+                masters, [local(p.grad).float() for p in trained], means, squares, [], steps,
+                amsgrad=False, maximize=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+                eps=group["eps"], weight_decay=group["weight_decay"], foreach=group["foreach"],
                 capturable=group["capturable"], fused=group["fused"],
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=getattr(self, "found_inf", None),
             )  # fmt: skip
-            for weight, master in zip(weights, columns["master"], strict=True):
+            for weight, master in zip(weights, masters, strict=True):
                 weight.copy_(master)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            for key in MASTER_STATE:
+                state[key] = torch.zeros_like(parameter, dtype=torch.float32)
+        return state
 
 
 def require_steppable(optimizer: Any) -> None:

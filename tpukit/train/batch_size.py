@@ -149,12 +149,10 @@ def fit_to_memory(
     place, accumulate, needed = found or (len(forms) - 1, 1, 0)
     chosen, choice = forms[place], None
     if len(forms) > 1:
-        choice = ", ".join(f"{name} = {v}" for name, v in chosen_settings(task, chosen).items())
-        choice += (
-            f": estimated for {format_bytes(limit or 0)} of a device"
-            if found
-            else (": the memory of the device or of the step is not known")
-        )
+        why = f"estimated for {format_bytes(limit or 0)} of a device"
+        why = why if found else "the memory of the device or of the step is not known"
+        settings = chosen_settings(task, chosen).items()
+        choice = f"{', '.join(f'{name} = {value}' for name, value in settings)}: {why}"
     if accumulate == 1:
         return chosen, split, choice
     reason = (
@@ -229,44 +227,37 @@ def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection)
     sender.send(found)
 
 
-def _first_that_fits(forms: Sequence[Task], most: int, *arguments: Any) -> tuple[int, int, int]:
-    """The place of the first form that fits, with `_fewest_that_fit` of it; else of the last."""
-    for place, form in enumerate(forms):
-        accumulate, needed, fits = _fewest_that_fit(form, most, *arguments)
-        if fits or form is forms[-1]:
-            return place, accumulate, needed
-    raise AssertionError
-
-
-def _fewest_that_fit(
-    task: Task,
+def _first_that_fits(
+    forms: Sequence[Task],
     most: int,
     examples: Callable[[int], Sequence[Batch]],
     precision: Precision,
     limit_bytes: int,
     copies: int,
     ops: TracedOps,
-) -> tuple[int, int, bool]:
-    """Micro-batches of a step, `most` at most, the memory in bytes that one alone would take, and
-    whether they fit.
+) -> tuple[int, int, int]:
+    """The place of the first form that fits, else of the last; the fewest micro-batches, `most` at
+    most, in which it does; the memory in bytes that one alone would take.
 
     examples: the batches of a part of the step, given the number of parts.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _without_values(task.for_probing(), ops, mode).train()
 
-    def needed(parts: int) -> int:
+    def needed(form: Task, model: nn.Module, parts: int) -> int:
         host = examples(parts)[0]
         with mode:
             batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in host.items()}
-            return traced_bytes(model, partial(task.loss, model), batch, precision, copies, ops)
+            return traced_bytes(model, partial(form.loss, model), batch, precision, copies, ops)
 
-    whole = needed(1)
-    if whole <= limit_bytes:
-        return 1, whole, True
-    candidates = [n for n in divisors(most) if n > 1 and n >= whole // limit_bytes]
-    fewest = next((n for n in candidates if needed(n) <= limit_bytes), None)
-    return fewest or most, whole, fewest is not None
+    for place, form in enumerate(forms):
+        model = _without_values(form.for_probing(), ops, mode).train()
+        whole = needed(form, model, 1)
+        if whole <= limit_bytes:
+            return place, 1, whole
+        for parts in divisors(most)[1:]:
+            if parts >= whole // limit_bytes and needed(form, model, parts) <= limit_bytes:
+                return place, parts, whole
+    return place, most, whole
 
 
 def _recomputes(backend: Backend) -> bool:

@@ -318,7 +318,7 @@ class SummarizeTask(Task):
                 f"weights bf16: {settings.name} keeps no fp32 master copies.",
                 "Use the optimizer adamw, weights fp32 or LoRA.",
             )
-        return MasterAdamW(groups, settings.lr, settings.betas, settings.eps)
+        return MasterAdamW(groups, settings.lr, settings.betas, settings.eps, fused=True)
 
     def build_plain_model(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, freshly initialised."""

@@ -73,13 +73,18 @@ def read_rows(
     seen: dict[int, int] = {}
     records = _records(path)
     needed = (*filter(None, [columns.id]), *texts, *(columns.further if dialogues else ()))
-    place = _column_places(path, next(records, (0, []))[1], needed, columns)
+    header = next(records, (0, []))[1]
+    _check_header(path, header, needed)
+    places = {name: header.index(name) for name in columns.names if name in header}
     number = 0
     for number, (line, fields) in enumerate(records, 1):
         where = f"{path}, row {number} (line {line})"
-        if len(fields) != place.count:
-            _raise_field_count(where, fields, place.count)
-        values = {name: fields[at] for name, at in place.of.items()}
+        if len(fields) != len(header):
+            raise DataError(
+                f"{where} has {len(fields)} fields, the header {len(header)}.",
+                "Put fields that hold commas or newlines in quotes.",
+            )
+        values = {name: fields[at] for name, at in places.items()}
         for column, text in values.items():
             _check_text(where, column, text)
         row = _row(number, values, columns)
@@ -116,12 +121,6 @@ def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class _Places:
-    count: int
-    of: dict[str, int]
-
-
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Each record with the line it starts on, the header first; blank lines are passed over."""
     if path.suffix == ".jsonl":
@@ -155,24 +154,20 @@ def _json_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         with require_regular(path).open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    values = _json_object(f"{path}, line {number}", line)
-                    if not header:
-                        header = list(values)
-                        yield 1, header
-                    if values.keys() != set(header):
-                        raise DataError(
-                            f"{path}, line {number} has {', '.join(values) or 'nothing'}; the first"
-                            f" has {', '.join(header)}.",
-                            "Every object needs the same names.",
-                        )
-                    yield (
-                        number,
-                        [
-                            v if isinstance(v, str) else json.dumps(v)
-                            for v in map(values.get, header)
-                        ],
+                if not line.strip():
+                    continue
+                values = _json_object(f"{path}, line {number}", line)
+                if not header:
+                    header = list(values)
+                    yield 1, header
+                if values.keys() != set(header):
+                    raise DataError(
+                        f"{path}, line {number} has {', '.join(values) or 'nothing'}; the first"
+                        f" has {', '.join(header)}.",
+                        "Every object needs the same names.",
                     )
+                fields = [values[name] for name in header]
+                yield number, [v if isinstance(v, str) else json.dumps(v) for v in fields]
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", "Give a file of rows.") from error
 
@@ -200,9 +195,7 @@ def _raise_syntax(where: str, error: csv.Error) -> NoReturn:
     ) from error
 
 
-def _column_places(
-    path: Path, header: list[str], needed: Sequence[str], columns: Columns
-) -> _Places:
+def _check_header(path: Path, header: list[str], needed: Sequence[str]) -> None:
     if not header:
         raise DataError(f"{path} is empty.", f"Expected a header with {', '.join(needed)}.")
     for name in header:
@@ -210,19 +203,11 @@ def _column_places(
             raise DataError(f"{path}: column {name!r} occurs twice.", "Keep one of them.")
     missing = [name for name in needed if name not in header]
     if missing:
-        _raise_missing(path, header, missing, needed)
-    places = {name: header.index(name) for name in columns.names if name in header}
-    return _Places(len(header), places)
-
-
-def _raise_missing(
-    path: Path, header: list[str], missing: list[str], needed: Sequence[str]
-) -> NoReturn:
-    shown = ", ".join(repr(name) for name in header[:8])
-    names = ", ".join(repr(name) for name in missing)
-    raise DataError(
-        f"{path} has no column {names}; it has {shown}.", _column_hint(header, missing, needed)
-    )
+        shown = ", ".join(repr(name) for name in header[:8])
+        names = ", ".join(repr(name) for name in missing)
+        raise DataError(
+            f"{path} has no column {names}; it has {shown}.", _column_hint(header, missing, needed)
+        )
 
 
 def _column_hint(header: list[str], missing: list[str], needed: Sequence[str]) -> str:
@@ -238,13 +223,6 @@ def _column_hint(header: list[str], missing: list[str], needed: Sequence[str]) -
 def _did_you_mean(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name.strip().lower(), known, 1, 0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _raise_field_count(where: str, fields: list[str], expected: int) -> NoReturn:
-    raise DataError(
-        f"{where} has {len(fields)} fields, the header {expected}.",
-        "Put fields that hold commas or newlines in quotes.",
-    )
 
 
 def _row(number: int, values: Mapping[str, str], columns: Columns) -> Row:

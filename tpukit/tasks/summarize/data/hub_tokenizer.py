@@ -50,7 +50,8 @@ class HubTokenizer:
         return cls(**json.loads(content))
 
     def to_bytes(self) -> bytes:
-        return json.dumps(vars_of(self), sort_keys=True).encode()
+        kept = {"files": self.files, "source": self.source, "chat": self.chat}
+        return json.dumps(kept, sort_keys=True).encode()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -188,8 +189,3 @@ def tokenizer_from_bytes(content: bytes, source: str) -> Tokenizer | HubTokenize
     if content.startswith(b"{"):
         return HubTokenizer.from_bytes(content)
     return Tokenizer.from_bytes(content, source)
-
-
-def vars_of(tokenizer: HubTokenizer) -> dict[str, Any]:
-    """The fields, without what is computed from them."""
-    return {"files": tokenizer.files, "source": tokenizer.source, "chat": tokenizer.chat}

@@ -216,7 +216,9 @@ def _rename(
         if theirs not in plain and config.family == "gpt2" and ours.endswith(".bias"):
             tensors[ours] = torch.zeros(shape)
             continue
-        tensor = _take(plain, theirs, path)
+        if theirs not in plain:
+            raise DataError(f"{path} has no tensor {theirs!r}.", WHAT_INIT_TAKES)
+        tensor = plain[theirs] if theirs == "lm_head.weight" else plain.pop(theirs)
         if transposed and TRANSPOSED.search(theirs):
             tensor = tensor.t()
         if tensor.shape != shape:
@@ -238,12 +240,6 @@ def _rename(
     if left:
         raise DataError(f"{path}: a {config.family} has no tensor {left[0]!r}.", WHAT_INIT_TAKES)
     return tensors
-
-
-def _take(plain: dict[str, Tensor], name: str, path: Path) -> Tensor:
-    if name in plain:
-        return plain[name] if name == "lm_head.weight" else plain.pop(name)
-    raise DataError(f"{path} has no tensor {name!r}.", WHAT_INIT_TAKES)
 
 
 def their_tensors(tensors: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
