@@ -112,12 +112,12 @@ FAULTS = {
         IMAGES.format(64),
         "programs were compiled after the second step. The third step's program differs in",
     ),
-    "does not fit: every spline's bases are kept": (
-        "Blealtan+efficient-kan",
-        "sys.path.insert(0, 'src')\nfrom efficient_kan import KAN",
-        "KAN([4096, 64, 10])",
-        "torch.randn(8, 4096), batch=16384",
-        "batch 16384 does not fit a v5e-1",
+    "does not fit: attention of every pair of patches": (
+        "lucidrains+vit-pytorch",
+        "from vit_pytorch import ViT",
+        "ViT(image_size=256, patch_size=8, num_classes=10, dim=64, depth=2, heads=4, mlp_dim=64)",
+        IMAGES.format(256) + ", batch=2048",
+        "batch 2048 does not fit a v5e-1",
     ),
     "does not fit: attention scores of 2,048 tokens": (
         "lucidrains+x-transformers",
@@ -158,9 +158,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    for name, given in MODELS.items():
+    for name, model in MODELS.items():
         if options.only in name and (options.folder / name).is_dir():
-            found[name] = judged(options.folder / name, *given)
+            found[name] = judged(options.folder / name, *model)
             print(name, json.dumps(found[name]), flush=True)
     for fault, (name, *given, expected) in FAULTS.items():
         if options.only in fault and (options.folder / name).is_dir():

@@ -148,10 +148,10 @@ def test_a_killed_process_is_this_machine_s_lack_of_memory():
     )
 
 
-def test_the_work_of_a_sample_is_counted():
-    layer = nn.Conv2d(3, 8, 3, padding=1)
-    task = testing.GivenModel(layer, torch.zeros(5, 3, 16, 16), None)
-    assert testing._flops(task) == 2 * 8 * 3 * 9 * 16 * 16
+def test_the_convolutions_of_a_sample_are_counted():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Linear(16, 16))
+    task = testing.GivenModel(model, torch.zeros(5, 3, 16, 16), None)
+    assert testing._convolutions(task) == 2 * 8 * 3 * 9 * 16 * 16
 
 
 @pytest.mark.slow

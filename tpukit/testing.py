@@ -46,8 +46,9 @@ TOLERANCE = 1e-4
 """Default of the largest relative difference between a step on XLA and on the CPU."""
 NEARLY_FULL = 0.9
 """Part of a target's memory above which the compiler is asked at its full setting."""
-LARGE_FLOPS = 2e8
-"""A sample's, above which XLA's plain loops (float64 convolutions) take longer than optimizing."""
+LARGE_FLOPS = 3e7
+"""Above, a sample's convolutions in plain loops (in groups, in float64) take longer than optimizing
+them."""
 LIGHTLY_OPTIMIZED = UNOPTIMIZED.replace("level=0", "level=1")
 PRELOADED = ["torch_xla", "tpukit.train.learner"]
 """Imported once in the server that the processes are forked from."""
@@ -227,19 +228,18 @@ def _compare(source: TaskSource, devices: int, tolerance: float) -> Parity:
     on_virtual_devices(devices)
     task = carried_task(**source.arguments)
     assert isinstance(task, SeededTask)
-    if os.environ["XLA_FLAGS"] == UNOPTIMIZED and _flops(task) > LARGE_FLOPS:
+    if os.environ["XLA_FLAGS"] == UNOPTIMIZED and _convolutions(task) > LARGE_FLOPS:
         os.environ["XLA_FLAGS"] = LIGHTLY_OPTIMIZED
     with watched_memory(limited=False):
         return compare_steps(task, devices, tolerance)
 
 
-def _flops(task: SeededTask) -> float:
-    """Floating-point operations of a sample's forward pass."""
+def _convolutions(task: SeededTask) -> float:
+    """Floating-point operations of the convolutions of a sample's forward pass."""
     rows = 2  # batch statistics take more than one
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         task.loss(task.build_model(TorchOps()), task.example_batches(rows)[0])
-    flops: float = counter.get_total_flops() / rows
-    return flops
+    return float(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0)) / rows
 
 
 def _first_change(source: TaskSource) -> str | None:
