@@ -111,9 +111,11 @@ print(len(held))
 """
 
 
-def test_data_that_a_task_loads_before_the_trials_is_watched_too():
+def test_data_that_a_task_loads_before_the_trials_is_watched_too(tmp_path):
     """1.5 GiB."""
-    assert 0 < int(python(HOARDS, 2**30).stdout) < 40
+    (tmp_path / "hoards.py").write_text(HOARDS)
+    done = runs.script(tmp_path / "hoards.py", env=on_small_machine(2**30))
+    assert 0 < int(done.stdout) < 40
 
 
 OTHERS = '''
