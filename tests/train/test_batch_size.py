@@ -149,6 +149,9 @@ def test_the_estimate_is_what_autograd_keeps():
     activation = 10 * 32768 * 4
     by_hand = 4 * sum(p.nbytes for p in model.parameters()) + (16 + 2) * activation
     assert estimate == pytest.approx(by_hand, rel=0.01)
+    # Weights in bf16 have fp32 master copies and moments.
+    half = traced_bytes(model.bfloat16(), lambda rows: {}, {}, "fp32", 3, ops)
+    assert half == (2 + 3 * 4) * sum(p.numel() for p in model.parameters())
 
 
 def test_recomputed_parts_keep_their_inputs_alone():
