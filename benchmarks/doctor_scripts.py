@@ -8,8 +8,6 @@ wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH` an
     python benchmarks/doctor_scripts.py FOLDER
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

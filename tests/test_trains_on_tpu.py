@@ -1,7 +1,5 @@
 """`tpukit.testing.trains_on_tpu` and `pytest --tpu`; see docs/testing.md."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

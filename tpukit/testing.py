@@ -7,8 +7,6 @@
 `pytest --tpu` runs what is marked so (`tpukit.pytest_plugin`).
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,7 +1,5 @@
 """Cases on torch_tpu over the CPU plugin, one a process: python on_torch_tpu.py CASE."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

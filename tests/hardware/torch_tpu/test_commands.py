@@ -1,7 +1,5 @@
 """The command line on torch_tpu over the CPU plugin: our tasks, a user's own, kills, refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """torch_tpu's device over the CPU plugin: the reference loop, generators, precision, memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

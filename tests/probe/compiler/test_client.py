@@ -1,7 +1,5 @@
 """Which releases the TPU compiler takes, and where jax comes from."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from zipfile import ZipFile
 

@@ -1,7 +1,5 @@
 """Sizes, collectives, kernels and peaks read from scheduled programs."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import replace
 

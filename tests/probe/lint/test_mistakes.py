@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """Mistakes of plain PyTorch code: each found where it is, not where it is right, and on its page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

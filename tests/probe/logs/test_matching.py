@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a case is one line
 """The knowledge: every entry is found in a realistic log, in every disguise; nothing else is."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trials in child processes: forks of one, and what becomes of several ranks' results."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input to the commands: one or two lines, exit code 2, nothing half-written."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

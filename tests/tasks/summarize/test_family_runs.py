@@ -1,7 +1,5 @@
 """Runs of models with rotary positions, packed, split, killed and resumed, beside one process."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole runs: the same arithmetic everywhere, graphs counted, killed and resumed, predicted."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

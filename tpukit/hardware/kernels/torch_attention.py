@@ -1,7 +1,5 @@
 """torch's own `scaled_dot_product_attention` on a TPU: by the package's kernels where it can be."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from typing import Protocol
 

@@ -5,8 +5,6 @@ has. Where that was not seen to work with the image's libtpu, another one is ins
 cache folder, for the compiler's processes alone.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

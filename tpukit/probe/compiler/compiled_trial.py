@@ -1,7 +1,5 @@
 """Trials by the compiler: trace the training step, compile its programs, add up what they need."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence

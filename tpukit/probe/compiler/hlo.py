@@ -1,7 +1,5 @@
 """What a compiled program needs: parsed from its HLO, or from the compiler's error message."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

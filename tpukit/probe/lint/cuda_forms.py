@@ -1,8 +1,6 @@
 """Finds what CUDA code does without a qualified name (`"cuda"`, `x.cuda()`, `optimizer.step()`),
 and torch_xla's device by its name."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

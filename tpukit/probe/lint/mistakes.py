@@ -5,8 +5,6 @@ A rule reports only what the file itself shows; where the other half may stand e
 of another module, a library's loop), it reports nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The task is pickled, with the classes and functions of a notebook's cells by val
 folder of the search that only its user can write to.
 """
 
-from __future__ import annotations
-
 import copyreg
 import operator
 import pickle

@@ -1,7 +1,5 @@
 """Evaluators run trials: on the hardware of this machine, or with the TPU compiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import re

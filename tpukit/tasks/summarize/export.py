@@ -1,7 +1,5 @@
 """A run's weights as a Hugging Face directory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

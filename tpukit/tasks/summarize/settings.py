@@ -1,7 +1,5 @@
 """The settings of summaries: the task's own, the training's defaults, the presets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

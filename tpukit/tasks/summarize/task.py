@@ -1,7 +1,5 @@
 """Dialogue summaries with GPT-2 as a task of the engine."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence

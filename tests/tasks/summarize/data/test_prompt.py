@@ -1,7 +1,5 @@
 """Prompts of any columns: templates, the model's chat template, several turns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

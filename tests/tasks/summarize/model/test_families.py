@@ -1,7 +1,5 @@
 """Every family of models beside transformers, from small random configurations."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Finds waits for the device in each training step: reads on the host, and barriers."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """LoRA (Hu et al., 2021): low-rank updates beside frozen matrices."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
