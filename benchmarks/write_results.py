@@ -679,7 +679,7 @@ def doctor_blind() -> str:
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
         "`blind_3`: 58 of all years; `blind_4`: 53 of the twelve months to November 2026, and "
         f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
-        "cause. The figures of the two sets before them stand in [doctor.md](doctor.md). Not "
+        "cause. The results of the two sets before them stand in [doctor.md](doctor.md). Not "
         "first: right, but second or as a warning; imprecise: true of the family, without the "
         "cause or with advice for another case; honest: unknown, and said so. The last column is "
         "seen while fixing, not blind."

@@ -163,7 +163,7 @@ class ExpandableAllocator(CachingAllocator):
         super().__init__(room)
         self._last: dict[bool, Block | None] = {True: None, False: None}
         self._end = {True: 0, False: 0}
-        """Where the pages of a segment end."""
+        """End of a segment's pages, in bytes."""
 
     def _least_rest(self, *, small: bool) -> int:
         return ROUNDED

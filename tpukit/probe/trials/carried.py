@@ -4,6 +4,7 @@ The task is pickled, with the classes and functions of a notebook's cells by val
 folder of the search that only its user can write to.
 """
 
+import copy
 import copyreg
 import operator
 import pickle
@@ -23,7 +24,8 @@ from tpukit.probe.trial import TaskSource
 from tpukit.train.task import Task
 from tpukit.train.user_code import USER_MODULE, import_as, import_places
 
-# torch gives this enumeration a name under which it is not found (seen in 2.9).
+# Under the names that torch gives them (seen in 2.9) these two are not found.
+copyreg.pickle(type(torch.ops), lambda _: (operator.attrgetter("ops"), (torch,)))
 copyreg.pickle(
     torch.nn.attention.SDPBackend,
     lambda kind: (operator.attrgetter(f"SDPBackend.{kind.name}"), (torch.nn.attention,)),
@@ -31,8 +33,12 @@ copyreg.pickle(
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy whose functions, too, use the copy's modules: `copy.deepcopy` shares closures."""
-    made: nn.Module = pickle.loads(cloudpickle.dumps(model))
+    """A copy whose functions, too, use the copy's modules: `copy.deepcopy` shares closures, and
+    copies what cannot be pickled."""
+    try:
+        made: nn.Module = pickle.loads(cloudpickle.dumps(model))
+    except Exception:  # whatever a user's object raises
+        return copy.deepcopy(model)
     return made
 
 
