@@ -212,7 +212,10 @@ class Unread(Simulated):
 def test_without_the_speed_of_large_batches_memory_decides():
     whole, found = (recommend(kind(target="v5e-1")) for kind in (Simulated, Unread))
     assert (found.largest, found.recommended) == (whole.largest, whole.recommended)
-    assert whole.note is None and "speed are unknown; memory is not" in found.note
+    assert whole.note is None and "speed are unknown; its memory is known" in found.note
+    # What is not recommended needs no remark.
+    found = recommend(Unread(target="v5e-1"), margin=0.7)
+    assert found.recommended <= 8 < found.largest and found.note is None
 
 
 class SmallMachine(Simulated):

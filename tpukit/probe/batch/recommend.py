@@ -38,8 +38,8 @@ FAST_SETTING_BIAS = 0.02
 FAST_SETTING_MOST = 0.05
 """Maximum of that part: 0.7 GiB of a v5e's 15.75."""
 UNREAD = (
-    "The compiler's text of some programs takes more memory than this machine has free: their "
-    "operations, collectives, largest allocations and speed are unknown; memory is not."
+    "The compiler's text of this program takes more memory than the machine has free: its "
+    "operations, collectives, largest allocations and speed are unknown; its memory is known."
 )
 MOST_ACCUMULATIONS = 3
 """Maximum number of splits into gradient accumulation steps that are tried."""
@@ -161,12 +161,11 @@ class Recommender:
             raise self._nothing_fits()
         recommended, note = self._choose(found.low)
         accumulate = 1
-        unread = UNREAD if any(trial.unread for trial in self.trials) else None
         if self.settings.global_batch_size is not None:
             recommended, accumulate, note = self._accumulate(
                 self.settings.global_batch_size, recommended
             )
-        return Recommendation(
+        result = Recommendation(
             target=self.evaluator.target,
             versions=self.evaluator.versions,
             devices=self.evaluator.devices,
@@ -177,11 +176,13 @@ class Recommender:
             accumulate=accumulate,
             trials=tuple(self.trials),
             seconds=time.monotonic() - self._started,
-            note=" ".join(filter(None, (note, self.why_fast, unread))) or None,
             ended=found.ended or "memory",
             too_slow=found.too_slow,
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
         )
+        chosen = result.recommended_trial
+        unread = UNREAD if chosen and chosen.unread else None
+        return replace(result, note=" ".join(filter(None, (note, self.why_fast, unread))) or None)
 
     # -- the largest ------------------------------------------------------------------------------
     def _search(self) -> Bracket:
