@@ -147,6 +147,34 @@ def test_a_compiler_without_memory_beside_another_is_tried_alone(deaths, tmp_pat
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"4": "xx", "8": "xx"}
 
 
+NAMED = """
+import json, os, sys
+descriptor = int(sys.argv[1])
+sys.stdin.readline()
+for line in sys.stdin:
+    batch = json.loads(line)["batch"]
+    trial = {"batch": batch, "fits": True, "unread": batch == 8, "used_bytes": os.getpid()}
+    open(descriptor, "w", closefd=False).write(json.dumps({"trial": trial}) + "\\n")
+"""
+
+
+@pytest.mark.plan
+def test_a_process_that_could_not_read_a_program_is_replaced(monkeypatch):
+    """What it had read of the text stays in its memory."""
+    child = ("-c", NAMED)
+    monkeypatch.setattr(CompilerEvaluator, "_start_child", lambda self: _with_setup(child))
+    target = find_target("v5e-8")
+    with CompilerEvaluator(TaskSource("", {}), TrainConfig(), target, None) as evaluator:
+        process = {n: evaluator.evaluate([TrialRequest(n)])[0].used_bytes for n in (4, 8, 16, 20)}
+    assert process[4] == process[8] != process[16] == process[20]
+
+
+def _with_setup(command):
+    child = Child({}, command)
+    child.send({})
+    return child
+
+
 @pytest.mark.parametrize(("compiles", "seconds"), [(None, 600), (True, 1800)])
 def test_a_trial_that_compiles_may_take_longer(compiles, seconds):
     config = TrainConfig(hw="cpu", compile=compiles)

@@ -264,6 +264,13 @@ class CompilerEvaluator(ChildEvaluator):
         threading.Thread(target=end_before_memory_does, args=(child,), daemon=True).start()
         return child
 
+    def _receive(self, place: int, request: TrialRequest, started: float) -> Trial:
+        trial = super()._receive(place, request, started)
+        if trial.unread:
+            # The memory of what was read of the text comes back with the end of its process.
+            self._children.pop(place).close()
+        return trial
+
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
         process = f"batch {request.batch}: the TPU compiler's process"
         _, ended, words = death.output.partition(NO_MEMORY_HERE)
