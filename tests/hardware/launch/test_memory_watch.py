@@ -82,6 +82,13 @@ def test_an_allocation_into_the_reserve_fails(more):
     assert int(after) == 2**29
 
 
+def test_a_small_process_is_watched_where_others_took_all_memory():
+    """Its limit leaves no room for the stack of the thread that looks."""
+    code = "from tpukit.hardware.launch.memory_watch import watched_memory as watched\n"
+    done = python(f"{code}with watched():\n    print('in')\nprint('out')", 2**24)
+    assert (done.stdout.split(), done.returncode) == (["in", "out"], 0), done.stderr
+
+
 TAKES_HALF_A_GIBIBYTE = """
 import numpy as np
 from tpukit.hardware.launch.memory_watch import watched_memory

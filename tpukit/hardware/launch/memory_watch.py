@@ -132,8 +132,9 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
 
     def __enter__(self) -> MemoryWatch:
-        self.look()
+        # Under the limit it might find no memory to begin, and this thread waits for that.
         self._thread.start()
+        self.look()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,7 +169,7 @@ class MemoryWatch:
         return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
 
     def _watch(self) -> None:
-        seconds = 0.0
+        seconds = LOOK_SECONDS[0]
         while not self._ended.wait(seconds):
             with suppress(MemoryError):  # at the limit: the next look may find room
                 seconds = self.look()
