@@ -85,6 +85,14 @@ def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type
     assert "pretrained" not in vars(task) and "model_config" not in vars(task)
 
 
+def test_a_number_is_a_choice_of_recomputation(task) -> None:  # type: ignore[no-untyped-def]
+    """`--set recompute=1`."""
+    artifacts = task.datasets().artifacts
+    for given, computed in ((1, True), (0, False), (True, True), ("auto", False)):
+        chosen = SummarizeTask(**{**vars(task.config), "recompute": given})
+        assert chosen.restore(artifacts).model_config.recompute is computed
+
+
 def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     data = task.datasets()
     assert "data" not in task.identity()

@@ -135,8 +135,9 @@ class SummarizeConfig:
     def lora(self) -> LoraConfig | None:
         if not self.lora_rank:
             return None
-        targets = parse_targets(self.lora_targets)
-        layers = None if self.lora_layers is None else parse_layers(self.lora_layers)
+        # `--set lora_layers=1` is a number.
+        targets = parse_targets(str(self.lora_targets))
+        layers = None if self.lora_layers is None else parse_layers(str(self.lora_layers))
         return LoraConfig(self.lora_rank, self.lora_alpha, targets, self.lora_dropout, layers)
 
 

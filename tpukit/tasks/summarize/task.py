@@ -276,7 +276,7 @@ class SummarizeTask(Task):
         )
 
     def _as_trained(self, shape: DecoderConfig) -> DecoderConfig:
-        recompute = self.config.recompute is True
+        recompute = self.config.recompute not in (False, "auto")
         return replace(shape, dropout=self.config.dropout, recompute=recompute)
 
     def forms(self) -> Sequence[Self]:

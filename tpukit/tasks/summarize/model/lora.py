@@ -64,7 +64,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """`0,8-15` to the numbers of blocks."""
     layers: set[int] = set()
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        found = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part)
         if found is None or int(found[2] or found[1]) < int(found[1]):
             raise ConfigError(
                 f"lora_layers: {part!r} is neither a layer nor a range of them.",
