@@ -146,10 +146,19 @@ def test_a_killed_process_is_this_machine_s_lack_of_memory():
     )
 
 
+class Force(nn.Sequential):
+    """The gradient of an energy."""
+
+    def forward(self, places: Tensor) -> Tensor:
+        places = places.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(places).sum(), places, create_graph=True)[0]
+
+
 def test_the_convolutions_of_a_sample_are_counted():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Linear(16, 16))
-    task = testing.GivenModel(model, torch.zeros(5, 3, 16, 16), None)
-    assert testing._convolutions(task) == 2 * 8 * 3 * 9 * 16 * 16
+    for kind, known in ((nn.Sequential, True), (Force, False)):
+        model = kind(nn.Conv2d(3, 8, 3, padding=1), nn.Linear(16, 16))
+        task = testing.GivenModel(model, torch.zeros(5, 3, 16, 16), None)
+        assert testing._convolutions(task) == known * 2 * 8 * 3 * 9 * 16 * 16
 
 
 @pytest.mark.slow
