@@ -157,6 +157,7 @@ def test_variables_stay_secret(tmp_path):
         f"https://{SECRET}@host/x.git",
         f"https://host/x?token={SECRET}&b=1",
         "hf_" + SECRET.replace("-", ""),
+        f"hf_{SECRET.replace('-', ''):x<34}_old",
         f"password={SECRET}",
         f"jupyter --token {SECRET}",
     ],

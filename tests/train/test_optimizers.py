@@ -118,7 +118,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(train, name):
 class Halved(Optimizing):
     """The same network with weights in bf16."""
 
-    make = staticmethod(lambda groups: MasterAdamW(groups, RATE, fused=True))
+    make = staticmethod(lambda groups: MasterAdamW(groups, RATE))
 
     def build_model(self, ops):
         return super().build_model(ops).bfloat16()
@@ -131,6 +131,7 @@ def test_weights_in_bf16_are_rounded_from_fp32_ones(train):
     """Plain AdamW over fp32 weights, rounded by hand before each pass; a resumed run too."""
     task = Halved()
     learner = learner_of(task, lr=RATE, clip_norm=0.0, weight_decay=0.1)
+    assert all(group["fused"] for group in learner.optimizer.param_groups)
     seed_everything(0)
     model = task.build_model(None)
     masters = [p.detach().float() for p in model.parameters()]

@@ -44,8 +44,16 @@ def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSetting
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW (with `fused=True`) of half-precision weights, which are rounded from fp32 master
-    copies in its state."""
+    """AdamW of half-precision weights, which are rounded from fp32 master copies in its state."""
+
+    def __init__(
+        self,
+        groups: Sequence[ParameterGroup],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(groups, lr, betas, eps, fused=True)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -7,7 +7,7 @@ _SECRETS = re.compile(
     # Name and password, or a token, in a URL.
     r"(?<=://)[^\s/@\"'\\]+(?=@)"
     # Tokens that name their issuer; `hf_sentiment_analysis` is a folder.
-    r"|\b(?:hf_(?=[a-z0-9]*\d|[a-z0-9]{16})[a-z0-9]{8,}(?!\w)|(?:gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,})"
+    r"|\b(?:hf_[a-z0-9]{30,}|hf_(?=[a-z0-9]*\d|[a-z0-9]{16})[a-z0-9]{8,}(?!\w)|(?:gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,})"
     r"|\bsk-(?=[\w-]*\d)[\w-]{16,}"
     # `token=...`, `--password ...`
     r"|(?<=token=)[^\s\"'\\&,;]+|(?<=secret=)[^\s\"'\\&,;]+|(?<=password=)[^\s\"'\\&,;]+"

@@ -316,7 +316,7 @@ class SummarizeTask(Task):
                 f"weights bf16: {settings.name} keeps no fp32 master copies.",
                 "Use the optimizer adamw, weights fp32 or LoRA.",
             )
-        return MasterAdamW(groups, settings.lr, settings.betas, settings.eps, fused=True)
+        return MasterAdamW(groups, settings.lr, settings.betas, settings.eps)
 
     def build_plain_model(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, freshly initialised."""
