@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tpukit
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.memory import Memory
 from tpukit.train import batch_size
@@ -208,6 +208,11 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
         assert plan.choice == f"recompute = {choice}: estimated for 64 MiB of a device"
         assert plan.split.accumulate == (accumulate or 2)
     device.usage = lambda: DeviceUsage(None)
+    for wrong, told in (((), "a tuple"), (None, "None"), ([1], "a list")):
+        task = Choosing()
+        task.forms = lambda wrong=wrong: wrong
+        with pytest.raises(UsageError, match=f"returned {told}"):
+            plan_run(TrainingRequest(task, config, RunFolder(tmp_path)), device)
     plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
     assert plan.task.recompute is True and "is not known" in plan.choice
 

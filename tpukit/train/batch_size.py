@@ -23,7 +23,7 @@ from tpukit.hardware.modules import has_batch_norm
 from tpukit.hardware.options import Precision
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
-from tpukit.train.task import Task, chosen_settings
+from tpukit.train.task import Task, chosen_settings, forms_of
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
@@ -133,7 +133,7 @@ def fit_to_memory(
     split may change. Where the device reports no memory, or the task cannot be traced, the form is
     the last and the split stays. The same in every rank.
     """
-    memory, forms = backend.usage().memory, task.forms()
+    memory, forms = backend.usage().memory, forms_of(task)
     limit = memory.limit if memory else None
     cuts = cuts and split.rows_per_device > 1
     found = None

@@ -32,6 +32,7 @@ from tpukit.hardware.backend import (
 from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.train import schedule
 from tpukit.train.checkpoint import load_weights
+from tpukit.train.checks import described, task_mistake
 from tpukit.train.config import TaskSettings, build
 from tpukit.train.data import (
     VALIDATION_EPOCH,
@@ -401,6 +402,20 @@ class Task(ABC):
 def overrides(task: Task, method: str) -> bool:
     """Whether the task's class has a method of its own instead of the default."""
     return getattr(type(task), method) is not getattr(Task, method)
+
+
+def forms_of(task: Task) -> Sequence[Task]:
+    """The task's `forms`. Raises UsageError where they are not tasks."""
+    forms: Any = task.forms()
+    if (
+        not isinstance(forms, list | tuple)
+        or not forms
+        or not all(isinstance(f, Task) for f in forms)
+    ):
+        raise task_mistake(
+            task.forms, f"returned {described(forms)}", "Return a list of tasks, one at the least."
+        )
+    return forms
 
 
 def chosen_settings(task: Task, form: Task) -> dict[str, Any]:

@@ -199,7 +199,7 @@ class TrialRunner:
         if isinstance(target, Target):
             from tpukit.probe.compiler.compiled_trial import CompiledTrials
 
-            return [CompiledTrials(form, self.setup.config, target) for form in self._asked.forms()]
+            return [CompiledTrials(form, self.setup.config, target) for form in self._forms]
         from tpukit.hardware.select import ALLOCATOR_VARIABLE, EXPANDABLE
         from tpukit.probe.batch.model_task import ModelTask
         from tpukit.probe.gpu_memory.traced_trial import TracedTrials
@@ -209,7 +209,7 @@ class TrialRunner:
         expandable = EXPANDABLE in os.environ.get(ALLOCATOR_VARIABLE, default)
         return [
             TracedTrials(form, self.setup.config, target, expandable=expandable)
-            for form in self._asked.forms()
+            for form in self._forms
         ]
 
     def _measure(self, request: TrialRequest) -> Trial:
@@ -242,7 +242,7 @@ class TrialRunner:
         from tpukit.train.loader import example_batches
         from tpukit.train.task import PlanSettings
 
-        task = self._asked.forms()[-1]  # the largest batch is looked for
+        task = self._forms[-1]  # the largest batch is looked for
         example_batches(task, PlanSettings(1, 1, 1, 0))
         with run_companions():
             pass
@@ -252,6 +252,12 @@ class TrialRunner:
     def _asked(self) -> Task:
         """The task as it was asked for."""
         return self._task()
+
+    @cached_property
+    def _forms(self) -> Sequence[Task]:
+        from tpukit.train.task import forms_of
+
+        return forms_of(self._asked)
 
     def _task(self) -> Task:
         source = self.setup.task
