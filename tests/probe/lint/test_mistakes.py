@@ -119,3 +119,8 @@ def test_a_comment_names_what_it_suppresses():
     text = LOOP + "    total += loss  # tpukit: ignore[loss-keeps-graph]\n"
     assert "loss-keeps-graph" not in found(text)
     assert found(text.replace("graph]", "zzz]")) == {"loss-keeps-graph"}
+
+
+def test_a_script_is_no_function():
+    text = HEAD + "model.eval()\nfor x in loader:\n    model(x)\n"
+    assert [f.old for f in module_findings(python_module("a.py", text))] == ["the script evaluates"]

@@ -266,13 +266,14 @@ class _Scan:
         evaluates = [call for call in _calls_of("eval", own) if not call.args]
         if not evaluates:
             return
-        name = getattr(node, "name", "the script")
+        name = getattr(node, "name", "")
         loops = [n for n in own if isinstance(n, _LOOPS) and _reads_a_loader(n)]
         loops = [n for n in loops if n.lineno > evaluates[0].lineno or not _trains(n)]
         if not loops or any(map(_trains, loops)) or name in self._under_no_grad:
             return
         if not _NO_GRADIENTS.search(ast.unparse(node)):
-            yield evaluates[0].func, "eval-with-gradients", f"{name}() evaluates"
+            where = f"{name}()" if name else "the script"
+            yield evaluates[0].func, "eval-with-gradients", f"{where} evaluates"
 
     def _never_in_eval(self) -> Iterator[Mistake]:
         """The first loop over a loader without gradients that runs the model that is trained."""
