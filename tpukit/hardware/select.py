@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound=HardwareOptions)
 
 
-ALLOCATOR_VARIABLE, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-"""Variable of CUDA's allocator, and what a run sets in it: segments that grow leave fewer gaps."""
+ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+"""Variables of CUDA's allocator: the name since torch 2.9, and the earlier one."""
+EXPANDABLE = "expandable_segments:True"
+"""What a run sets in them: segments that grow leave fewer gaps."""
 _AT_EXIT = ExitStack()
 atexit.register(_AT_EXIT.close)
 
@@ -241,10 +243,16 @@ def prepare_environment(options: HardwareOptions) -> Kind:
         if options.compile_cache is not None:
             keep_programs(Path(options.compile_cache).absolute(), "torch_tpu")
     if kind == "gpu":
-        os.environ.setdefault(ALLOCATOR_VARIABLE, EXPANDABLE)
+        os.environ[ALLOCATOR_VARIABLES[1]] = allocator_settings(EXPANDABLE)
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return kind
+
+
+def allocator_settings(default: str) -> str:
+    """The settings of CUDA's allocator that the user gave, else the default."""
+    given = (os.environ.get(name) for name in ALLOCATOR_VARIABLES)
+    return next((settings for settings in given if settings is not None), default)
 
 
 def _this_machine() -> Hardware:

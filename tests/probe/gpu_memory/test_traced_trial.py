@@ -219,7 +219,8 @@ def test_what_needs_values_ends_with_the_operator_and_the_line(then, said):
 
 def test_segments_grow_where_tpukit_trains_and_where_the_user_says_so(monkeypatch):
     """`train` sets expandable_segments; a bare model is trained by a script of its user's."""
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
 
     def reserved(task):
         runner = TrialRunner(TrialSetup(TaskSource("", {}), TrainConfig(), "t4"))
@@ -239,7 +240,7 @@ def test_segments_grow_where_tpukit_trains_and_where_the_user_says_so(monkeypatc
     assert grows != fixed
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert reserved(model) == grows
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
     assert reserved(trained) == fixed
 
 

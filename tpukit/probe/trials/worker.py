@@ -200,13 +200,13 @@ class TrialRunner:
             from tpukit.probe.compiler.compiled_trial import CompiledTrials
 
             return [CompiledTrials(form, self.setup.config, target) for form in self._forms]
-        from tpukit.hardware.select import ALLOCATOR_VARIABLE, EXPANDABLE
+        from tpukit.hardware.select import EXPANDABLE, allocator_settings
         from tpukit.probe.batch.model_task import ModelTask
         from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 
         # A run sets it; a bare model's script is its user's.
         default = "" if isinstance(self._asked, ModelTask) else EXPANDABLE
-        expandable = EXPANDABLE in os.environ.get(ALLOCATOR_VARIABLE, default)
+        expandable = EXPANDABLE in allocator_settings(default)
         return [
             TracedTrials(form, self.setup.config, target, expandable=expandable)
             for form in self._forms
