@@ -93,13 +93,13 @@ def ranks_of(arguments: Sequence[object]) -> int:
 
 
 def script(
-    name: str | Path, *arguments: object, env: dict[str, str] | None = None, ranks: int = 1,
-    timeout: float = 300,
+    name: str | Path, *arguments: object, env: dict[str, str] | None = None,
+    cwd: Path | None = None, ranks: int = 1, timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """A script, of `tests/support` or by its path: on virtual devices where `env` has them, or in
     several ranks."""
     words = [str(SUPPORT / name), *map(str, arguments)]
-    return run([SCRIPT, *words], words, env, None, ranks, timeout)
+    return run([SCRIPT, *words], words, env, cwd, ranks, timeout)
 
 
 def notebook(

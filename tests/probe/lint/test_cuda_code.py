@@ -65,7 +65,7 @@ def found(tmp_path: Path, source: str) -> set[str]:
 def test_a_rewritten_script_trains_on_a_virtual_device(tmp_path):
     text = moved(tmp_path, SCRIPT)
     assert "cuda" not in text
-    run = script(tmp_path / "train.py", env={"PJRT_DEVICE": "CPU"})
+    run = script(tmp_path / "train.py", env={"PJRT_DEVICE": "CPU"}, cwd=tmp_path)
     assert run.stdout.split() == ["xla", "True"], run.stderr
 
 
