@@ -71,37 +71,32 @@ if find_spec("torch_xla") is None:  # the extra brings it, with the torch that i
     !pip install --quiet {options} "tpukit[tpu] @ {address}"
 ```
 """
+ON_KAGGLE = {
+    "attached": ATTACHED, "tpukit": "/kaggle/input/tpukit", "work": "/kaggle/working",
+    "next_day": VERSIONS,
+}  # fmt: skip
 PLACES = {
     "kaggle_tpu": Place(
         title="tpukit on Kaggle: TPU v5e-8",
         settings=f"*Settings*: accelerator **TPU v5e-8**, {INTERNET}",
-        attached=ATTACHED,
-        tpukit="/kaggle/input/tpukit",
-        work="/kaggle/working",
+        **ON_KAGGLE,
         devices=ON_TPU,
-        next_day=VERSIONS,
         metadata={"kaggle": {"isInternetEnabled": True}},
     ),
     "kaggle_t4x2": Place(
         title="tpukit on Kaggle: 2 x T4",
         settings=f"*Settings*: accelerator **GPU T4 x2**, {INTERNET}",
-        attached=ATTACHED,
-        tpukit="/kaggle/input/tpukit",
-        work="/kaggle/working",
+        **ON_KAGGLE,
         devices="A training starts two ranks, one a GPU, in fp16 with a gradient scaler; "
         "`--devices 1` uses one GPU.",
-        next_day=VERSIONS,
         metadata={"kaggle": {"accelerator": "nvidiaTeslaT4", "isInternetEnabled": True}},
     ),
     "kaggle_llm": Place(
         title="tpukit on Kaggle: an adapter of a language model",
         settings=f"*Settings*: accelerator **TPU v5e-8** or **GPU T4 x2**, {INTERNET}",
-        attached=ATTACHED,
-        tpukit="/kaggle/input/tpukit",
-        work="/kaggle/working",
+        **ON_KAGGLE,
         devices=f"On a TPU: {ON_TPU[0].lower()}{ON_TPU[1:]} On 2 x T4 a training starts two ranks, "
         "one a GPU, in fp16 with a gradient scaler.",
-        next_day=VERSIONS,
         cells="llm.md",
         metadata={"kaggle": {"isInternetEnabled": True}},
     ),

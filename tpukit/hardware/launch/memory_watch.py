@@ -80,17 +80,20 @@ def watched_memory(*, limited: bool = True) -> Iterator[None]:
 def half_of_free_memory() -> Iterator[None]:
     """Within the context allocations that add up to more than half of the machine's free memory,
     less the reserve, fail (MemoryError from Python's own, std::bad_alloc from others)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = data_bytes() + max(0, available_bytes() - reserve_bytes()) // 2
-    ceilings = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
-    # A system without such a limit goes on without one.
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), hard))
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    _limit_data(data_bytes() + max(0, available_bytes() - reserve_bytes()) // 2, limits)
     try:
         yield
     finally:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+def _limit_data(limit: int, limits: tuple[int, int]) -> None:
+    """Limits private memory, below the limits that the process was started with."""
+    ceilings = [value for value in limits if value != resource.RLIM_INFINITY]
+    # A system without such a limit is left to the looks.
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), limits[1]))
 
 
 def end_before_memory_does(child: Child) -> None:
@@ -164,7 +167,7 @@ class MemoryWatch:
         if share < RAISE_SHARE and tree_bytes() >= self.reserve:
             self._end(at_once=share < END_SHARE)
         if self.limited:
-            self._limit(private_bytes() + self.unused + left // self.ranks)
+            _limit_data(private_bytes() + self.unused + left // self.ranks, self.limits)
         least, most = LOOK_SECONDS
         return min(max(left / FASTEST_BYTES_PER_SECOND, least), most)
 
@@ -173,13 +176,6 @@ class MemoryWatch:
         while not self._ended.wait(seconds):
             with suppress(MemoryError):  # at the limit: the next look may find room
                 seconds = self.look()
-
-    def _limit(self, limit: int) -> None:
-        soft, hard = self.limits
-        ceilings = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
-        # A system without such a limit is left to the looks.
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *ceilings]), hard))
 
     def _end(self, *, at_once: bool) -> None:
         if at_once:
