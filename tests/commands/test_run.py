@@ -183,7 +183,7 @@ def test_two_ranks_of_which_one_fails(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     code, _, err = run("--log", tmp_path / "log", "--", *torchrun, script)
     first = err[err.index("First cause") :]
-    assert code == 1 and "sizes-do-not-fit" in first.splitlines()[0]
+    assert code == 1 and "linear-input-size" in first.splitlines()[0]
     assert f"{script}, line 7 (rank 1)" in first and "Consequence" in first
 
 

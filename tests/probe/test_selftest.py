@@ -1,6 +1,7 @@
 """The self-test runs here for real: on the CPU, on virtual devices, and where a part dies."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.probe.machine.checks import CheckOptions
 from tpukit.probe.selftest.device_parts import DeviceParts
-from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
+from tpukit.probe.selftest.parts import OF_TASKS, PARTS, Part, run_selftest
+from tpukit.registry.declared import ClassSource
 
 TWO = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
 
@@ -127,6 +129,10 @@ def test_a_part_that_dies_or_hangs_is_a_line_of_the_report():
     assert dies["status"] == "fail" and "SIGKILL" in dies["message"]
     assert hangs["status"] == "fail" and "no answer within 1 s" in hangs["message"]
     assert works["status"] == "pass"
+
+
+def test_what_tasks_declare_for_it_can_be_read_from_their_source():
+    assert all(isinstance(given, Mapping | ClassSource) for _, given in OF_TASKS.values())
 
 
 def test_no_time_left_is_a_skip():

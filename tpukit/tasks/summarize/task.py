@@ -113,7 +113,12 @@ class SummarizeTask(Task):
     selftest: ClassVar[Mapping[str, Any]] = {
         "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
     }  # fmt: skip
-    selftest_parts: ClassVar[Mapping[str, Any]] = {"generate": GenerationPart, "shard": selftest}
+    selftest_parts: ClassVar[Mapping[str, Any]] = {
+        "generate": GenerationPart,
+        "shard": {
+            "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+        },
+    }  # fmt: skip
     presets = PRESETS
 
     def __init__(self, **settings: Any) -> None:
