@@ -24,7 +24,7 @@ SURELY_LESS = 0.9
 """Part of training's memory below which an evaluation is compiled at the fast setting alone (which
 reports too little; see `FAST_EFFORT`)."""
 LISTED_ALLOCATIONS = 8
-FORMAT = 3
+FORMAT = 4
 """Version of the fields of `hlo.ProgramCosts` in the cache."""
 
 

@@ -8,7 +8,10 @@ from itertools import chain
 
 from tpukit.probe.lint.names import Names, nodes_below, source_text
 
+_ENDS_STEPS = ("torch_xla", "accelerate", "lightning", "pytorch_lightning")
 _DEVICE = re.compile(r"cuda(?::\d+)?")
+_NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$")
+"""A device by its number."""
 _XLA = re.compile(r"xla(?::\d+|://)?")
 """A device, a backend, or where ranks meet."""
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
@@ -22,10 +25,12 @@ _MASK = re.compile(r"~?(?:\w*_)?masks?")
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
-    uses_xla = any(b.name == "torch_xla" for found in names.module.bindings.values() for b in found)
+    bound = (b.name or "" for found in names.module.bindings.values() for b in found)
+    # accelerate and Lightning end the step themselves.
+    ends_steps = any(name.partition(".")[0] in _ENDS_STEPS for name in bound)
     types = _tensor_types(tree)
     for node, id in chain(_within(tree, in_forward=False), _made(tree, types)):
-        if id != "cuda-sync" or not uses_xla:
+        if id != "cuda-sync" or not ends_steps:
             yield node, id, source_text(node)[:40]
 
 
@@ -68,6 +73,8 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
         if isinstance(child, ast.Constant):
             if isinstance(child.value, str) and _DEVICE.fullmatch(child.value):
                 yield from _text(child, node)
+            elif isinstance(child.value, str) and re.match(r"cuda:(?:$|\{|%)", child.value):
+                yield child, "cuda-device-text"
             elif child.value == "gpu" and getattr(node, "arg", "") == "accelerator":
                 yield child, "cuda-accelerator"
             continue
@@ -106,6 +113,8 @@ def _method(
     holder = source_text(function.value)
     if function.attr == "cuda" and holder != "torch":
         yield function, "cuda-method"
+    elif function.attr == "to" and call.args and _NUMBER.search(source_text(call.args[0])):
+        yield function, "cuda-device-text"
     elif function.attr == "half" and not call.args:
         yield function, "cuda-half"
     elif is_optimizer_step(call):

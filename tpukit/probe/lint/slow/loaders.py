@@ -20,9 +20,28 @@ class Loaders:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
+        self._dicts = {
+            source_text(node.targets[0]): node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.Dict)
+        }
         self._parents = {
             child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
         }
+
+    def spread(self, call: ast.Call) -> ast.Call:
+        """The call with what `**name` stands for, where that is a dict of the module."""
+        keywords: list[ast.keyword] = []
+        for given in call.keywords:
+            value = self._dicts.get(source_text(given.value)) if given.arg is None else None
+            if isinstance(value, ast.Call) and source_text(value.func) == "dict":
+                keywords += value.keywords
+            elif isinstance(value, ast.Dict):
+                pairs = zip(value.keys, value.values, strict=True)
+                keywords += [ast.keyword(getattr(k, "value", None), v) for k, v in pairs]
+            else:
+                keywords.append(given)
+        return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
