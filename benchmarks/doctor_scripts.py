@@ -1,9 +1,9 @@
 """Precision and recall of `tpukit doctor` on public training scripts that it was not written for.
 
-`doctor_material/scripts.toml` and `scripts_2.toml` list each script (repository, path, commit) with what a reader found
-wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH` and `to_tpu` for what
-`--to tpu` has to add, of which the first line a rule. FOLDER holds the scripts as
-<owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
+`doctor_material/scripts.toml` and `scripts_2.toml` list each script (repository, path, commit) with
+what a reader found wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH`
+and `to_tpu` for what `--to tpu` has to add, of which the first line a rule. FOLDER holds the
+scripts as <owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
 
     python benchmarks/doctor_scripts.py FOLDER --set scripts_2
 """

@@ -110,6 +110,10 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ('d = "cuda:" + str(rank)', "cuda-device-text"),
         ('d = "cuda:{}".format(rank)', "cuda-device-text"),
         ("m = m.to(args.local_rank)", "cuda-device-text"),
+        ('t = Trainer(accelerator="gpu" if n else "cpu")', "cuda-accelerator"),
+        ("torch.set_default_tensor_type(torch.cuda.FloatTensor)", "cuda-default-type"),
+        ("import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=n)", "cuda-sampler"),
+        ("def f(d, mask):\n    for x in d:\n        g(x[mask]).backward()", "cuda-values-shape"),
         ("m = torch.nn.SyncBatchNorm.convert_sync_batchnorm(m)", "cuda-sync-bn"),
         ("import torch.multiprocessing as mp\nmp.spawn(main, nprocs=2)", "cuda-spawn"),
         ('s = torch.amp.GradScaler("cpu", enabled=half)', "cuda-amp-scaler"),
@@ -146,6 +150,19 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         source = f"import torch\nimport {package} as p\noptimizer.step()\n"
         assert "cuda-sync" not in found(tmp_path, source)
     assert "cuda-sync" in found(tmp_path, "import torch, numpy\noptimizer.step()\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.set_default_tensor_type('torch.FloatTensor')",
+        "import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=xr.world_size())",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "def main(x, y):\n    x = x[y == 0]\n    for b in x:\n        f(b).backward()",
+    ],
+)
+def test_what_needs_no_change(tmp_path, line):
+    assert found(tmp_path, f"import torch\n{line}\n") <= {"set-default-tensor-type"}
 
 
 def test_names_of_the_table_are_pytorch_s():

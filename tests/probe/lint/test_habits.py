@@ -38,6 +38,7 @@ CASES = {
             "a compiled step": XLA + "def f(x):\n    loss = m(x)\n    loss.backward()\n    return loss\ng = torch.compile(f)\nfor x in l:\n    print(g(x).item())\n",
             "a comparison": LOOP + "    if loss > 10:\n        break\n",
             "a function of the loss that a library calls": XLA + "t = trainer(m, output_transform=lambda x, y, loss: loss.item())\n",
+            "in a loop over the weights": LOOP + "    for p in model.parameters():\n        n += p.grad.norm().item()\n",
             "on one rank": LOOP + "    if rank == 0:\n        total += loss.item()\n",
             "where gradients are accumulated": LOOP + "    if (i + 1) % 4 == 0:\n        opt.step()\n        total += loss.item()\n",
             "a method of one step": XLA + "class T:\n    def one(self, x):\n        m(x).backward()\n    def run(self):\n        for x in l:\n            t += self.one(x).item()\n",

@@ -209,9 +209,11 @@ class _Finder:
             if row is not None:
                 self._found(alias, row, name)
             for known in self.table.by_name.get(full, ()):
-                if known.kind == "name" and known.status == "removed":
+                if known.kind != "name" or known.id in self.table.moves:
+                    continue  # an import alone needs no other device
+                if known.status == "removed":
                     self._found(alias, known, full)
-                elif known.kind == "name":
+                else:
                     self._imported.append((alias.asname or alias.name, alias, known, full))
 
     def _module_row(self, name: str) -> tuple[OldCall | None, str]:

@@ -19,6 +19,7 @@ _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
 _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
+_LOOPS = (ast.For, ast.While)
 _FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
 _MASK = re.compile(r"~?(?:\w*_)?masks?")
 
@@ -75,12 +76,17 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
                 yield from _text(child, node)
             elif isinstance(child.value, str) and re.match(r"cuda:(?:$|\{|%)", child.value):
                 yield child, "cuda-device-text"
-            elif child.value == "gpu" and getattr(node, "arg", "") == "accelerator":
-                yield child, "cuda-accelerator"
             continue
         inside = in_forward
-        if isinstance(child, ast.FunctionDef):
-            inside = in_forward or bool(_FORWARD.fullmatch(child.name)) or _trains(child)
+        if isinstance(child, ast.keyword) and child.arg == "accelerator":
+            texts = (n for n in ast.walk(child.value) if isinstance(n, ast.Constant))
+            yield from ((text, "cuda-accelerator") for text in texts if text.value == "gpu")
+        elif isinstance(child, ast.FunctionDef):
+            # Of a function that trains in a loop, the loop is the step.
+            steps = any(isinstance(n, _LOOPS) and _trains(n) for n in ast.walk(child))
+            inside |= bool(_FORWARD.fullmatch(child.name)) or (_trains(child) and not steps)
+        elif isinstance(child, _LOOPS):
+            inside = in_forward or _trains(child)
         elif isinstance(child, ast.JoinedStr):
             first = child.values[0] if child.values else None
             if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
@@ -131,8 +137,8 @@ def is_optimizer_step(call: ast.Call) -> bool:
     return bool(_OPTIMIZER.search(holder)) and not _SCHEDULER.search(holder)
 
 
-def _trains(function: ast.FunctionDef) -> bool:
-    """Whether a function runs a backward pass."""
+def _trains(function: ast.AST) -> bool:
+    """Whether a function or a loop runs a backward pass."""
     return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(function))
 
 

@@ -224,7 +224,8 @@ def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AS
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
-        if isinstance(node, _OWN_BODY):
+        over = source_text(node.iter) if every_step and isinstance(node, ast.For) else ""
+        if isinstance(node, _OWN_BODY) and "parameters()" not in over:
             continue
         if every_step and isinstance(node, ast.If):
             test = source_text(node.test)
