@@ -143,7 +143,7 @@ def judged(folder: Path, imports: str, model: str, inputs: str) -> dict[str, Any
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    says = done.stderr.strip().splitlines()
+    says = done.stderr.replace(f"{folder.resolve()}/", "").strip().splitlines()
     return {
         "verdict": "trains" if done.returncode == 0 else "fails",
         "says": [line for line in says if line.startswith("- ")] or says[-2:],

@@ -250,8 +250,7 @@ def listed_allocations(text: str) -> list[Allocation]:
 def refused_buffer(text: str, operations: Iterable[tuple[str, str | None]]) -> list[Allocation]:
     """The one buffer that is larger than the memory, which the compiler names by its shape alone.
 
-    operations: as `located_operations` has them; the first line of the model that makes so many
-        elements.
+    operations: as `located_operations` has them; the first that makes as large an array counts.
     """
     size, shape = ONE_BUFFER.search(text), ONE_SHAPE.search(text)
     if size is None or shape is None:
