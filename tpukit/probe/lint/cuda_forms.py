@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from tpukit.probe.lint.names import Names, nodes_below, source_text
+from tpukit.probe.lint.names import Names, nodes_below, source_text, trains
 
 _ENDS_STEPS = ("torch_xla", "accelerate", "lightning", "pytorch_lightning")
 _DEVICE = re.compile(r"cuda(?::\d+)?")
@@ -83,10 +83,10 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
             yield from ((text, "cuda-accelerator") for text in texts if text.value == "gpu")
         elif isinstance(child, ast.FunctionDef):
             # Of a function that trains in a loop, the loop is the step.
-            steps = any(isinstance(n, _LOOPS) and _trains(n) for n in ast.walk(child))
-            inside |= bool(_FORWARD.fullmatch(child.name)) or (_trains(child) and not steps)
+            steps = any(isinstance(n, _LOOPS) and trains(n) for n in ast.walk(child))
+            inside |= bool(_FORWARD.fullmatch(child.name)) or (trains(child) and not steps)
         elif isinstance(child, _LOOPS):
-            inside = in_forward or _trains(child)
+            inside = in_forward or trains(child)
         elif isinstance(child, ast.JoinedStr):
             first = child.values[0] if child.values else None
             if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
@@ -135,11 +135,6 @@ def is_optimizer_step(call: ast.Call) -> bool:
         return False
     holder = source_text(call.func.value)
     return bool(_OPTIMIZER.search(holder)) and not _SCHEDULER.search(holder)
-
-
-def _trains(function: ast.AST) -> bool:
-    """Whether a function or a loop runs a backward pass."""
-    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(function))
 
 
 def _is_mask(taken: ast.Subscript) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property
 from tpukit.knowledge.calls import CallStatus
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text, trains
 from tpukit.probe.lint.source import Module
 
 RULES = {
@@ -135,11 +135,11 @@ class _Scan:
     """Name -> the scopes that bind it."""
 
     def all(self) -> Iterator[Mistake]:
-        trains, evaluates = ".backward(" in self.text, ".eval()" in self.text
-        if trains and not _EVALUATION.search(self.text):
+        is_trained, evaluates = ".backward(" in self.text, ".eval()" in self.text
+        if is_trained and not _EVALUATION.search(self.text):
             yield from self._never_in_eval()
         for node in nodes_below(self.tree):
-            if isinstance(node, _LOOPS) and trains:
+            if isinstance(node, _LOOPS) and is_trained:
                 yield from self._loop(node)
             elif isinstance(node, (*_FUNCTIONS, ast.Module)) and evaluates:
                 yield from self._function(node)
@@ -147,7 +147,7 @@ class _Scan:
                 yield from self._class(node)
             elif isinstance(node, ast.Call):
                 yield from self._call(node)
-            for block in _blocks(node) if trains else ():
+            for block in _blocks(node) if is_trained else ():
                 yield from self._order(block)
 
     # -- what things are --------------------------------------------------------------------------
@@ -282,8 +282,8 @@ class _Scan:
             return
         name = getattr(node, "name", "")
         loops = [n for n in own if isinstance(n, _LOOPS) and self._reads_a_loader(n)]
-        loops = [n for n in loops if n.lineno > evaluates[0].lineno or not _trains(n)]
-        if not loops or any(map(_trains, loops)) or name in self._under_no_grad:
+        loops = [n for n in loops if n.lineno > evaluates[0].lineno or not trains(n)]
+        if not loops or any(map(trains, loops)) or name in self._under_no_grad:
             return
         if not _NO_GRADIENTS.search(ast.unparse(node)):
             where = f"{name}()" if name else "the script"
@@ -292,7 +292,7 @@ class _Scan:
     def _never_in_eval(self) -> Iterator[Mistake]:
         """The first loop over a loader without gradients that runs the model that is trained."""
         nodes = list(nodes_below(self.tree))
-        trained = {_model_called(n) for n in nodes if isinstance(n, _LOOPS) and _trains(n)}
+        trained = {_model_called(n) for n in nodes if isinstance(n, _LOOPS) and trains(n)}
         found: list[tuple[ast.expr, str]] = []
         for node in nodes:
             without = node.items if isinstance(node, ast.With) else ()
@@ -304,7 +304,7 @@ class _Scan:
                     for loop in nodes_below(node)
                     if isinstance(loop, ast.For)
                     and self._reads_a_loader(loop)
-                    and not _trains(loop)
+                    and not trains(loop)
                     and not _calibrates(loop)
                 ]
         found = [(place, model) for place, model in found if model and model in trained]
@@ -400,9 +400,9 @@ class _Scan:
             fixed = given.get("shuffle")
             if isinstance(fixed, ast.Constant) and fixed.value is False:
                 return
-            trains = re.search(r"optim", self.text) and re.search(r"for epoch\b", self.text)
+            in_epochs = re.search(r"optim", self.text) and re.search(r"for epoch\b", self.text)
             evaluates = node.args and re.search(r"val|test|eval", source_text(node.args[0]), re.I)
-            if trains and not evaluates and "set_epoch" not in self.text:
+            if in_epochs and not evaluates and "set_epoch" not in self.text:
                 yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
         elif (
             node.args and self._means(node.func, _CROSS_ENTROPY) and self._is_softmax(node.args[0])
@@ -551,10 +551,6 @@ def _is_read(value: ast.expr) -> bool:
     return (
         re.search(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(", source_text(value)) is not None
     )
-
-
-def _trains(loop: ast.AST) -> bool:
-    return any(_method_of(n) == "backward" for n in nodes_below(loop))
 
 
 def _model_called(loop: ast.AST) -> str:

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpukit.probe.lint.names import source_text
+from tpukit.probe.lint.names import source_text, trains
 
 _KEPT_WHOLE = re.compile(
     r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
@@ -112,12 +112,8 @@ class Loaders:
 
     def _is_trained_on(self, call: ast.Call) -> bool:
         targets = self._targets(call)
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.For) and targets & set(_names_in(node.iter)):
-                calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
-                if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
-                    return True
-        return False
+        loops = (node for node in ast.walk(self._tree) if isinstance(node, ast.For))
+        return any(targets & set(_names_in(loop.iter)) and trains(loop) for loop in loops)
 
 
 def argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
