@@ -102,6 +102,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "probe_peers_eit_xla": (*TRIALS, *ENGINE, *XLA, *EIT),
     "probe_peers_summarize": (*TRIALS, *ENGINE, *EAGER, *SUMMARIZE),
     "probe_peers_summarize_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
+    "public_models": (*COMPILER, *TRIALS, "tpukit/testing.py", "tpukit/probe/parity.py"),
     "run_overhead": ("tpukit/commands/run.py", "tpukit/io/relay.py"),
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
     "summarize_generation": GENERATION,

@@ -1,11 +1,11 @@
 """Precision and recall of `tpukit doctor` on public training scripts that it was not written for.
 
-`doctor_material/scripts.toml` lists each script (repository, path, commit) with what a reader found
-wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH` and `to_tpu` for what
-`--to tpu` has to add, of which the first line a rule. FOLDER holds the scripts as
-<owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
+`doctor_material/scripts.toml` and `scripts_2.toml` list each script (repository, path, commit) with
+what a reader found wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH`
+and `to_tpu` for what `--to tpu` has to add, of which the first line a rule. FOLDER holds the
+scripts as <owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
 
-    python benchmarks/doctor_scripts.py FOLDER
+    python benchmarks/doctor_scripts.py FOLDER --set scripts_2
 """
 
 import argparse
@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-MATERIAL = Path(__file__).with_name("doctor_material") / "scripts.toml"
+MATERIAL = Path(__file__).with_name("doctor_material")
 NEAR = 10
 """Lines between a finding and the listed one: a call begins above what is wrong in it."""
 
@@ -45,8 +45,10 @@ def compared(listed: list[str], said: list[tuple[str, int]]) -> dict[str, list[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--set", default="scripts")
     options = parser.parse_args()
-    scripts = tomllib.loads(MATERIAL.read_text(encoding="utf-8"))["script"]
+    material = (MATERIAL / f"{options.set}.toml").read_text(encoding="utf-8")
+    scripts = tomllib.loads(material)["script"]
     result: dict[str, Any] = {"plain": {}, "to_tpu": {}}
     for script in scripts:
         name = f"{script['repository'].replace('/', '+')}@{script['path']}"

@@ -143,7 +143,7 @@ def judged(folder: Path, imports: str, model: str, inputs: str) -> dict[str, Any
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    says = done.stderr.strip().splitlines()
+    says = done.stderr.replace(f"{folder.resolve()}/", "").strip().splitlines()
     return {
         "verdict": "trains" if done.returncode == 0 else "fails",
         "says": [line for line in says if line.startswith("- ")] or says[-2:],
@@ -157,20 +157,20 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
-    for name, model in MODELS.items():
-        if options.only in name and (options.folder / name).is_dir():
-            found[name] = judged(options.folder / name, *model)
-            print(name, json.dumps(found[name]), flush=True)
-    for fault, (name, *given, expected) in FAULTS.items():
-        if options.only in fault and (options.folder / name).is_dir():
-            found[fault] = judged(options.folder / name, *given)
-            found[fault]["found"] = any(expected in line for line in found[fault]["says"])
-            print(fault, json.dumps(found[fault]), flush=True)
     packages = ("tpukit", "torch", "torch_xla", "libtpu", "jax")
     versions = {"python": platform.python_version(), **{p: version(p) for p in packages}}
-    if options.out:
-        write_result(options.out, {"models": found, "versions": versions})
+    asked = {name: (name, *model, "") for name, model in MODELS.items()} | FAULTS
+    found: dict[str, dict[str, Any]] = {}
+    for name, (repository, *given, expected) in asked.items():
+        if options.only not in name or not (options.folder / repository).is_dir():
+            continue
+        found[name] = judged(options.folder / repository, *given)
+        if expected:
+            found[name]["found"] = any(expected in line for line in found[name]["says"])
+        print(name, json.dumps(found[name]), flush=True)
+        if options.out:
+            # After each: a run that is stopped leaves what it has.
+            write_result(options.out, {"models": found, "versions": versions})
 
 
 if __name__ == "__main__":

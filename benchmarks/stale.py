@@ -82,6 +82,9 @@ MEASUREMENTS = {
     "gpu_memory_on_cpu": Measurement(("gpu_memory_on_cpu.py",)),
     "gpu_memory_public": Measurement(("gpu_memory_public.py",)),
     "gpu_search_seconds": timed("gpu_search_seconds.py"),
+    "public_models": Measurement(
+        (f"public_models.py FOLDER {OUT}",), needs="checkouts of the repositories"
+    ),
     "run_overhead": timed(f"run_overhead.py {OUT}"),
     "eit_simulation": timed(f"eit_simulation.py {OUT}"),
     "eit_speed_cpu": timed(f"eit_speed.py {OUT}"),

@@ -557,6 +557,22 @@ def gpualert_corpus() -> str:
     )
 
 
+def public_models() -> str:
+    found = read("public_models")["models"]
+    rows = [
+        [name, m["verdict"], m["seconds"], "" if m["verdict"] == "trains" else m["says"][0][2:162]]
+        for name, m in found.items()
+    ]
+    return section(
+        "`trains_on_tpu` on public models",
+        "public_models.py",
+        ["public_models"],
+        "As their own code builds them, and known faults of some. Two cores that other work "
+        "shared: seconds are upper bounds.",
+        table(["model", "verdict", "s", "says"], rows),
+    )
+
+
 def gpu_memory_public() -> str:
     found = read("gpu_memory_public")
     looked = [m for m in found["measurements"] if "error" in m]
@@ -755,6 +771,7 @@ SECTIONS = {
     "doctor_scan": doctor_scan,
     "run_overhead": run_overhead,
     "gpualert_corpus": gpualert_corpus,
+    "public_models": public_models,
     "gpu_memory_public": gpu_memory_public,
     "gpu_memory_on_cpu": gpu_memory_on_cpu,
     "gpu_search_seconds": gpu_search_seconds,

@@ -81,6 +81,8 @@ class CallTable:
     """Row's id -> row, for forms that no name shows."""
     forms: tuple[re.Pattern[str], ...]
     """One of which the text of a module with such a form shows."""
+    moves: frozenset[str]
+    """Ids of the rows about another device."""
     lasts: frozenset[str]
     """Last parts of all names: an attribute with another name matches no row."""
 
@@ -132,7 +134,8 @@ def move_table(target: str) -> CallTable:
     if target == "tpu":
         moves = _moves("tpu", effect="not on a TPU", since="torch_xla 2.9")
         taken = {name for row in moves for name in row.names}
-        return _indexed((*(row for row in old_calls() if taken.isdisjoint(row.names)), *moves))
+        kept = (row for row in old_calls() if taken.isdisjoint(row.names))
+        return _indexed((*kept, *moves), frozenset(row.id for row in moves))
     about_others = (row for row in old_calls() if not _is_left(row))
     return _indexed((*about_others, *moves_to_torch_tpu()))
 
@@ -143,7 +146,7 @@ def _is_left(row: OldCall) -> bool:
     return LEFT in roots or row.kind in ("environment", "shell")
 
 
-def _indexed(rows: Sequence[OldCall]) -> CallTable:
+def _indexed(rows: Sequence[OldCall], moves: frozenset[str] = frozenset()) -> CallTable:
     by_name: dict[str, tuple[OldCall, ...]] = {}
     modules: dict[str, OldCall] = {}
     environment: dict[str, OldCall] = {}
@@ -159,7 +162,7 @@ def _indexed(rows: Sequence[OldCall]) -> CallTable:
     lasts = frozenset(name.rpartition(".")[2] for name in (*by_name, *modules))
     by_form = {row.id: row for row in rows if row.kind == "form"}
     forms = tuple(re.compile(sign) for row in by_form.values() for sign in row.signs)
-    return CallTable(by_name, modules, environment, shell, by_form, forms, lasts)
+    return CallTable(by_name, modules, environment, shell, by_form, forms, moves, lasts)
 
 
 def _row(row: Mapping[str, Any]) -> OldCall:

@@ -107,6 +107,17 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("m = torch.nn.parallel.DistributedDataParallel(m, device_ids=[0])", "cuda-ddp"),
         ('torch.distributed.init_process_group("nccl")', "cuda-process-group"),
         ('d = f"cuda:{rank}"', "cuda-device-text"),
+        ('d = "cuda:" + str(rank)', "cuda-device-text"),
+        ('d = "cuda:{}".format(rank)', "cuda-device-text"),
+        ("m = m.to(args.local_rank)", "cuda-device-text"),
+        ('t = Trainer(accelerator="gpu" if n else "cpu")', "cuda-accelerator"),
+        ("torch.set_default_tensor_type(torch.cuda.FloatTensor)", "cuda-default-type"),
+        ("import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=n)", "cuda-sampler"),
+        ("def f(d, mask):\n    for x in d:\n        g(x[mask]).backward()", "cuda-values-shape"),
+        ("m = torch.nn.SyncBatchNorm.convert_sync_batchnorm(m)", "cuda-sync-bn"),
+        ("import torch.multiprocessing as mp\nmp.spawn(main, nprocs=2)", "cuda-spawn"),
+        ('s = torch.amp.GradScaler("cpu", enabled=half)', "cuda-amp-scaler"),
+        ('if torch.__version__ >= "2":\n    m = torch.compile(m)', "cuda-compile"),
         ("def forward(self, x):\n    return x[x > 0]", "cuda-values-shape"),
         ("def forward(self, x):\n    return x.nonzero()", "cuda-values-shape"),
         ("def pos_loss(x, pad_mask):\n    return x[..., :3][pad_mask].mean()", "cuda-values-shape"),
@@ -132,6 +143,26 @@ def test_code_without_cuda_is_left_alone(tmp_path):
     source = "import torch\n\n\ndef f(x):\n    return torch.relu(x)\n"
     assert moved(tmp_path, source) == source
     assert found(tmp_path, source) == set()
+
+
+def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
+    for package in ("torch_xla.core.xla_model", "accelerate", "lightning.pytorch"):
+        source = f"import torch\nimport {package} as p\noptimizer.step()\n"
+        assert "cuda-sync" not in found(tmp_path, source)
+    assert "cuda-sync" in found(tmp_path, "import torch, numpy\noptimizer.step()\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.set_default_tensor_type('torch.FloatTensor')",
+        "import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=xr.world_size())",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "def main(x, y):\n    x = x[y == 0]\n    for b in x:\n        f(b).backward()",
+    ],
+)
+def test_what_needs_no_change(tmp_path, line):
+    assert found(tmp_path, f"import torch\n{line}\n") <= {"set-default-tensor-type"}
 
 
 def test_names_of_the_table_are_pytorch_s():

@@ -37,6 +37,12 @@ CASES = {
             "a copy to the host": LOOP + "    losses.append(loss.detach().cpu())\n",
             "a compiled step": XLA + "def f(x):\n    loss = m(x)\n    loss.backward()\n    return loss\ng = torch.compile(f)\nfor x in l:\n    print(g(x).item())\n",
             "a comparison": LOOP + "    if loss > 10:\n        break\n",
+            "a function of the loss that a library calls": XLA + "t = trainer(m, output_transform=lambda x, y, loss: loss.item())\n",
+            "in a loop over the weights": LOOP + "    for p in model.parameters():\n        n += p.grad.norm().item()\n",
+            "on one rank": LOOP + "    if rank == 0:\n        total += loss.item()\n",
+            "where gradients are accumulated": LOOP + "    if (i + 1) % 4 == 0:\n        opt.step()\n        total += loss.item()\n",
+            "a method of one step": XLA + "class T:\n    def one(self, x):\n        m(x).backward()\n    def run(self):\n        for x in l:\n            t += self.one(x).item()\n",
+            "a step under another name": XLA + "def one(x):\n    m(x).backward()\nstep = one\nfor x in l:\n    t += step(x).item()\n",
             "a test of a number": LOOP + "    if torch.isnan(loss):\n        break\n",
             "accelerate alone": ACCELERATE + "    total += loss.item()\n",
             "on a TPU": LOOP + "    if use_tpu:\n        total += loss.item()\n",
@@ -44,6 +50,8 @@ CASES = {
         },
         {
             "now and then": LOOP + "    if step % 50 == 0:\n        print(loss.item())\n",
+            "before the loop ends": LOOP + "    if broken:\n        print(loss.item())\n        break\n",
+            "a key": XLA + "sorted(x, key=lambda each: each.item())\n",
             "after the loop": LOOP + "print(loss.item())\n",
             "a closure": LOOP + "    def closure():\n        print(loss.item())\n    xm.add_step_closure(closure)\n",
             "without XLA": "import torch\n" + LOOP[len(XLA):].replace("xm.optimizer_step(opt)", "opt.step()") + "    loss.item()\n",
@@ -122,8 +130,16 @@ CASES = {
             "accelerate once an epoch": ACCELERATE + "a.wait_for_everyone()\n",
         },
     ),
+    "sync-in-step": (
+        {
+            "between forward and backward": LOOP.replace("    loss.b", "    xm.mark_step()\n    loss.b"),
+            "before the loss": XLA + "for x in loader:\n    y = net(x)\n    torch_xla.sync()\n    loss = f(y)\n    loss.backward()\n    opt.step()\n",
+        },
+        {"after it": LOOP + "    xm.mark_step()\n", "before it": LOOP.replace("    loss = m", "    xm.mark_step()\n    loss = m")},
+    ),
     "no-drop-last": (
         {
+            "in a dict": LOADER + "given = dict(batch_size=8)\ntrain = DataLoader(d, shuffle=True, **given)\n",
             "by name": LOADER + "train_loader = DataLoader(d, batch_size=8)\n",
             "by its data": LOADER + "DataLoader(ds['train'], batch_size=8)\n",
             "by its function": LOADER + "def train_dataloader(self):\n    return DataLoader(self.d, batch_size=8)\n",
@@ -134,6 +150,7 @@ CASES = {
         {
             "counted alone": LOADER + "n = len(DataLoader(train_set, batch_size=8))\n",
             "dropped": LOADER + "train_loader = DataLoader(d, batch_size=8, drop_last=True)\n",
+            "dropped in a dict": LOADER + "given = {'batch_size': 8, 'drop_last': True}\ntrain = DataLoader(d, **given)\n",
             "one by one": LOADER + "train = DataLoader(d)\ntrain2 = DataLoader(d, batch_size=1)\n",
             "a batch sampler": LOADER + "train = DataLoader(d, batch_sampler=s)\n",
             "without XLA": "from torch.utils.data import DataLoader\ntrain = DataLoader(d, batch_size=8)\n",
@@ -150,6 +167,7 @@ CASES = {
     ),
     "padding-to-longest": (
         {
+            "a collator": XLA + "DataCollatorForSeq2Seq(t, padding=True)\n",
             "longest": XLA + "tokenizer(t, padding=True)\n",
             "in words": XLA + "self.tokenizer(t, padding='longest')\n",
             "sequences": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)\n",

@@ -32,11 +32,11 @@ EVALUATE = (
 )
 TESTED = (
     HEAD
-    + "def test(model, loader):\n    with torch.no_grad():\n        for x in loader:\n            model(x)\nfor x in loader:\n    opt.zero_grad()\n    model(x).backward()\n    opt.step()\n"
+    + "def test(model, loader):\n    with torch.no_grad():\n        for x in loader:\n            n += model(x)\nfor x in loader:\n    opt.zero_grad()\n    model(x).backward()\n    opt.step()\n"
 )
 CASES = {
     "no-zero-grad": (
-        [LOOP + "    opt.step()\n"],
+        [LOOP + "    opt.step()\n", HEAD + "def f(optimizer):\n    for x in loader:\n        g(x).backward()\n        optimizer.step()\n"],
         [LOOP + "    opt.step()\n    opt.zero_grad()\n", LOOP + "    opt.step()\n    for p in ps: p.grad = None\n", LOOP + "    other.step()\n"],
     ),
     "gradients-cleared": (
@@ -56,11 +56,11 @@ CASES = {
         [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n"],
     ),
     "never-in-eval": (
-        [TESTED, TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
-        [TESTED.replace("    with", "    model.eval()\n    with"), TESTED.replace("no_grad", "enable_grad"), TESTED.replace("        model(x)", "        other(x)")],
+        [TESTED, TESTED + "trainer.train(epochs=3)\n", TESTED.replace("for x in loader:\n            n", "bar = tqdm(loader)\n        for x in bar:\n            n"), TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
+        [TESTED.replace("    with", "    model.eval()\n    with"), TESTED.replace("no_grad", "enable_grad"), TESTED.replace("n += model(x)", "n += other(x)"), TESTED.replace("n += model(x)", "model(x)"), TESTED + "model.train(mode)\n"],
     ),
     "loss-keeps-graph": (
-        [LOOP + "    losses += [loss]\n", LOOP + "    losses.append((loss, n))\n", LOOP + "    total += loss\n", LOOP + "    total += loss * len(x)\n", LOOP + "    losses.append(loss)\n"],
+        [LOOP + "    losses += [loss]\n", LOOP + "    losses.append((loss, n))\n", LOOP + "    total += loss\n", LOOP + "    total += loss * len(x)\n", LOOP + "    losses.append(loss)\n", LOOP.replace("loss.b", "scaler.scale(loss).b") + "    total += loss\n", LOOP.replace("loss.backward()", "accelerator.backward(loss)") + "    total += loss\n"],
         [LOOP + "    losses += [loss.item()]\n", LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
     ),
     "softmax-before-loss": (
@@ -72,7 +72,7 @@ CASES = {
         [HEAD + "s = None\nif r:\n    s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
     ),
     "sampler-without-epoch": (
-        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n"],
         [LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-after-step": (

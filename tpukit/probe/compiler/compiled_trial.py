@@ -13,7 +13,14 @@ from tpukit.io.units import GIB
 from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.compiler import hlo
 from tpukit.probe.compiler.client import PARTS
-from tpukit.probe.compiler.compile import CompilerRefusedError, Program, TpuCompiler, program_key
+from tpukit.probe.compiler.compile import (
+    CompilerRefusedError,
+    Program,
+    TpuCompiler,
+    program_key,
+    program_text,
+)
+from tpukit.probe.compiler.source_map import located_operations
 from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
@@ -24,7 +31,7 @@ SURELY_LESS = 0.9
 """Part of training's memory below which an evaluation is compiled at the fast setting alone (which
 reports too little; see `FAST_EFFORT`)."""
 LISTED_ALLOCATIONS = 8
-FORMAT = 3
+FORMAT = 4
 """Version of the fields of `hlo.ProgramCosts` in the cache."""
 
 
@@ -81,6 +88,9 @@ class CachedCompiler:
                     id="task-failed",
                 ) from error
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
+            if not largest:
+                operations = located_operations(program_text(program, places=True))
+                largest = hlo.refused_buffer(text, operations)
             return hlo.ProgramCosts(
                 refusal=summary_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
             )

@@ -209,9 +209,11 @@ class _Finder:
             if row is not None:
                 self._found(alias, row, name)
             for known in self.table.by_name.get(full, ()):
-                if known.kind == "name" and known.status == "removed":
+                if known.kind != "name" or known.id in self.table.moves:
+                    continue  # an import alone needs no other device
+                if known.status == "removed":
                     self._found(alias, known, full)
-                elif known.kind == "name":
+                else:
                     self._imported.append((alias.asname or alias.name, alias, known, full))
 
     def _module_row(self, name: str) -> tuple[OldCall | None, str]:
@@ -277,7 +279,9 @@ class _Finder:
         fixable: bool = True,
     ) -> None:
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
-        if any(condition.covers(row, name) for condition in self.guarding):
+        # A test of a release says nothing about another device.
+        guarding = () if row.id in self.table.moves else self.guarding
+        if any(condition.covers(row, name) for condition in guarding):
             return
         if self.has_alternative and is_import and row.status == "removed":
             return
@@ -337,7 +341,9 @@ def _applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) ->
     """Whether a call row's conditions hold for a call. constants: values assigned to names."""
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     if row.lacks:
-        return None not in given and not set(row.lacks) & set(given)
+        written = {k for k, v in given.items() if source_text(v) not in row.unless.get(str(k), ())}
+        lacking = not set(row.lacks) & set(given) or bool(row.unless and set(row.lacks) & written)
+        return None not in given and lacking
     if row.positional:
         return len(node.args) + len(node.keywords) >= row.positional
     if not row.keywords:

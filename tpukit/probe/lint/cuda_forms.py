@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from tpukit.probe.lint.names import Names, nodes_below, source_text
+from tpukit.probe.lint.names import Names, nodes_below, source_text, trains
 
+_ENDS_STEPS = ("torch_xla", "accelerate", "lightning", "pytorch_lightning")
 _DEVICE = re.compile(r"cuda(?::\d+)?")
+_NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$")
+"""A device by its number."""
 _XLA = re.compile(r"xla(?::\d+|://)?")
 """A device, a backend, or where ranks meet."""
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
@@ -16,16 +19,19 @@ _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
 _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
+_LOOPS = (ast.For, ast.While)
 _FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
 _MASK = re.compile(r"~?(?:\w*_)?masks?")
 
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
-    uses_xla = any(b.name == "torch_xla" for found in names.module.bindings.values() for b in found)
+    bound = (b.name or "" for found in names.module.bindings.values() for b in found)
+    # accelerate and Lightning end the step themselves.
+    ends_steps = any(name.partition(".")[0] in _ENDS_STEPS for name in bound)
     types = _tensor_types(tree)
     for node, id in chain(_within(tree, in_forward=False), _made(tree, types)):
-        if id != "cuda-sync" or not uses_xla:
+        if id != "cuda-sync" or not ends_steps:
             yield node, id, source_text(node)[:40]
 
 
@@ -68,12 +74,19 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
         if isinstance(child, ast.Constant):
             if isinstance(child.value, str) and _DEVICE.fullmatch(child.value):
                 yield from _text(child, node)
-            elif child.value == "gpu" and getattr(node, "arg", "") == "accelerator":
-                yield child, "cuda-accelerator"
+            elif isinstance(child.value, str) and re.match(r"cuda:(?:$|\{|%)", child.value):
+                yield child, "cuda-device-text"
             continue
         inside = in_forward
-        if isinstance(child, ast.FunctionDef):
-            inside = in_forward or bool(_FORWARD.fullmatch(child.name)) or _trains(child)
+        if isinstance(child, ast.keyword) and child.arg == "accelerator":
+            texts = (n for n in ast.walk(child.value) if isinstance(n, ast.Constant))
+            yield from ((text, "cuda-accelerator") for text in texts if text.value == "gpu")
+        elif isinstance(child, ast.FunctionDef):
+            # Of a function that trains in a loop, the loop is the step.
+            steps = any(isinstance(n, _LOOPS) and trains(n) for n in ast.walk(child))
+            inside |= bool(_FORWARD.fullmatch(child.name)) or (trains(child) and not steps)
+        elif isinstance(child, _LOOPS):
+            inside = in_forward or trains(child)
         elif isinstance(child, ast.JoinedStr):
             first = child.values[0] if child.values else None
             if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
@@ -106,6 +119,8 @@ def _method(
     holder = source_text(function.value)
     if function.attr == "cuda" and holder != "torch":
         yield function, "cuda-method"
+    elif function.attr == "to" and call.args and _NUMBER.search(source_text(call.args[0])):
+        yield function, "cuda-device-text"
     elif function.attr == "half" and not call.args:
         yield function, "cuda-half"
     elif is_optimizer_step(call):
@@ -120,11 +135,6 @@ def is_optimizer_step(call: ast.Call) -> bool:
         return False
     holder = source_text(call.func.value)
     return bool(_OPTIMIZER.search(holder)) and not _SCHEDULER.search(holder)
-
-
-def _trains(function: ast.FunctionDef) -> bool:
-    """Whether a function runs a backward pass."""
-    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(function))
 
 
 def _is_mask(taken: ast.Subscript) -> bool:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tpukit.knowledge.calls import CallStatus
+from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text, trains
 from tpukit.probe.lint.source import Module
 
 RULES = {
@@ -69,6 +70,7 @@ RULES = {
 """Rule -> what happens, and what to write instead."""
 MAY_HOLD = {
     b".backward(": re.compile(b""),
+    b"DistributedSampler(": re.compile(rb"for epoch\b"),
     b".dropout(": re.compile(rb"(?:\bF|functional)\.dropout\((?![^\n]{0,200}training)"),
     b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
     b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
@@ -83,6 +85,7 @@ _LIGHTNING = tuple(
     f"{package}.LightningModule"
     for package in ("lightning", "lightning.pytorch", "pytorch_lightning")
 )
+_LOADS = re.compile(r"load|dl\b|batches|_iter\b", re.I)
 _CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -93,7 +96,9 @@ _SAMPLERS = (
 _NO_GRADIENTS = re.compile(
     r"no_grad|inference_mode|set_grad_enabled|requires_grad|(?<!zero_)grad\("
 )
-_EVALUATION = re.compile(r"\.eval\(|\.train\((?:mode=)?\w|\.training\b")
+_EVALUATION = re.compile(
+    r"\.eval\(|\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b"
+)
 _MODULES = re.compile(
     r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
 )
@@ -130,11 +135,11 @@ class _Scan:
     """Name -> the scopes that bind it."""
 
     def all(self) -> Iterator[Mistake]:
-        trains, evaluates = ".backward(" in self.text, ".eval()" in self.text
-        if trains and not _EVALUATION.search(self.text):
+        is_trained, evaluates = ".backward(" in self.text, ".eval()" in self.text
+        if is_trained and not _EVALUATION.search(self.text):
             yield from self._never_in_eval()
         for node in nodes_below(self.tree):
-            if isinstance(node, _LOOPS) and trains:
+            if isinstance(node, _LOOPS) and is_trained:
                 yield from self._loop(node)
             elif isinstance(node, (*_FUNCTIONS, ast.Module)) and evaluates:
                 yield from self._function(node)
@@ -142,7 +147,7 @@ class _Scan:
                 yield from self._class(node)
             elif isinstance(node, ast.Call):
                 yield from self._call(node)
-            for block in _blocks(node) if trains else ():
+            for block in _blocks(node) if is_trained else ():
                 yield from self._order(block)
 
     # -- what things are --------------------------------------------------------------------------
@@ -176,7 +181,15 @@ class _Scan:
         return any(name.startswith(of) for name in self._meanings(call.func.value))
 
     def _is_optimizer_step(self, node: ast.AST) -> bool:
-        return self._is(node, "step", "torch.optim.") and not self._is_scheduler_step(node)
+        """By what it is made of; where another module makes it, by its name."""
+        if not isinstance(node, ast.Call) or _method_of(node) != "step":
+            return False
+        if self._is_scheduler_step(node):
+            return False
+        known = self._meanings(node.func.value)  # type: ignore[attr-defined]
+        return (
+            any(k.startswith("torch.optim.") for k in known) if known else is_optimizer_step(node)
+        )
 
     def _is_scheduler_step(self, node: ast.AST) -> bool:
         return self._is(node, "step", "torch.optim.lr_scheduler.")
@@ -190,7 +203,8 @@ class _Scan:
         steps = [call for call in _calls_of("step", inner) if self._is_optimizer_step(call)]
         if steps and not re.search(r"zero_grad|\.grad\b|set_to_none", self.text):
             yield steps[0].func, "no-zero-grad", f"{source_text(steps[0])} in a loop"
-        yield from self._kept_losses(inner, set(map(_holder, backward)))
+        losses = {text for call in backward for text in _losses_of(call)}
+        yield from self._kept_losses(inner, losses)
         left = [call for call in _calls_of("eval", inner) if not call.args]
         called = {source_text(n.func).rpartition(".")[2] for n in inner if isinstance(n, ast.Call)}
         left += [call for name in sorted(called) for call in self._evaluations.get(name, ())]
@@ -267,9 +281,9 @@ class _Scan:
         if not evaluates:
             return
         name = getattr(node, "name", "")
-        loops = [n for n in own if isinstance(n, _LOOPS) and _reads_a_loader(n)]
-        loops = [n for n in loops if n.lineno > evaluates[0].lineno or not _trains(n)]
-        if not loops or any(map(_trains, loops)) or name in self._under_no_grad:
+        loops = [n for n in own if isinstance(n, _LOOPS) and self._reads_a_loader(n)]
+        loops = [n for n in loops if n.lineno > evaluates[0].lineno or not trains(n)]
+        if not loops or any(map(trains, loops)) or name in self._under_no_grad:
             return
         if not _NO_GRADIENTS.search(ast.unparse(node)):
             where = f"{name}()" if name else "the script"
@@ -278,7 +292,7 @@ class _Scan:
     def _never_in_eval(self) -> Iterator[Mistake]:
         """The first loop over a loader without gradients that runs the model that is trained."""
         nodes = list(nodes_below(self.tree))
-        trained = {_model_called(n) for n in nodes if isinstance(n, _LOOPS) and _trains(n)}
+        trained = {_model_called(n) for n in nodes if isinstance(n, _LOOPS) and trains(n)}
         found: list[tuple[ast.expr, str]] = []
         for node in nodes:
             without = node.items if isinstance(node, ast.With) else ()
@@ -288,11 +302,35 @@ class _Scan:
                 found += [
                     (loop.iter, _model_called(loop))
                     for loop in nodes_below(node)
-                    if isinstance(loop, ast.For) and _reads_a_loader(loop) and not _trains(loop)
+                    if isinstance(loop, ast.For)
+                    and self._reads_a_loader(loop)
+                    and not trains(loop)
+                    and not _calibrates(loop)
                 ]
         found = [(place, model) for place, model in found if model and model in trained]
         for place, model in sorted(found, key=lambda each: each[0].lineno)[:1]:
             yield place, "never-in-eval", f"{model} without eval()"
+
+    def _reads_a_loader(self, loop: ast.AST) -> bool:
+        """By its name, also behind `bar = tqdm(loader)`."""
+        over = loop.iter if isinstance(loop, ast.For | ast.AsyncFor) else None
+        if over is None:
+            return False
+        return _LOADS.search(source_text(over)) is not None or any(
+            isinstance(n, ast.Name) and n.id in self._bars for n in nodes_below(over)
+        )
+
+    @cached_property
+    def _bars(self) -> set[str]:
+        """Names of progress bars over a loader."""
+        assigned = (n for n in nodes_below(self.tree) if isinstance(n, ast.Assign))
+        return {
+            source_text(node.targets[0])
+            for node in assigned
+            if isinstance(node.value, ast.Call)
+            and "tqdm" in source_text(node.value.func)
+            and _LOADS.search(" ".join(map(source_text, node.value.args)))
+        }
 
     @cached_property
     def _evaluations(self) -> dict[str, list[ast.Call]]:
@@ -362,9 +400,9 @@ class _Scan:
             fixed = given.get("shuffle")
             if isinstance(fixed, ast.Constant) and fixed.value is False:
                 return
-            trains = re.search(r"\.backward\(", self.text) and re.search(r"for epoch\b", self.text)
+            in_epochs = re.search(r"optim", self.text) and re.search(r"for epoch\b", self.text)
             evaluates = node.args and re.search(r"val|test|eval", source_text(node.args[0]), re.I)
-            if trains and not evaluates and "set_epoch" not in self.text:
+            if in_epochs and not evaluates and "set_epoch" not in self.text:
                 yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
         elif (
             node.args and self._means(node.func, _CROSS_ENTROPY) and self._is_softmax(node.args[0])
@@ -466,6 +504,15 @@ def _calls_of(method: str, nodes: Sequence[ast.AST]) -> list[ast.Call]:
     return [n for n in nodes if isinstance(n, ast.Call) and _method_of(n) == method]
 
 
+def _losses_of(backward: ast.Call) -> Iterator[str]:
+    """`loss` of its own `backward()`, of a scaled one's, and of `accelerator.backward(loss)`."""
+    holder = backward.func.value  # type: ignore[attr-defined]
+    yield source_text(holder)
+    scaled = isinstance(holder, ast.Call) and _method_of(holder) == "scale"
+    if scaled or re.search(r"accelerator|fabric|engine", source_text(holder)):
+        yield from map(source_text, holder.args if scaled else backward.args)
+
+
 def _holder(call: ast.Call) -> str:
     return source_text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
@@ -506,10 +553,6 @@ def _is_read(value: ast.expr) -> bool:
     )
 
 
-def _trains(loop: ast.AST) -> bool:
-    return any(_method_of(n) == "backward" for n in nodes_below(loop))
-
-
 def _model_called(loop: ast.AST) -> str:
     """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
     calls = (n.func for n in nodes_below(loop) if isinstance(n, ast.Call))
@@ -517,6 +560,10 @@ def _model_called(loop: ast.AST) -> str:
     return next((root[1] for root in roots if root), "")
 
 
-def _reads_a_loader(loop: ast.AST) -> bool:
-    text = source_text(loop.iter) if isinstance(loop, ast.For | ast.AsyncFor) else ""
-    return re.search(r"load|dl\b|batches|_iter\b", text, re.I) is not None
+def _calibrates(loop: ast.AST) -> bool:
+    """Whether a loop only runs the model, for its batch statistics: no result is used."""
+    return not any(
+        isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
+        and re.search(r"(?:model|net)\w*\.?\w*\(", source_text(n.value) if n.value else "", re.I)
+        for n in nodes_below(loop)
+    )

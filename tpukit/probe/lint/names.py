@@ -276,6 +276,11 @@ def nodes_below(node: ast.AST) -> Iterator[ast.AST]:
         stack += node.__dict__.get(_KEPT) or children(node)
 
 
+def trains(node: ast.AST) -> bool:
+    """Whether a function or a loop runs a backward pass."""
+    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(node))
+
+
 def source_text(node: ast.expr) -> str:
     """An expression as code; empty where it is nested too deeply."""
     try:

@@ -36,7 +36,8 @@ def copied(model: nn.Module) -> nn.Module:
     """A copy whose functions, too, use the copy's modules: `copy.deepcopy` shares closures, and
     copies what cannot be pickled."""
     try:
-        made: nn.Module = pickle.loads(cloudpickle.dumps(model))
+        with _sendable(map(type, model.modules())):
+            made: nn.Module = pickle.loads(cloudpickle.dumps(model))
     except Exception:  # whatever a user's object raises
         return copy.deepcopy(model)
     return made
@@ -73,13 +74,31 @@ def carried_task(file: str) -> Task:
 
 def _by_value(task: Task, parts: Iterable[object]) -> bytes:
     """The pickled task; what is in a module that is a file given by its path is included."""
+    parts = list(parts)
     names = {str(getattr(part, "__module__", None)) for part in (type(task), *parts)}
     with ExitStack() as registered:
         for module in (sys.modules[name] for name in names if not _is_found(name)):
             cloudpickle.register_pickle_by_value(module)
             registered.callback(cloudpickle.unregister_pickle_by_value, module)
+        registered.enter_context(_sendable(parts))
         content: bytes = cloudpickle.dumps(task)
     return content
+
+
+@contextmanager
+def _sendable(kinds: Iterable[object]) -> Iterator[None]:
+    """Takes away, meanwhile, torch's refusal to pickle modules with parametrizations (weight_norm):
+    their classes are made at run time and go by value."""
+    name = "__getstate__"
+    made = [k for k in set(kinds) if getattr(k, "__name__", "").startswith("Parametrized")]
+    kept = [(kind, vars(kind)[name]) for kind in made if name in vars(kind)]
+    for kind, _ in kept:
+        delattr(kind, name)
+    try:
+        yield
+    finally:
+        for kind, refusal in kept:
+            setattr(kind, name, refusal)
 
 
 def _is_found(name: str) -> bool:

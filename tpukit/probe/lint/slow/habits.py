@@ -47,6 +47,7 @@ _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoad
 _ADVICE = {
     "read-in-step": "read when logging, after the sync: each read waits for the device",
     "wait-in-step": "omit it, or wait once an epoch: the step waits for the device and every rank",
+    "sync-in-step": "once, after optimizer.step(): here it cuts the step into two programs",
     "collective-under-master": "call it on every rank: it waits for all of them",
     "unsynchronised-gradients": "xm.optimizer_step(optimizer): mark_step does not synchronise "
     "gradients, each rank trains its own model",
@@ -61,6 +62,7 @@ _ADVICE = {
 _EFFECTS = {
     "read-in-step": "waits each step",
     "wait-in-step": "waits each step",
+    "sync-in-step": "cuts the step in two",
     "collective-under-master": "hangs",
     "unsynchronised-gradients": "ranks drift apart",
     "fp16-accelerator": "raises on TPU",
@@ -146,6 +148,8 @@ class _Visitor:
                 self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
+            if self.uses_xla and isinstance(child, ast.Lambda):
+                self._steps.look_at_lambda(child)
             if self._has_steps:
                 self._steps.look_at(child, inner)
             if isinstance(child, ast.If):
@@ -211,7 +215,7 @@ class _Visitor:
         if (
             padding in _PADS
             and not self._is_measured(node)
-            and re.search("token|pad", called := source_text(node.func), re.I)
+            and re.search("token|pad|collat", called := source_text(node.func), re.I)
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
@@ -227,15 +231,16 @@ class _Visitor:
         )
 
     def _loader(self, node: ast.Call) -> None:
-        given = {keyword.arg for keyword in node.keywords}
-        size = argument(node, "batch_size", 1)
+        if self._loaders is None:
+            self._loaders = Loaders(self._tree)
+        whole_call = self._loaders.spread(node)
+        given = {keyword.arg for keyword in whole_call.keywords}
+        size = argument(whole_call, "batch_size", 1)
         whole = size is None or source_text(size) in ("1", "None")
-        drop = argument(node, "drop_last", 8)
+        drop = argument(whole_call, "drop_last", 8)
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
         if whole or not kept or given & {None, "batch_sampler"}:
             return
-        if self._loaders is None:
-            self._loaders = Loaders(self._tree)
         if self._loaders.feeds_training(node):
             old = "DataLoader(...) without drop_last"
             self.emit(node.func, "no-drop-last", old if drop is None else _WRITTEN)

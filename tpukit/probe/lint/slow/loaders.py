@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpukit.probe.lint.names import source_text
+from tpukit.probe.lint.names import source_text, trains
 
 _KEPT_WHOLE = re.compile(
     r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
@@ -20,9 +20,28 @@ class Loaders:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
+        self._dicts = {
+            source_text(node.targets[0]): node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.Dict)
+        }
         self._parents = {
             child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
         }
+
+    def spread(self, call: ast.Call) -> ast.Call:
+        """The call with what `**name` stands for, where that is a dict of the module."""
+        keywords: list[ast.keyword] = []
+        for given in call.keywords:
+            value = self._dicts.get(source_text(given.value)) if given.arg is None else None
+            if isinstance(value, ast.Call) and source_text(value.func) == "dict":
+                keywords += value.keywords
+            elif isinstance(value, ast.Dict):
+                pairs = zip(value.keys, value.values, strict=True)
+                keywords += [ast.keyword(getattr(k, "value", None), v) for k, v in pairs]
+            else:
+                keywords.append(given)
+        return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
@@ -93,12 +112,8 @@ class Loaders:
 
     def _is_trained_on(self, call: ast.Call) -> bool:
         targets = self._targets(call)
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.For) and targets & set(_names_in(node.iter)):
-                calls = (n.func for n in ast.walk(node) if isinstance(n, ast.Call))
-                if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
-                    return True
-        return False
+        loops = (node for node in ast.walk(self._tree) if isinstance(node, ast.For))
+        return any(targets & set(_names_in(loop.iter)) and trains(loop) for loop in loops)
 
 
 def argument(call: ast.Call, name: str, position: int) -> ast.expr | None:

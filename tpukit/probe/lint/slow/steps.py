@@ -11,6 +11,7 @@ from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_
 _READS = ("item", "tolist", "numpy", "cpu")
 _XM = "torch_xla.core.xla_model."
 _STEPS = (f"{_XM}optimizer_step", f"{_XM}mark_step", "torch_xla.sync", "torch_xla.step")
+_SYNCS = (f"{_XM}mark_step", "torch_xla.sync")
 _WAITS = (
     f"{_XM}rendezvous",
     f"{_XM}mesh_reduce",
@@ -19,7 +20,7 @@ _WAITS = (
     "torch.distributed.barrier",
 )
 _SELDOM = re.compile(
-    r"%|log|print|verbose|debug|report|every|interval|eval|master|main|rank|(?:<=?|==) ?\d+$", re.I
+    r"%|log|print|verbose|debug|report|every|interval|eval|(?:<=?|==) ?[1-9]\d*$", re.I
 )
 _ON_TPU = re.compile(r"xla|tpu", re.I)
 _OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)|[\"']cpu", re.I)
@@ -54,16 +55,27 @@ class Steps:
         is_function = isinstance(node, _FUNCTIONS)
         is_step = self._uses_xla and getattr(node, "name", "") == "training_step"
         is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
-        if is_step:
-            nodes = list(_nodes(node.body, every_step=True))
-            self._reads(nodes)
-        elif isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I):
-            nodes = list(_nodes(node.body, every_step=True))
-        else:
+        if not is_step and not (
+            isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
+        ):
             return
+        nodes = list(_nodes(node.body, every_step=True))
+        if is_step:
+            self._reads(nodes)
+        if self._uses_xla:
+            self._cuts(node, scope)
         for inner in nodes:
             if isinstance(inner, ast.Call):
                 self._wait(inner, scope)
+
+    def look_at_lambda(self, node: ast.Lambda) -> None:
+        """Reports a function of a loss that reads it: a library calls it with each step's."""
+        given = {argument.arg for argument in node.args.args}
+        call = node.body
+        if isinstance(call, ast.Call) and _is_read(call, set()):
+            of = {n.id for n in nodes_below(call) if isinstance(n, ast.Name)} & given
+            if any(map(_LOSS.search, of)) and "print" not in source_text(call.func):
+                self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
 
     def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
         """Whether a node is a backward pass, or in a loop a sync."""
@@ -75,7 +87,7 @@ class Steps:
             return True  # with the backward pass in a loop over micro-batches
         if not self._uses_xla or is_function:
             return False
-        if isinstance(node.func, ast.Name) and node.func.id in self._step_functions:
+        if source_text(node.func).removeprefix("self.") in self._step_functions:
             return True
         return any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
 
@@ -96,12 +108,29 @@ class Steps:
             if _tests_a_tensor(test, tensors):
                 self._emit(test, "read-in-step", f"if {source_text(test)[:40]} in the step")
 
+    # -- syncs ------------------------------------------------------------------------------------
+    def _cuts(self, step: ast.AST, scope: Scope) -> None:
+        """A sync between the forward and the backward pass."""
+        forward, cut = False, None
+        for call in (getattr(s, "value", None) for s in step.__dict__["body"]):
+            if not isinstance(call, ast.Call):
+                continue
+            if any(m in _SYNCS for m in self._names.resolve(call.func, scope)):
+                cut = call if forward else None
+            elif source_text(call.func).endswith(".backward"):
+                if cut is not None:
+                    text = f"{source_text(cut)[:40]} before backward()"
+                    self._emit(cut.func, "sync-in-step", text)
+                return
+            else:
+                forward |= re.search(r"model|net", source_text(call.func), re.I) is not None
+
     # -- waits ------------------------------------------------------------------------------------
     def _wait(self, node: ast.Call, scope: Scope) -> None:
         function = node.func
         meanings = self._names.resolve(function, scope)
         waits = any(meaning in _WAITS for meaning in meanings)
-        if any(m in ("torch_xla.sync", f"{_XM}mark_step") for m in meanings):
+        if any(m in _SYNCS for m in meanings):
             given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
             waits = any(isinstance(v, ast.Constant) and v.value is True for v in given)
         if isinstance(function, ast.Attribute) and function.attr == "wait_for_everyone":
@@ -111,7 +140,7 @@ class Steps:
 
 
 def _step_functions(tree: ast.Module) -> set[str]:
-    """Functions that run one backward pass, and what `compile` makes of them."""
+    """Functions that run one backward pass, their other names, and what `compile` makes of them."""
     found: set[str] = set()
     for node in nodes_below(tree):
         if isinstance(node, _FUNCTIONS):
@@ -119,9 +148,11 @@ def _step_functions(tree: ast.Module) -> set[str]:
             if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
                 found.add(node.name)
     for node in nodes_below(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            made_of = {a.id for a in node.value.args if isinstance(a, ast.Name)}
-            if "compile" in source_text(node.value.func) and made_of & found:
+        if isinstance(node, ast.Assign):
+            made_of = {source_text(node.value)}
+            if isinstance(node.value, ast.Call) and "compile" in source_text(node.value.func):
+                made_of = set(map(source_text, node.value.args))
+            if made_of & found:
                 found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
     return found
 
@@ -188,16 +219,23 @@ def _is_read(node: ast.Call, numbers: set[str]) -> bool:
 def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AST]:
     """The nodes of a body, without those of functions, classes and loops defined in it.
 
-    every_step: also without what runs only sometimes (logging, one rank) or off a TPU.
+    every_step: also without what runs only sometimes (logging), ends the loop, or runs off a TPU.
     """
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
-        if isinstance(node, _OWN_BODY):
+        over = source_text(node.iter) if every_step and isinstance(node, ast.For) else ""
+        if isinstance(node, _OWN_BODY) and "parameters()" not in over:
             continue
         if every_step and isinstance(node, ast.If):
             test = source_text(node.test)
-            if _SELDOM.search(test):
+            calls = (n for n in nodes_below(node) if isinstance(n, ast.Call))
+            # Gradients that are accumulated: `if (i + 1) % n == 0: optimizer.step()`.
+            if _SELDOM.search(test) and not any(map(is_optimizer_step, calls)):
+                continue
+            if isinstance(node.body[-1], ast.Return | ast.Raise | ast.Break):
+                yield node
+                stack.extend((node.test, *node.orelse))
                 continue
             if off_tpu(test) or on_tpu(test):
                 stack.extend(node.orelse if off_tpu(test) else (node.test, *node.body))
