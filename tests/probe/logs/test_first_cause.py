@@ -126,7 +126,8 @@ def test_an_exception_that_python_ignored():
         ("TypeError: 'NoneType' object is not subscriptable", "none-where-a-value-is-expected"),
         ("RuntimeError: libtpu has version 3, not 4", "libtpu-version"),
         ("KeyError: 'XRT_TPU_CONFIG'", "xrt-era"),
-        ("ValueError: unsupported pickle protocol: 5", UNKNOWN.id),
+        ("ValueError: unsupported pickle protocol: 5", "words-not-supported"),
+        ("AssertionError: too many frobs", "words-value"),
     ],
 )
 def test_the_narrowest_rule_wins(text, id):

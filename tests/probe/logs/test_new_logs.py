@@ -65,6 +65,15 @@ CASES = {
     "an import that was survived": ("Error loading /nodes/frob.py: No module named 'frobs'\nRuntimeError: Sizes of tensors must match except in dimension 1. Expected size 8 but got size 6 for tensor number 1 in the list.", "sizes-do-not-fit", "shapes"),
     "a None where a path is": (TB + "TypeError: expected str, bytes or os.PathLike object, not NoneType", "none-where-a-value-is-expected", "None"),
     "an argument of another library": ("TypeError: SFTConfig.__init__() got an unexpected keyword argument 'logging_dir'", "keyword-not-taken", "logging_dir"),
+    "what replaces a lost name": (TB + "AttributeError: FrobTokenizer has no attribute batch_encode_plus", "attribute-not-in-object", "tokenizer(texts)"),
+    "who asks for a lost name": (TB + LIBRARY.format("frob/core.py", "f") + "ImportError: cannot import name 'AutoModelForVision2Seq' from 'transformers'", "name-not-in-module", "pip install -U frob"),
+    "a plug-in that asks": (TB + '  File "/ui/custom_nodes/frobs/nodes.py", line 7, in f\n    f(x)\n' + "AttributeError: 'FrobConfig' object has no attribute 'speed'", "attribute-not-in-object", "`frobs` asks for it"),
+    "the release that a log names": ("Transformers: 5.1.0\n" + TB + "AttributeError: 'FrobModel' object has no attribute 'speed'", "attribute-not-in-object", "The log names transformers 5.1.0"),
+    "an argument that a release lost": (TB + "TypeError: GRPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'", "keyword-not-taken", "trl 0.24 has it, 1.16 has not"),
+    "what is wanted and given": (TB + "FrobError: expected 3 channels, but got 4", "words-expected-got", "wants 3 channels and is given 4"),
+    "a variable that is missing": (TB + "FrobError: FROB_HOME is not set", "words-environment-variable", "export FROB_HOME"),
+    "a file that a library misses": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: cannot open weights/frob.safetensors", "words-file", "`weights/frob.safetensors`"),
+    "what a library does not support": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported yet", "words-not-supported", "by `frob`"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
