@@ -79,7 +79,7 @@ def lost_name(place: str, name: str) -> Lost | None:
     """
     last = place.removesuffix(".__init__").rpartition(".")[2]
     for row in old_calls():
-        if row.status != "removed":
+        if row.status != "removed" or ", " in row.new:
             continue
         if row.keywords:
             is_it = name in row.keywords and any(q.endswith(f".{last}") for q in row.names)

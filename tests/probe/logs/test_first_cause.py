@@ -139,7 +139,7 @@ def test_pjrt_versions():
     note = "I0000 00:00:1 8 pjrt_api.cc:146] The PJRT plugin has PJRT API version 0.94. The framework PJRT API version is 0.93."
     assert [e.role for e in explained(note)] == ["harmless"]
     wrong = "RuntimeError: Mismatched PJRT plugin PJRT API version (0.47) and framework PJRT API version 0.40"
-    assert causes(wrong) == ["pjrt-api-mismatch"]
+    assert causes(wrong) == ["libtpu-version"]
 
 
 def test_exit_by_signal_nine():
