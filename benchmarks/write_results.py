@@ -7,6 +7,7 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -682,7 +683,9 @@ def doctor_real_material() -> str:
 def doctor_blind() -> str:
     sums = read("doctor_blind")["summary"]
     verdicts = ("right", "not first", "imprecise", "honest", "nothing", "wrong")
-    clean = sums.pop("blind_4, clean")["first"]
+    clean: Counter[str] = Counter()
+    for name in ("blind_4", "blind_5"):
+        clean.update(sums.pop(f"{name}, clean")["first"])
     rows = [
         [part, sum(n["first"].values()), *(n["first"].get(verdict, 0) for verdict in verdicts),
          n["now"].get("right", 0)]
@@ -693,9 +696,9 @@ def doctor_blind() -> str:
             for part, n in sums.items() if "," not in part]  # fmt: skip
     text = (
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
-        "`blind_3`: 58 of all years; `blind_4`: 53 of the twelve months to November 2026, and "
+        "`blind_4`: 53, `blind_5`: 60 of the twelve months to November 2026, and "
         f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
-        "cause. The results of the two sets before them stand in [doctor.md](doctor.md). Not "
+        "cause. The results of the sets before them stand in [doctor.md](doctor.md). Not "
         "first: right, but second or as a warning; imprecise: true of the family, without the "
         "cause or with advice for another case; honest: unknown, and said so. The last column is "
         "seen while fixing, not blind."

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.releases import releases_in
 from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
@@ -60,17 +61,22 @@ class LogExplainer:
     def __init__(self, entries: Sequence[KnownError]) -> None:
         self._matcher, self._tracebacks = Matcher(entries), TracebackReader()
         self._progress = StepsSeen()
+        self._releases: dict[str, str] = {}
 
     def feed(self, lines: Sequence[Line]) -> None:
         self._matcher.feed(lines)
         self._tracebacks.feed(lines)
         self._progress.feed(lines)
+        for line in lines:
+            self._releases.update(releases_in(line.text))
 
     def explanations(self) -> list[Explanation]:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
         found = self._matcher.unreplaced()
         chains = self._tracebacks.last_of_chains()
-        found += explain_raised(chains, self._matcher.entries, self._matcher.known_lines())
+        found += explain_raised(
+            chains, self._matcher.entries, self._matcher.known_lines(), self._releases
+        )
         return ranked(found, self._progress)
 
 

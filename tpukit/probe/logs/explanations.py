@@ -93,7 +93,10 @@ def logged_bytes(text: str) -> int | None:
 
 
 def advise(captures: Mapping[str, str]) -> str:
-    """A sentence on the sizes in an out-of-memory text; empty where it has none."""
+    """What comes before the fix: the successor of a lost name, or a sentence on the sizes in an
+    out-of-memory text; empty where the log has neither."""
+    if captures.get("successor"):
+        return captures["successor"]
     sizes = {name: logged_bytes(value) for name, value in captures.items()}
     asked, limit = sizes.get("asked_bytes"), sizes.get("limit_bytes")
     if asked and limit:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.releases import installed_release, lost_name, owner
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
@@ -66,9 +67,11 @@ def explain_raised(
     chains: Iterable[Raised],
     entries: Sequence[KnownError],
     known: Mapping[int, Explanation],
+    releases: Mapping[str, str],
 ) -> list[Explanation]:
     """One explanation an exception, the first one first. `known` has the explanation of each line
-    that a text of the table explains: an exception that ends there needs no other."""
+    that a text of the table explains: an exception that ends there needs no other. `releases` are
+    those of libraries that the log names."""
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
     found: dict[str, Explanation] = {}
     for raised in chains:
@@ -78,7 +81,7 @@ def explain_raised(
         key = re.sub(r"\d+", "0", f"{chosen.name} {chosen.message}")
         same = found.get(key)
         if same is None:
-            found[key] = _explanation(chosen, rules)
+            found[key] = _explanation(chosen, rules, releases)
         else:
             same.count += 1
             same.last = max(same.last, chosen.line.number)
@@ -122,31 +125,67 @@ def _root(raised: Raised) -> Raised:
     return chain[0]
 
 
-def _explanation(raised: Raised, rules: Sequence[KnownError]) -> Explanation:
+def _explanation(
+    raised: Raised, rules: Sequence[KnownError], releases: Mapping[str, str]
+) -> Explanation:
     is_native = raised.name in _NATIVE
     entry = {"error": REPORTED}.get(raised.name, FAILED_CHECK if is_native else UNKNOWN)
-    captures: dict[str, str] = {}
+    captures = {"raiser": "the program"}
+    if raised.frames and (package := raised.frames[-1].package):
+        captures["raiser"] = f"`{package}`"
     if entry is UNKNOWN and raised.frames and (library := raised.frames[-1].library):
         is_import = any(f.where == "<module>" and f.library for f in raised.frames)
-        entry, captures = _AT_IMPORT if is_import else _IN_LIBRARY, {"library": library}
+        entry = _AT_IMPORT if is_import else _IN_LIBRARY
+        captures["library"] = library
     for rule in rules:
         match = _matched(rule, raised)
         if match is not None:
-            entry, captures = rule, match
+            entry, captures = rule, {**captures, **match}
             break
     confidence: Confidence = "probable" if raised.frames or is_native else "possible"
     is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
     is_weak = raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned
+    note = ""
+    if entry.topic == "release":
+        note = _of_releases(raised, captures, releases)
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
-        last_resort=is_weak, shown=_sentence(raised),
+        last_resort=is_weak, shown=_sentence(raised), note=note,
     )  # fmt: skip
 
 
-def _breadth(rule: KnownError) -> tuple[bool, bool, bool]:
-    """Rules over the traceback come first, then those over the message, then any of a class."""
-    return not rule.frames, not rule.message, "*" in rule.exception
+def _of_releases(raised: Raised, captures: dict[str, str], releases: Mapping[str, str]) -> str:
+    """Who asks for the name that is missing, of which release; adds what to do to `captures`."""
+    keys = (key for key in ("module", "package", "function", "kind") if key in captures)
+    place, name = captures.get(next(keys, ""), ""), captures.get("name", "")
+    is_module = not captures.keys().isdisjoint(("module", "package"))
+    library = place.partition(".")[0] if is_module else owner(place)
+    asking = [frame.package for frame in raised.frames if frame.where != "__getattr__"]
+    asker = asking[-1] if asking else ""
+    lost = lost_name(place, name.removeprefix(f"{place}."))
+    said = [f"{lost.words}."] if lost else []
+    if release := releases.get(library):
+        said.append(f"The log names {library} {release}.")
+    elif library and (release := installed_release(library)):
+        said.append(f"Installed here: {library} {release}.")
+    captures["successor"] = f"Instead: {lost.new}." if lost and lost.new else ""
+    captures["update"] = ""
+    if asker and asker != library:
+        said.append(f"`{asker}` asks for it.")
+        captures["update"] = f" (`pip install -U {asker}`)"
+    elif asker and not is_module:
+        said.append(
+            f"`{asker}` itself asks for it: what it is given (a model's own code, a config, an "
+            "object of another package) is of another time."
+        )
+    return " ".join(said)
+
+
+def _breadth(rule: KnownError) -> tuple[bool, bool, bool, bool]:
+    """Rules over the traceback come first, then those over the message, then any of a class, and
+    last those over single words."""
+    return rule.topic == "words", not rule.frames, not rule.message, "*" in rule.exception
 
 
 def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:

@@ -108,6 +108,12 @@ LIBRARY = re.compile(
     r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
 )
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
+_PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
+_KNOWN_PACKAGE = re.compile(
+    r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo)?|axolotl"
+    r"|llamafactory|verl|swift|deepspeed|maxtext|torch_xla|jax|flax)[/\\](?=.*\.py$)"
+)
+"""Packages that are often run from a checkout."""
 
 
 @dataclass
@@ -125,6 +131,12 @@ class Frame:
         """The package below `site-packages`; empty for other code."""
         found = _PACKAGE.search(self.path)
         return found[1].removesuffix(".py") if found else ""
+
+    @property
+    def package(self) -> str:
+        """The package whose code this is: an installed one, a model's own code, a plug-in."""
+        found = _PLUGIN.search(self.path) or _KNOWN_PACKAGE.search(self.path)
+        return self.library or (found[1] if found else "")
 
     @property
     def in_library(self) -> bool:
