@@ -22,6 +22,7 @@ from tpukit.train import batch_size
 from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
+from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.task import Datasets, Task, TrainingDefaults
 
@@ -149,9 +150,9 @@ def test_the_estimate_is_what_autograd_keeps():
     activation = 10 * 32768 * 4
     by_hand = 4 * sum(p.nbytes for p in model.parameters()) + (16 + 2) * activation
     assert estimate == pytest.approx(by_hand, rel=0.01)
-    # Weights in bf16 have fp32 master copies and moments.
+    # Weights and gradients in bf16, master copies and moments in fp32.
     half = traced_bytes(model.bfloat16(), lambda rows: {}, {}, "fp32", 3, ops)
-    assert half == (2 + 3 * 4) * sum(p.numel() for p in model.parameters())
+    assert half == (2 + 2 + 3 * 4) * sum(p.numel() for p in model.parameters())
 
 
 def test_recomputed_parts_keep_their_inputs_alone():
@@ -205,7 +206,7 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
         config = TrainConfig(global_batch_size=rows, accumulate=accumulate)
         plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
         assert plan.task.recompute is choice
-        assert plan.choice == f"recompute = {choice}: estimated for 64 MiB of a device"
+        assert plan.choice == (f"recompute = {choice}", "estimated for 64 MiB of a device")
         assert plan.split.accumulate == (accumulate or 2)
     device.usage = lambda: DeviceUsage(None)
     for wrong, told in (((), "a tuple"), (None, "None"), ([1], "a list")):
@@ -214,7 +215,7 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
         with pytest.raises(UsageError, match=f"returned {told}"):
             plan_run(TrainingRequest(task, config, RunFolder(tmp_path)), device)
     plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
-    assert plan.task.recompute is True and "is not known" in plan.choice
+    assert plan.task.recompute is True and "is not known" in plan.choice[1]
 
 
 def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):
@@ -249,6 +250,20 @@ def test_a_resumed_run_keeps_its_micro_batches(tmp_path):
     tpukit.fit(Tiny(), max_steps=3, **{**settings, "log": lines.append})
     [line] = [line for line in lines if "is cut" in line]
     assert "cut into 8 micro-batches: as the run did before" in line
+
+
+def test_a_resumed_run_keeps_its_form(tmp_path):
+    """The estimate may differ the second time: here nothing is known any more."""
+    device, lines = SmallCheckpointingDevice(), []
+    for steps in (1, 2):
+        config = TrainConfig(global_batch_size=16, max_steps=steps, num_workers=0)
+        train_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device, lines.append)
+        device.usage = lambda: DeviceUsage(None)
+    chosen = [line for line in lines if "recompute = " in line]
+    assert chosen == [
+        "recompute = False: estimated for 64 MiB of a device",
+        "recompute = False: as the run did before",
+    ]
 
 
 # -- operations ------------------------------------------------------------------------------------

@@ -58,24 +58,20 @@ class MasterAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
-            states = [self._state_of(parameter) for parameter in trained]
-            masters, means, squares = (
-                [local(state[key]) for state in states] for key in MASTER_STATE
-            )
-            steps = [state["step"] for state in states]
-            weights = [local(parameter) for parameter in trained]
-            for weight, step, master in zip(weights, steps, masters, strict=True):
-                # In the first step's own graph, which is every step's.
-                master.copy_(torch.where(step > 0, master, weight.float()))
             beta1, beta2 = group["betas"]
-            adamw(
-                masters, [local(p.grad).float() for p in trained], means, squares, [], steps,
-                amsgrad=False, maximize=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-                eps=group["eps"], weight_decay=group["weight_decay"], foreach=group["foreach"],
-                capturable=group["capturable"], fused=group["fused"],
-            )  # fmt: skip
-            for weight, master in zip(weights, masters, strict=True):
+            # One after the other: all gradients in fp32 would take as much as the master copies.
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                state, weight = self._state_of(parameter), local(parameter)
+                step = state["step"]
+                master, mean, square = (local(state[key]) for key in MASTER_STATE)
+                # 0 until the first step; in its own graph, which is every step's.
+                master.add_(torch.where(step > 0, 0, weight))
+                adamw(
+                    [master], [local(parameter.grad).float()], [mean], [square], [], [step],
+                    amsgrad=False, maximize=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+                    eps=group["eps"], weight_decay=group["weight_decay"],
+                    foreach=group["foreach"], capturable=group["capturable"], fused=group["fused"],
+                )  # fmt: skip
                 weight.copy_(master)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:

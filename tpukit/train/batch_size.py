@@ -125,15 +125,20 @@ def fit_to_memory(
     examples: Callable[[int], Sequence[Batch]],
     *,
     cuts: bool,
-) -> tuple[Task, BatchSplit, str | None]:
+    before: str | None,
+) -> tuple[Task, BatchSplit, tuple[str, str] | None]:
     """The task's first form, and its split with the fewest micro-batches, that the device has the
-    memory for by an estimate; what was chosen, in a line, where the task has several forms.
+    memory for by an estimate; the form's name and the reason where the task has several.
 
     examples: this rank's host batches of a number of rows, the costliest first. cuts: whether the
-    split may change. Where the device reports no memory, or the task cannot be traced, the form is
-    the last and the split stays. The same in every rank.
+    split may change. before: the name of the form that the run had so far, which it keeps. Where
+    the device reports no memory, or the task cannot be traced, the form is the last and the split
+    stays. The same in every rank.
     """
     memory, forms = backend.usage().memory, forms_of(task)
+    names = [_name_of(task, form) for form in forms]
+    if before in names:
+        forms = [forms[names.index(before)]]
     limit = memory.limit if memory else None
     cuts = cuts and split.rows_per_device > 1
     found = None
@@ -148,11 +153,11 @@ def fit_to_memory(
     found = backend.all_gather_objects(found)[0]
     place, accumulate, needed = found or (len(forms) - 1, 1, 0)
     chosen, choice = forms[place], None
-    if len(forms) > 1:
+    if len(names) > 1:
         why = f"estimated for {format_bytes(limit or 0)} of a device"
         why = why if found else "the memory of the device or of the step is not known"
-        settings = chosen_settings(task, chosen).items()
-        choice = f"{', '.join(f'{name} = {value}' for name, value in settings)}: {why}"
+        why = why if len(forms) > 1 else "as the run did before"
+        choice = _name_of(task, chosen), why
     if accumulate == 1:
         return chosen, split, choice
     reason = (
@@ -161,6 +166,11 @@ def fit_to_memory(
         " decides)"
     )
     return chosen, replace(split, accumulate=accumulate, reason=reason), choice
+
+
+def _name_of(task: Task, form: Task) -> str:
+    settings = chosen_settings(task, form).items()
+    return ", ".join(f"{name} = {value}" for name, value in settings)
 
 
 def sample_operations(
@@ -356,8 +366,9 @@ def traced_bytes(
         sizes = saved.sizes()
     del outputs
     weights = sum(p.nbytes for p in parameters)
-    # Those in half precision have master copies in place of fp32 gradients.
     trained = sum(4 * p.numel() for p in parameters if p.requires_grad)
+    # Those in half precision have gradients like them, and master copies in place of fp32 ones.
+    weights += sum(p.nbytes for p in parameters if p.requires_grad and p.dtype != torch.float32)
     inputs = sum(tensor.nbytes for tensor in batch.values())
     passing = ops.largest_bytes + 2 * max(sizes, default=0)
     return weights + copies * trained + inputs + sum(sizes) + passing

@@ -80,8 +80,8 @@ class RunPlan:
     """Optimizer steps of a pass over the data after which the run validates and saves."""
     operations_per_sample: float | None = None
     """Floating-point operations of a training step for each sample; None if unknown."""
-    choice: str | None = None
-    """What memory chose among the task's forms, in a line."""
+    choice: tuple[str, str] | None = None
+    """The name of the form that memory chose among the task's, and the reason."""
 
     @property
     def task(self) -> Task:
@@ -149,7 +149,7 @@ class RunPlan:
 def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = False) -> RunPlan:
     """Opens the data and does the arithmetic of batches and steps.
 
-    resumes: a run that goes on keeps its micro-batches on the same hardware.
+    resumes: a run that goes on keeps its form and its micro-batches on the same hardware.
     """
     task, config = request.task, request.config
     if not backend.is_main:
@@ -165,11 +165,16 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         settings = PlanSettings(rows, rows, 1, config.global_seed, compiles=backend.compiles)
         return example_batches(task, settings, datasets.train)
 
-    split = _split(request, backend, resumes=resumes)
+    before: dict[str, Any] = {}
+    if resumes:
+        before = backend.all_gather_objects(_decided_before(request.folder, backend))[0]
+    split = _split(request, backend, before.get("accumulate"))
     # Before this process computes a gradient: where it has GPUs, a fork of it could not then.
     operations = sample_operations(split, task, backend, examples)
     cuts = not split.reason and task.defaults.rows_per_device is None
-    task, split, choice = fit_to_memory(split, task, config, backend, examples, cuts=cuts)
+    task, split, choice = fit_to_memory(
+        split, task, config, backend, examples, cuts=cuts, before=before.get("form")
+    )
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
         compiles=backend.compiles,
@@ -206,28 +211,25 @@ def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig)
     return Fraction(batches.steps_per_epoch())
 
 
-def _split(request: TrainingRequest, backend: Backend, *, resumes: bool) -> BatchSplit:
+def _split(request: TrainingRequest, backend: Backend, before: int | None) -> BatchSplit:
     """The micro-batches that were asked for, those that the run had, or as few as the task says."""
     config = request.config
-    accumulate = config.accumulate
-    if accumulate is None and resumes:
-        accumulate = backend.all_gather_objects(_recorded_steps(request.folder, backend))[0]
-        if accumulate is not None:
-            split = split_batch(config.global_batch_size, backend.devices, accumulate)
-            return replace(split, reason="as the run did before")
+    if config.accumulate is None and before is not None:
+        split = split_batch(config.global_batch_size, backend.devices, before)
+        return replace(split, reason="as the run did before")
     most = request.task.defaults.rows_per_device
-    return split_batch(config.global_batch_size, backend.devices, accumulate, most)
+    return split_batch(config.global_batch_size, backend.devices, config.accumulate, most)
 
 
-def _recorded_steps(folder: RunFolder, backend: Backend) -> int | None:
-    """Accumulation steps of the run so far, where it ran on this kind and number of devices."""
+def _decided_before(folder: RunFolder, backend: Backend) -> dict[str, Any]:
+    """What the run so far decided, where it ran on this kind and number of devices."""
     try:
-        decided = read_config(folder).get("decided", {})
+        decided: dict[str, Any] = read_config(folder).get("decided", {})
     except CheckpointError:  # imported without one, or damaged
-        return None
+        return {}
     here = {**backend.describe(), "devices": backend.devices}
     same = all(decided.get(name) == here.get(name) for name in ("hardware", "device", "devices"))
-    return int(decided["accumulate"]) if same and "accumulate" in decided else None
+    return decided if same else {}
 
 
 def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:

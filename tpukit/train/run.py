@@ -196,6 +196,7 @@ def _config_tables(plan: RunPlan, backend: Backend) -> dict[str, Mapping[str, An
             "precision": backend.precision,
             "accumulate": plan.split.accumulate,
             "rows_per_device": plan.split.rows_per_device,
+            "form": plan.choice and plan.choice[0],
             "total_steps": plan.total_steps,
             "training_samples": _count(plan.datasets.train),
             "validation_samples": _validation_samples(plan),
@@ -227,7 +228,7 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     model = backend.unwrap(learner.model)
     if plan.choice:
-        log.text(plan.choice)
+        log.text(": ".join(plan.choice))
     if cut := plan.split.consequences(model):
         log.text(cut)
     samples = _count(plan.datasets.train)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from tpukit.errors import ConfigError
+from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.probe.batch.model_task import ModelTask
 from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 from tpukit.probe.targets import find_any, find_gpu
@@ -111,6 +112,24 @@ def test_half_precision_keeps_half_and_a_copy_of_each_weight():
     assert found.memory["casts"] >= 2 * (LAYERS - 1) * WIDTH**2
     one = 2 * 4096 * WIDTH
     assert found.memory["activations"] + found.memory["temporaries"] <= (LAYERS + 6) * one
+
+
+class Halved(ModelTask):
+    """Weights in bf16 with master copies."""
+
+    def build_model(self, ops):
+        return super().build_model(ops).bfloat16()
+
+    def build_optimizer(self, groups, settings):
+        return MasterAdamW(groups, settings.lr)
+
+
+def test_master_copies_take_16_bytes_a_weight_and_a_gradient_of_fp32_at_a_time():
+    task = Halved(Deep(), [f"x={WIDTH}"], {})
+    trials = TracedTrials(task, TrainConfig(), find_gpu("l4"))
+    memory, one = trials.run(TrialRequest(1)).memory, WIDTH**2
+    held = memory["parameters"] + memory["optimizer"] + memory["temporaries"]
+    assert held == pytest.approx((16 * LAYERS + 4) * one, rel=0.01)
 
 
 @pytest.mark.parametrize(

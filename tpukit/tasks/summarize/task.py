@@ -435,12 +435,12 @@ class SummarizeTask(Task):
     def export(
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
     ) -> list[Path]:
-        """A Hugging Face directory, adapters merged."""
+        """A Hugging Face directory, adapters merged and rounded to the weights' own type."""
         from tpukit.tasks.summarize.export import export_hugging_face
 
         lora, config = self.config.lora, self.model_config
         adapter = peft_adapter(weights, lora, config) if lora else None
-        merged = self.merged(weights)
+        merged = {n: tensor.to(weights[n].dtype) for n, tensor in self.merged(weights).items()}
         return export_hugging_face(folder, config, merged, self.tokenizer, self.style, adapter)
 
     # -- scores -----------------------------------------------------------------------------------

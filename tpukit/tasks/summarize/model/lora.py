@@ -116,14 +116,15 @@ def add_lora(model: LanguageModel, config: LoraConfig) -> None:
 
 
 def merge_lora(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """A checkpoint's tensors with the adapters added to their matrices; the same without any."""
+    """A checkpoint's tensors with the adapters added to their matrices, in fp32: in bf16 most of an
+    update would be rounded away. The same without any."""
     merged = {n: t for n, t in tensors.items() if not n.endswith((".down", ".up"))}
     for name, up in tensors.items():
         if name.endswith(".up"):
             base = name.removesuffix(".up")
             update = up.double() @ tensors[f"{base}.down"].double()
-            weight = merged[f"{base}.weight"]
-            merged[f"{base}.weight"] = (weight.double() + scale * update).to(weight.dtype)
+            weight = merged[f"{base}.weight"].double()
+            merged[f"{base}.weight"] = (weight + scale * update).float()
     return merged
 
 
