@@ -28,8 +28,14 @@ LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 SCALAR = torch.ops.aten._local_scalar_dense.default
 DEVICE = torch.ops.prim.device.default
 TO_COPY = torch.ops.aten._to_copy.default
+SPARSE = {torch.ops.aten.embedding.default: 4, torch.ops.aten._embedding_bag.default: 5}
+"""Operators with a sparse gradient -> the place of the argument that asks for it."""
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+
+
+class SparseGradientError(Exception):
+    """A gradient is going to be sparse: the text names its module."""
 
 
 @dataclass
@@ -96,6 +102,8 @@ class StorageRecorder(TorchDispatchMode):
         if func is SCALAR and self.phase in ("build", "step"):
             # An optimizer reads its step's number; a scaler whether the gradients are finite.
             return 1.0 if args[0].is_floating_point() else 1
+        if self.phase == "forward" and func in SPARSE and any(args[SPARSE[func] :][:1]):
+            raise SparseGradientError(f"of `{self.module}`" if self.module else "of a weight")
         result = func(*args, **(kwargs or {}))
         if not self.waits:
             self._see(func, args, kwargs or {}, result)

@@ -153,7 +153,7 @@ def said_plainly(recorder: StorageRecorder) -> Iterator[None]:
         subject = subject or (named[0] if named else recorder.operator)
         where = f" at {frame.filename}:{frame.lineno}" if frame else ""
         raise JobError(
-            f"{subject}{where} {does}.",
+            f"{subject}{where} {does.format(error)}.",
             "A prediction without the GPU has shapes alone: keep values on the device"
             " (`torch.where` for `if`), or register a fake form of what is not torch's"
             " (`torch.library.custom_op`, `register_fake`).",
@@ -167,6 +167,7 @@ FAKE_ERRORS = {
     "no fake impl registered": ("", "has no fake form"),
     "UnsupportedOperatorException": ("", "has no fake form"),
     "UnsupportedFakeTensorException": ("", "has no fake form"),
+    "SparseGradientError": ("", "makes the gradient {} sparse: its size depends on values"),
     "SparseTensorImpl": ("", "makes a sparse tensor, whose size depends on values"),
     "HigherOrderOperator": ("", "has no fake form"),
     "data pointer": ("a kernel outside of torch's operators", "reads the memory of a tensor"),
