@@ -102,9 +102,14 @@ class TwoViews(nn.Module):
         return -(F.cosine_similarity(of_a, for_b) + F.cosine_similarity(of_b, for_a)).mean() / 2
 
     def barlow(self, a: Tensor, b: Tensor) -> Tensor:
-        first, second = (F.batch_norm(self.project(x), None, None, training=True) for x in (a, b))
-        shared = (first.T @ second) / len(a)
-        return shared.diagonal().sub(1).pow(2).sum() + 5e-3 * shared.flatten()[:-1].pow(2).sum()
+        """As in 2023: what is off the diagonal is chosen by a mask, whose places are numbers."""
+        first, second = ((z - z.mean(0)) / z.std(0) for z in map(self.project, (a, b)))
+        shared = torch.mm(first.T, second) / len(a)
+        width = len(shared)
+        losses = (shared - torch.eye(width, device=a.device)).pow(2)
+        places = torch.zeros(width * (width - 1), 2, dtype=torch.int64, device=a.device).unbind(1)
+        losses[places] *= 5e-3
+        return losses.sum()
 
     def byol(self, a: Tensor, b: Tensor) -> Tensor:
         (for_a, of_a), (for_b, of_b) = ((self.guess(self.project(x)), self.slow(x).detach())
@@ -127,15 +132,16 @@ class TwoViews(nn.Module):
 
 # -- LoRA on a bf16 decoder (lit-gpt) -------------------------------------------------------------
 class RmsNorm(nn.Module):
-    """By a formula in the weights' precision."""
+    """By a formula in fp32, which lit-gpt's norm has since three days before its table."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        dtype, x = x.dtype, x.float()
         scaled = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * scaled
+        return (self.weight * scaled).to(dtype)
 
 
 class LoraQueries(nn.Module):
@@ -226,6 +232,7 @@ class LoraGpt(nn.Module):
         self.register_buffer("sin", angles.clone(), persistent=False)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Output:
+        self.held = None  # the longest samples come first: no logits of that size were before
         x = self.tokens(ids)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
@@ -235,6 +242,7 @@ class LoraGpt(nn.Module):
             F.cross_entropy(part.flatten(0, 1), target.flatten(), reduction="none")
             for part, target in zip(logits, labels.split(128, dim=1), strict=True)
         ]
+        self.held = logits if self.training else None  # by the loop's variable
         return {"loss": torch.cat(losses).mean()}
 
 
@@ -255,12 +263,16 @@ def lora_gpt(name: str, length: int) -> nn.Module:
 
 # -- others ---------------------------------------------------------------------------------------
 class HeadAndLoss(nn.Module):
-    """A vocabulary's matrix and cross entropy in bf16; its input is a parameter (Liger-Kernel)."""
+    """A vocabulary's matrix and cross entropy in bf16 (Liger-Kernel): its input is a parameter, and
+    the kernel's own matrix, which it is compared with, lies beside it."""
 
     def __init__(self, tokens: int, width: int, vocabulary: int) -> None:
         super().__init__()
         self.input = nn.Parameter(torch.zeros(tokens, width, dtype=torch.bfloat16))
-        self.head = nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16)
+        self.head, other = (
+            nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16) for _ in range(2)
+        )
+        self.register_buffer("beside", other.weight.detach())
 
     def forward(self, labels: Tensor) -> Output:
         return {"loss": F.cross_entropy(self.head(self.input), labels)}

@@ -142,22 +142,25 @@ def one_batch_is_held() -> Iterator[None]:
     same one."""
     from tpukit.probe.gpu_memory import traced_step, traced_trial
 
-    plain = traced_trial.with_workspaces
+    plain = traced_trial.trace_fake_step
 
     def without_copies(*arguments: Any) -> Any:
-        found = plain(*arguments)
-        held = [i for i, s in enumerate(found.storages) if s.kind == "batch"]
-        shapes = [found.storages[i].shape for i in held]
+        trace = plain(*arguments)
+        held = [i for i, s in enumerate(trace.storages) if s.kind == "batch"]
+        shapes = [trace.storages[i].shape for i in held]
         # A batch's tensors come one after the other, and then the next batch's.
         copies = held[next(n for n in range(1, len(held) + 1) if shapes == shapes[:n] *
                            (len(held) // n)) :]  # fmt: skip
-        parts = found.events[: found.start], found.events[found.start :]
-        before, step = ([e for e in part if max(e, ~e) not in copies] for part in parts)
-        return dataclasses.replace(found, events=[*before, *step], start=len(before))
+        start = trace.marks["step"]
+        before, step = (
+            [e for e in part if max(e, ~e) not in copies]
+            for part in (trace.events[:start], trace.events[start:])
+        )
+        return dataclasses.replace(trace, events=[*before, *step], marks={"step": len(before)})
 
     with (
         mock.patch.object(traced_step, "BATCHES_AHEAD", 0),
-        mock.patch.object(traced_trial, "with_workspaces", without_copies),
+        mock.patch.object(traced_trial, "trace_fake_step", without_copies),
     ):
         yield
 
@@ -212,6 +215,7 @@ def compare(measurement: Measurement) -> dict[str, Any]:
         real = row["measured_bytes"] = int(measurement.measured * UNITS[measurement.unit])
         row["error"] = row["predicted_bytes"] / real - 1
         row["error_as_then"] = row.get("predicted_bytes_as_then", row["predicted_bytes"]) / real - 1
+        row["error_first"] = (measurement.first_predicted or row["predicted_bytes"]) / real - 1
     return row
 
 
@@ -283,9 +287,13 @@ def totals(found: dict[str, Any]) -> dict[str, Any]:
     """Medians and largest errors, and how many of the fits are right."""
     looked = [row for row in found["measurements"] if "error" in row]
     result = {}
-    for name in ("error", "error_as_then"):
-        errors = [abs(row[name]) for row in looked] or [0.0]
+    first = [row for row in looked if row["first_predicted"]]
+    for name, rows in (("error", looked), ("error_as_then", looked), ("error_first", first)):
+        errors = [abs(row[name]) for row in rows] or [0.0]
         result |= {f"median_{name}": statistics.median(errors), f"largest_{name}": max(errors)}
+    result["predicted_blind"] = len(first)
+    result["runs_right"] = sum(row["fits"] == row["fitted"] for row in found["measurements"])
+    result["runs"] = len(found["measurements"])
     fits = [row for row in found["fits"] if "right" in row]
     for name in ("right", "right_as_then"):
         result[f"fits_{name}"] = sum(row[name] for row in fits)

@@ -66,6 +66,9 @@ class Usage:
 class CachingAllocator:
     """Allocates and frees as torch's does; `room` bytes can be reserved at most."""
 
+    least_rest = SMALL + ROUNDED
+    """The smallest rest of a large block that becomes a block of its own."""
+
     def __init__(self, room: int | None = None) -> None:
         self.room = room
         self.usage = Usage()
@@ -85,7 +88,7 @@ class CachingAllocator:
                 self.usage.retries += 1
                 self._release()
                 block = self._grow(size)
-        if block.size - size >= self._least_rest(small=size <= SMALL):
+        if block.size - size >= (ROUNDED if size <= SMALL else self.least_rest):
             self._put(block.split(size))
         usage = self.usage
         usage.allocated += block.size
@@ -111,10 +114,6 @@ class CachingAllocator:
             block = first
         self._put(block)
         return block
-
-    def _least_rest(self, *, small: bool) -> int:
-        """The smallest rest of a block that becomes a block of its own."""
-        return ROUNDED if small else SMALL + ROUNDED
 
     def _take(self, size: int) -> Block | None:
         """The smallest free block that is large enough."""
@@ -179,15 +178,14 @@ class ExpandableAllocator(CachingAllocator):
     gap that a release left, else at the end. A release unmaps the whole pages of free blocks.
     """
 
+    least_rest = ROUNDED
+
     def __init__(self, room: int | None = None) -> None:
         super().__init__(room)
         for small in (True, False):
             addresses = Block(small, 0, sys.maxsize, small=small)
             addresses.is_mapped = False
             self._put(addresses)
-
-    def _least_rest(self, *, small: bool) -> int:
-        return ROUNDED
 
     def _grow(self, size: int) -> Block:
         gaps = [self._blocks[key] for key in self._free[size <= SMALL, False]]
