@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gpu_memory_models
 from deciding_code import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +41,7 @@ class Measurement:
     versions: str
     target: str
     model: str
-    """A function of this module."""
+    """A name of `gpu_memory_models.py`."""
     inputs: list[str]
     rows: int
     counts: str
@@ -49,12 +50,18 @@ class Measurement:
     unit: str
     predicted_first: bool
     """Whether the prediction was written down before the figure was looked at."""
+    first_predicted: int | None = None
+    """Bytes that were predicted then."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Arguments of the model's function."""
     train: dict[str, Any] = field(default_factory=dict)
     """Settings of training that differ from the defaults below."""
     accumulate: int = 1
     gradients_stay: bool = False
+    one_batch: bool = False
+    """Whether no batch waits on the GPU while another is at work."""
+    fitted: bool = True
+    """Whether it ran; `measured` is 0 where it did not."""
     context: float | None = None
     """What the source found before training, in `unit`; else the target's."""
     then: list[str] = field(default_factory=list)
@@ -131,22 +138,29 @@ def adam_has_two_temporaries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_batch_is_held() -> Iterator[None]:
-    """timm's benchmark trains on one batch again and again: none is sent ahead, and both
-    micro-batches that stand for gradients which stay are the same one."""
+    """No batch is sent ahead, and both micro-batches that stand for gradients which stay are the
+    same one."""
     from tpukit.probe.gpu_memory import traced_step, traced_trial
 
-    plain = traced_trial.with_workspaces
+    plain = traced_trial.trace_fake_step
 
     def without_copies(*arguments: Any) -> Any:
-        found = plain(*arguments)
-        held = [i for i, s in enumerate(found.storages) if s.kind == "batch" and len(s.shape) == 4]
-        parts = found.events[: found.start], found.events[found.start :]
-        before, step = ([e for e in part if max(e, ~e) not in held[1:]] for part in parts)
-        return dataclasses.replace(found, events=[*before, *step], start=len(before))
+        trace = plain(*arguments)
+        held = [i for i, s in enumerate(trace.storages) if s.kind == "batch"]
+        shapes = [trace.storages[i].shape for i in held]
+        # A batch's tensors come one after the other, and then the next batch's.
+        copies = held[next(n for n in range(1, len(held) + 1) if shapes == shapes[:n] *
+                           (len(held) // n)) :]  # fmt: skip
+        start = trace.marks["step"]
+        before, step = (
+            [e for e in part if max(e, ~e) not in copies]
+            for part in (trace.events[:start], trace.events[start:])
+        )
+        return dataclasses.replace(trace, events=[*before, *step], marks={"step": len(before)})
 
     with (
         mock.patch.object(traced_step, "BATCHES_AHEAD", 0),
-        mock.patch.object(traced_trial, "with_workspaces", without_copies),
+        mock.patch.object(traced_trial, "trace_fake_step", without_copies),
     ):
         yield
 
@@ -154,144 +168,7 @@ def one_batch_is_held() -> Iterator[None]:
 THEN = {"softmax": softmax_keeps_its_input, "adam": adam_has_two_temporaries}
 
 
-# -- the models ----------------------------------------------------------------------------------
-def torchvision_vit(name: str, dtype: str = "float32", **settings: Any) -> Any:
-    """torchvision's vision transformer with ten classes and its loss."""
-    import torch
-    import torchvision
-    from torch import nn
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = torchvision.models.get_model(name, num_classes=10, **settings)
-
-        def forward(self, x: Any, y: Any) -> Any:
-            return {"loss": nn.functional.cross_entropy(self.body(x), y)}
-
-    return Classifier().to(getattr(torch, dtype))
-
-
-def transformers_model(
-    model: str, auto: str, dtype: str = "float32", checkpointing: bool = False, **config: Any
-) -> Any:
-    """transformers' model of an architecture with random weights."""
-    import torch
-    import transformers
-
-    attention = config.pop("attention", None)
-    found = transformers.AutoConfig.for_model(model, **config)
-    if attention:
-        found._attn_implementation = attention
-    built = getattr(transformers, auto).from_config(found)
-    if checkpointing:
-        built.gradient_checkpointing_enable()
-    return built.to(getattr(torch, dtype))
-
-
-def gpt(
-    native: bool = True, fused: bool = True, dtype: str = "float32", vocabulary: int = 50257,
-    length: int = 1024, width: int = 768, heads: int = 12, layers: int = 12, dropout: float = 0.1,
-    mask: bool = False,
-) -> Any:  # fmt: skip
-    """A GPT of separate embeddings and head; without `native`, LayerNorm and GELU by formulas."""
-    import math
-
-    import torch
-    from torch import nn
-
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(width))
-            self.shift = nn.Parameter(torch.zeros(width))
-
-        def forward(self, x: Any) -> Any:
-            mean = x.mean(-1, keepdim=True)
-            variance = x.var(-1, keepdim=True, unbiased=False)
-            return self.scale * ((x - mean) / torch.sqrt(variance + 1e-5)) + self.shift
-
-    class Gelu(nn.Module):
-        def forward(self, x: Any) -> Any:
-            inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))
-            return 0.5 * x * (1 + torch.tanh(inner))
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            if fused:
-                self.qkv = nn.Linear(width, 3 * width, bias=False)
-            else:
-                self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
-            if mask:
-                self.register_buffer("mask", torch.triu(torch.ones(length, length), 1))
-            self.out = nn.Linear(width, width)
-            self.dropout = nn.Dropout(dropout)
-
-        def forward(self, x: Any) -> Any:
-            rows, count, _ = x.shape
-            if fused:
-                q, k, v = self.qkv(x).view(rows, count, 3, heads, -1).permute(2, 0, 3, 1, 4)
-                y = nn.functional.scaled_dot_product_attention(
-                    q, k, v, dropout_p=dropout if self.training else 0.0, is_causal=True
-                )
-            else:
-                q, k, v = (
-                    p(x).view(rows, count, heads, -1).transpose(1, 2)
-                    for p in (self.q, self.k, self.v)
-                )
-                scores = q @ k.transpose(2, 3)
-                later = self.mask if mask else torch.triu(torch.ones(count, count), 1)
-                scores.masked_fill_(later.bool()[:count, :count], -math.inf)
-                shares = self.dropout(torch.softmax(scores / k.shape[-1] ** 0.5, -1))
-                y = shares @ v
-            return self.out(y.transpose(1, 2).contiguous().view(rows, count, width))
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            norm = functools.partial(nn.LayerNorm, width) if native else Norm
-            self.first, self.second = norm(), norm()
-            self.attention = Attention()
-            self.mlp = nn.Sequential(
-                nn.Linear(width, 4 * width),
-                nn.GELU(approximate="tanh") if native else Gelu(),
-                nn.Linear(4 * width, width),
-            )
-            self.dropout = nn.Dropout(dropout)
-
-        def forward(self, x: Any) -> Any:
-            x = x + self.dropout(self.attention(self.first(x)))
-            return x + self.dropout(self.mlp(self.second(x)))
-
-    class Gpt(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(vocabulary, width)
-            self.places = nn.Embedding(length, width)
-            self.dropout = nn.Dropout(dropout)
-            self.blocks = nn.Sequential(*[Block() for _ in range(layers)])
-            self.norm = nn.LayerNorm(width) if native else Norm()
-            self.head = nn.Linear(width, vocabulary, bias=False)
-
-        def forward(self, ids: Any, labels: Any) -> Any:
-            x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
-            logits = self.head(self.norm(self.blocks(self.dropout(x))))
-            return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
-
-    return Gpt().to(getattr(torch, dtype))
-
-
 # -- the comparison ------------------------------------------------------------------------------
-def timm_classifier(name: str) -> Any:
-    """timm's model with plain attention, as before it took torch's kernels."""
-    import timm
-    from timm.layers import set_fused_attn
-
-    set_fused_attn(enable=False)
-    return timm.create_model(name)
-
-
 def predict(measurement: Measurement) -> dict[str, Any]:
     """The prediction of `probe-batch --model` for the settings of a measurement."""
     from tpukit.probe.batch.model_task import ModelTask
@@ -300,19 +177,23 @@ def predict(measurement: Measurement) -> dict[str, Any]:
     from tpukit.probe.trial import TrialRequest
     from tpukit.train.config import TrainConfig
 
-    factory: Callable[..., Any] = globals()[measurement.model]
+    factory: Callable[..., Any] = getattr(gpu_memory_models, measurement.model)
     task = ModelTask(functools.partial(factory, **measurement.settings), measurement.inputs, {})
     config = TrainConfig(**{"precision": "fp32", "clip_norm": 0.0, **measurement.train})
     accumulate = max(measurement.accumulate, 2 if measurement.gradients_stay else 1)
     target = find_gpu(measurement.target)
     assert target is not None
-    trial = TracedTrials(task, config, target).run(TrialRequest(measurement.rows, accumulate))
+    with one_batch_is_held() if measurement.one_batch else contextlib.nullcontext():
+        trial = TracedTrials(task, config, target).run(TrialRequest(measurement.rows, accumulate))
     context = trial.memory["context"]
     if measurement.context is not None:
         context = int(measurement.context * UNITS[measurement.unit])
     reserved = trial.used_bytes - trial.memory["context"] - trial.memory["nccl"]
     peaks = {"allocated": trial.allocated_bytes, "reserved": reserved, "driver": reserved + context}
-    return {"bytes": peaks[measurement.counts], "fits": trial.fits, "memory": dict(trial.memory)}
+    return {
+        "bytes": peaks[measurement.counts], "fits": trial.fits, "memory": dict(trial.memory),
+        "range": trial.used_range,
+    }  # fmt: skip
 
 
 def compare(measurement: Measurement) -> dict[str, Any]:
@@ -320,8 +201,10 @@ def compare(measurement: Measurement) -> dict[str, Any]:
     now = predict(measurement)
     row = {
         **{name: getattr(measurement, name) for name in ("name", "source", "versions", "target",
-           "counts", "predicted_first", "note", "then")},
+           "counts", "predicted_first", "note", "then", "fitted",
+           "first_predicted")},
         "predicted_bytes": now["bytes"], "memory": now["memory"], "fits": now["fits"],
+        "range_bytes": now["range"],
     }  # fmt: skip
     if measurement.then:
         with contextlib.ExitStack() as stack:
@@ -332,6 +215,7 @@ def compare(measurement: Measurement) -> dict[str, Any]:
         real = row["measured_bytes"] = int(measurement.measured * UNITS[measurement.unit])
         row["error"] = row["predicted_bytes"] / real - 1
         row["error_as_then"] = row.get("predicted_bytes_as_then", row["predicted_bytes"]) / real - 1
+        row["error_first"] = (measurement.first_predicted or row["predicted_bytes"]) / real - 1
     return row
 
 
@@ -363,7 +247,9 @@ def largest_of_ladder(fit: Fit, target: Any, accumulate: int) -> int:
     from tpukit.train.config import TrainConfig
 
     size = fit.image
-    task = ModelTask(functools.partial(timm_classifier, fit.name), [f"x=3x{size}x{size}"], {})
+    task = ModelTask(
+        functools.partial(gpu_memory_models.plain_attention, fit.name), [f"x=3x{size}x{size}"], {}
+    )
     config = TrainConfig(precision="fp16", optimizer="sgd", clip_norm=0.0)
     trials = TracedTrials(task, config, target)
     asked = (LADDER[0], LADDER[3], *LADDER)
@@ -401,9 +287,13 @@ def totals(found: dict[str, Any]) -> dict[str, Any]:
     """Medians and largest errors, and how many of the fits are right."""
     looked = [row for row in found["measurements"] if "error" in row]
     result = {}
-    for name in ("error", "error_as_then"):
-        errors = [abs(row[name]) for row in looked] or [0.0]
+    first = [row for row in looked if row["first_predicted"]]
+    for name, rows in (("error", looked), ("error_as_then", looked), ("error_first", first)):
+        errors = [abs(row[name]) for row in rows] or [0.0]
         result |= {f"median_{name}": statistics.median(errors), f"largest_{name}": max(errors)}
+    result["predicted_blind"] = len(first)
+    result["runs_right"] = sum(row["fits"] == row["fitted"] for row in found["measurements"])
+    result["runs"] = len(found["measurements"])
     fits = [row for row in found["fits"] if "right" in row]
     for name in ("right", "right_as_then"):
         result[f"fits_{name}"] = sum(row[name] for row in fits)

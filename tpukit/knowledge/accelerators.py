@@ -104,10 +104,11 @@ def tpu_by_device_kind(kind: str) -> TpuGeneration | None:
 class GpuSpec:
     """A GPU that a batch is predicted for."""
 
-    driver_name: str
+    driver_name: str | None
+    """None: given by its memory alone."""
     memory_gib: float
     """Total memory as torch reports it."""
-    bytes_per_second: float
+    bytes_per_second: float | None
     context_gib: Sequence[float]
     """Least and most that CUDA's context takes."""
     link_bytes_per_second: float | None = None

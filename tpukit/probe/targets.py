@@ -10,6 +10,7 @@ from tpukit.errors import ConfigError
 from tpukit.io.units import GIB, parse_bytes
 from tpukit.knowledge.accelerators import (
     CompilerTarget,
+    GpuSpec,
     gpu_by_name,
     gpu_specs,
     peak_flops,
@@ -84,21 +85,21 @@ def find_gpu(name: str) -> GpuTarget | None:
         return None
     devices, kind = int(match[1] or 1), match[2]
     spec = gpu_specs().get(kind)
-    if spec is None:
-        if not kind[0].isdigit():
-            return None
-        context = tuple(int(gib * GIB) for gib in UNNAMED_CONTEXT)
-        memory = parse_bytes(kind)
-        if memory < GIB:
-            raise ConfigError(
-                f"--target {name}: less than 1 GiB of memory.", "Give a GPU's memory, as in 24GB.",
-                id="no-target",
-            )  # fmt: skip
-        return GpuTarget(name, devices, memory, UNNAMED_CAPABILITY, (context[0], context[1]))
+    known = gpu_by_name(spec.driver_name) if spec and spec.driver_name else None
+    if spec:
+        name = f"{devices}x{kind}" if devices > 1 else kind
+    elif kind[0].isdigit():
+        spec = GpuSpec(None, parse_bytes(kind) / GIB, None, UNNAMED_CONTEXT)
+    else:
+        return None
+    if spec.memory_gib < 1:
+        raise ConfigError(
+            f"--target {name}: less than 1 GiB of memory.", "Give a GPU's memory, as in 24GB.",
+            id="no-target",
+        )  # fmt: skip
     least, most = (int(gib * GIB) for gib in spec.context_gib)
-    known = gpu_by_name(spec.driver_name)
     return GpuTarget(
-        f"{devices}x{kind}" if devices > 1 else kind,
+        name,
         devices,
         int(spec.memory_gib * GIB),
         known.capability if known else UNNAMED_CAPABILITY,

@@ -97,6 +97,18 @@ def test_whole_free_pages_are_unmapped_before_memory_runs_out():
     assert not grown([30 * MIB] * 3 + [40 * MIB], [0, 1, 2, ~1, 3], room=80 * MIB)[1]
 
 
+def test_a_gap_is_mapped_again_before_the_end():
+    # 60 MiB after a release of the 40 that are free between two blocks; then 40 in their place, and
+    # 25, for which the gap gets two pages although 20 MiB are free at the end.
+    sizes = [40 * MIB, 40 * MIB, 40 * MIB, 60 * MIB, 40 * MIB, 25 * MIB]
+    usage, fits = grown(sizes, [0, 1, 2, ~1, 3, ~3, 4, 5], room=170 * MIB)
+    assert fits and (usage.retries, usage.reserved, usage.most_reserved) == (
+        2,
+        160 * MIB,
+        160 * MIB,
+    )
+
+
 def test_no_byte_is_lost_in_a_thousand_births_and_deaths():
     random = Random(0)
     sizes = [

@@ -1,5 +1,7 @@
 """Predictions for a GPU that is not here, against sums by hand and torch's own figures."""
 
+import functools
+import inspect
 import re
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from tiny_task import Tiny
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, JobError
 from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.probe.batch.model_task import ModelTask
 from tpukit.probe.gpu_memory.traced_trial import TracedTrials
@@ -234,6 +236,27 @@ def test_what_needs_values_ends_with_the_operator_and_the_line(then, said):
     assert said in error["message"] + error["hint"]
     assert re.search(r"test_traced_trial.py:\d+", error["message"])
     assert len(error["message"].splitlines()) == 1
+
+
+class Looks(nn.Module):
+    """A sum of rows of a table whose gradient is sparse."""
+
+    def __init__(self, kind) -> None:
+        super().__init__()
+        self.table = kind(8, 8, sparse=True)
+
+    def forward(self, x):
+        return self.table((x > 0).long())
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_names_its_operator_module_and_line(kind):
+    with pytest.raises(JobError) as caught:
+        trial(functools.partial(Looks, kind), "x=8")
+    line = inspect.getsourcelines(Looks.forward)[1] + 1
+    assert f"embedding{'_bag' * (kind is nn.EmbeddingBag)}.default" in caught.value.message
+    assert "of `table`" in caught.value.message
+    assert f"{__file__}:{line} " in caught.value.message
 
 
 def test_segments_grow_where_tpukit_trains_and_where_the_user_says_so(monkeypatch):

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 from unittest import mock
 
@@ -28,8 +29,17 @@ LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 SCALAR = torch.ops.aten._local_scalar_dense.default
 DEVICE = torch.ops.prim.device.default
 TO_COPY = torch.ops.aten._to_copy.default
+SPARSE = {torch.ops.aten.embedding.default: 4, torch.ops.aten._embedding_bag.default: 5}
+"""Operators with a sparse gradient -> the place of the argument that asks for it."""
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+CUDNN = "cudnn"
+CUDNN_BYTES = 256 * 2**20
+"""Largest workspace of a convolution that is expected; cuDNN's benchmark may choose more."""
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+
+
+class SparseGradientError(Exception):
+    """A gradient is going to be sparse: the text names its module."""
 
 
 @dataclass
@@ -38,8 +48,8 @@ class Storage:
 
     size_bytes: int
     kind: str
-    """parameters, optimizer, ema, batch, gradients, buckets, gathered, casts, activations or
-    temporaries."""
+    """parameters, optimizer, ema, batch, gradients, buckets, gathered, casts, activations,
+    temporaries or workspaces."""
     operator: str
     dtype: str
     shape: tuple[int, ...]
@@ -64,15 +74,38 @@ class Trace:
     """Number of weights of the model."""
     reduced_bytes: int = 0
     """Bytes of gradients that GPUs exchange a step, counted as an all-reduce's."""
-    workspaces: dict[int, int] = field(default_factory=dict)
-    """Number of events before a convolution -> bytes of its operands."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each storage."""
+        return [min(s.size_bytes, CUDNN_BYTES) if s.operator == CUDNN else s.size_bytes
+                for s in self.storages]  # fmt: skip
+
+    def alive_at_peak(self) -> list[int]:
+        """The storages that live at the moment when their sizes add up to most."""
+        sizes = self.sizes
+        totals = [*accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in self.events)]
+        return list(alive_after(self.events[: totals.index(max(totals)) + 1]))
+
+
+def alive_after(events: Iterable[int]) -> dict[int, None]:
+    """The storages that these events leave alive, in the order of their births."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        else:
+            alive.pop(~event, None)
+    return alive
 
 
 class StorageRecorder(TorchDispatchMode):
     """Records the trace of what runs inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, workspaces: bool) -> None:
+        """workspaces: of CUDA's libraries too: cuDNN's while a convolution runs, cuBLAS' two."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.workspaces = workspaces
         self.trace = Trace()
         self.phase: Phase = "build"
         self.kind: str | None = None
@@ -96,6 +129,8 @@ class StorageRecorder(TorchDispatchMode):
         if func is SCALAR and self.phase in ("build", "step"):
             # An optimizer reads its step's number; a scaler whether the gradients are finite.
             return 1.0 if args[0].is_floating_point() else 1
+        if self.phase == "forward" and func in SPARSE and any(args[SPARSE[func] :][:1]):
+            raise SparseGradientError(f"of `{self.module}`" if self.module else "of a weight")
         result = func(*args, **(kwargs or {}))
         if not self.waits:
             self._see(func, args, kwargs or {}, result)
@@ -109,10 +144,9 @@ class StorageRecorder(TorchDispatchMode):
         if not outputs:
             return
         name = func._schema.name.partition("::")[2]
-        if name in CONVOLUTIONS:
-            self.trace.workspaces[len(self.trace.events)] = sum(
-                t.nbytes for t in (*inputs, *outputs)
-            )
+        if name in CONVOLUTIONS and self.workspaces:
+            index = self._workspace(CUDNN, sum(t.nbytes for t in (*inputs, *outputs)))
+            self.trace.events += [index, ~index]
         kind = self._kind(func, inputs)
         is_new = [self.add(tensor, name, kind) for tensor in outputs]
         if self.phase in ("build", "evaluate") or not (any(is_new) or name.endswith("_")):
@@ -122,6 +156,11 @@ class StorageRecorder(TorchDispatchMode):
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.trace.flops += formula(*args, out_val=result)
+
+    def _workspace(self, library: str, size: int) -> int:
+        shape = (min(size, CUDNN_BYTES),)
+        self.trace.storages.append(Storage(size, "workspaces", library, "uint8", shape, "", None))
+        return len(self.trace.storages) - 1
 
     def _kind(self, func: Any, inputs: list[Tensor]) -> str:
         if self.kind is not None:
@@ -196,13 +235,20 @@ class StorageRecorder(TorchDispatchMode):
         """Names this moment."""
         self.trace.marks[name] = len(self.trace.events)
 
-    def end(self) -> None:
-        """Orders the deaths between two births: autocast's cache dies in the order of addresses."""
+    def end(self, cublas: int) -> None:
+        """Orders the deaths between two births: autocast's cache dies in the order of addresses.
+
+        cublas: bytes of its workspace in a thread: the forward's and the backward's have one each.
+        """
         events, start = self.trace.events, 0
         for place, event in enumerate([*events, 0]):
             if event >= 0:
                 events[start:place] = sorted(events[start:place], reverse=True)
                 start = place + 1
+        if self.workspaces and MATMULS & self.trace.operators:
+            first, second = (self._workspace("cublas", cublas) for _ in range(2))
+            start = self.trace.marks["step"]
+            events[start:start] = [second, first]
 
     def of_kind(self, kind: str) -> AbstractContextManager[Any]:
         """Storages made inside are of this kind."""

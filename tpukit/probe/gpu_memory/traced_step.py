@@ -26,6 +26,8 @@ from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings, Task
 
+CUBLAS_BYTES, CUBLAS_HOPPER_BYTES = 8519680, 2**25
+"""cuBLAS' workspace of a thread."""
 OPERATOR = re.compile(r"aten[:.]+\w+(?:\.\w+)?|\b\w+::\w+(?:\.\w+)?|(?<=OrderOperator )\w+")
 
 
@@ -40,12 +42,13 @@ def trace_fake_step(
 ) -> Trace:
     """One step of micro-batches of `rows` samples a device, and an evaluation of one.
 
-    as_cuda: operators in CUDA's forms; else in the CPU's, to compare with a step that ran there.
+    as_cuda: operators in CUDA's forms, with workspaces; else in the CPU's, to compare with a step
+        that ran there.
 
     Raises:
         JobError: an operator has no fake form, or the model reads a value.
     """
-    recorder = StorageRecorder()
+    recorder = StorageRecorder(workspaces=as_cuda)
     trace = recorder.trace
     native = target.capability >= 8.0
     precision = choose_precision(config.precision, "gpu", native_bf16=native)
@@ -75,7 +78,7 @@ def trace_fake_step(
         batch = {name: _faked(tensor) for name, tensor in host.items()}
         with recorder, recorder.modules_of(model), said_plainly(recorder):
             _record(task, config, backend, model, batch, accumulate)
-    recorder.end()
+    recorder.end(CUBLAS_HOPPER_BYTES if int(target.capability) == 9 else CUBLAS_BYTES)
     if shard:
         # Gathered twice and scattered once, where an all-reduce does both once.
         trace.reduced_bytes = 3 * sum(p.nbytes for p in model.parameters()) // 2
@@ -153,7 +156,7 @@ def said_plainly(recorder: StorageRecorder) -> Iterator[None]:
         subject = subject or (named[0] if named else recorder.operator)
         where = f" at {frame.filename}:{frame.lineno}" if frame else ""
         raise JobError(
-            f"{subject}{where} {does}.",
+            f"{subject}{where} {does.format(error)}.",
             "A prediction without the GPU has shapes alone: keep values on the device"
             " (`torch.where` for `if`), or register a fake form of what is not torch's"
             " (`torch.library.custom_op`, `register_fake`).",
@@ -167,6 +170,7 @@ FAKE_ERRORS = {
     "no fake impl registered": ("", "has no fake form"),
     "UnsupportedOperatorException": ("", "has no fake form"),
     "UnsupportedFakeTensorException": ("", "has no fake form"),
+    "SparseGradientError": ("", "makes the gradient {} sparse: its size depends on values"),
     "SparseTensorImpl": ("", "makes a sparse tensor, whose size depends on values"),
     "HigherOrderOperator": ("", "has no fake form"),
     "data pointer": ("a kernel outside of torch's operators", "reads the memory of a tensor"),
