@@ -238,6 +238,20 @@ def test_what_needs_values_ends_with_the_operator_and_the_line(then, said):
     assert len(error["message"].splitlines()) == 1
 
 
+class Picks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x):
+        return self.values[x]
+
+
+def test_a_gradient_that_adds_up_at_indices_is_sorted():
+    rows = 2**18
+    assert trial(Picks(), "x=scalar:int64<16", rows=rows).memory["workspaces"] == 48 * rows
+
+
 class Looks(nn.Module):
     """A sum of rows of a table whose gradient is sparse."""
 

@@ -4,6 +4,7 @@ A dispatch mode above FakeTensorMode sees each operator once, and a weak referen
 storage dies. Nothing is executed: a fake tensor has a shape and a storage without memory.
 """
 
+import math
 import re
 import sys
 import weakref
@@ -35,6 +36,9 @@ MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CUDNN = "cudnn"
 CUDNN_BYTES = 256 * 2**20
 """Largest workspace of a convolution that is expected; cuDNN's benchmark may choose more."""
+SORTED_BYTES = 48
+"""Bytes an index of a gradient that adds up at indices (`index_put_with_sort_kernel`): CUDA sorts
+four int64 tensors, and cub takes two more."""
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 
 
@@ -144,9 +148,11 @@ class StorageRecorder(TorchDispatchMode):
         if not outputs:
             return
         name = func._schema.name.partition("::")[2]
-        if name in CONVOLUTIONS and self.workspaces:
-            index = self._workspace(CUDNN, sum(t.nbytes for t in (*inputs, *outputs)))
-            self.trace.events += [index, ~index]
+        if self.workspaces and name in CONVOLUTIONS:
+            self._works(CUDNN, sum(t.nbytes for t in (*inputs, *outputs)))
+        elif self.workspaces and name.startswith("index_put") and any(args[3:4]):
+            indices = torch.broadcast_shapes(*(t.shape for t in _tensors(args[1])))
+            self._works("cub", SORTED_BYTES * math.prod(indices))
         kind = self._kind(func, inputs)
         is_new = [self.add(tensor, name, kind) for tensor in outputs]
         if self.phase in ("build", "evaluate") or not (any(is_new) or name.endswith("_")):
@@ -157,8 +163,12 @@ class StorageRecorder(TorchDispatchMode):
         if formula is not None:
             self.trace.flops += formula(*args, out_val=result)
 
+    def _works(self, library: str, size: int) -> None:
+        index = self._workspace(library, size)
+        self.trace.events += [index, ~index]
+
     def _workspace(self, library: str, size: int) -> int:
-        shape = (min(size, CUDNN_BYTES),)
+        shape = (min(size, CUDNN_BYTES) if library == CUDNN else size,)
         self.trace.storages.append(Storage(size, "workspaces", library, "uint8", shape, "", None))
         return len(self.trace.storages) - 1
 
