@@ -485,8 +485,7 @@ def torch_tpu_compiler() -> str:
         "One training step in bf16 (forward, backward, clipping, AdamW, for EIT EMA weights) "
         "recorded as one program and compiled for one v5e chip, without a TPU. `GiB` is all that "
         "it needs at once. torch_xla's plain program is compiled by both releases of libtpu: the "
-        "rest of the difference is the stacks'. `plain`: attention written out. "
-        "[torch_tpu.md](torch_tpu.md) says why `probe-batch --target` does not use it.",
+        "rest of the difference is the stacks'. `plain`: attention written out.",
         table(head, rows),
     )
 

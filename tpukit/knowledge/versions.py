@@ -13,6 +13,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 Release = tuple[int, ...]
+PARTS_OF_RELEASE = {"torch": 2, "torch_xla": 2, "torch_tpu": 3, "libtpu": 3}
+"""Leading numbers of a version within which a TPU's compiler is as it was seen."""
 _TABLE = Path(__file__).parent / "tables" / "versions.toml"
 
 
@@ -98,19 +100,19 @@ def seen_together() -> list[SeenTogether]:
             for row in version_table()["seen"]]  # fmt: skip
 
 
-def jax_seen_with(torch_xla: str, libtpu: str) -> list[str]:
+def jax_seen_with(versions: Mapping[str, str]) -> list[str]:
     """Releases of jax that compile for a TPU with these, best first; empty: none was tried."""
-    return [
-        jax
-        for seen in seen_together()
-        if seen.torch_xla and same_release(torch_xla, _part(seen.torch_xla, 2))
-        if seen.libtpu and same_release(libtpu, _part(seen.libtpu, 3))
-        for jax in seen.jax
-    ]
+    return [jax for seen in seen_together() if _are(versions, seen) for jax in seen.jax]
 
 
-def _part(version: str, count: int) -> str:
-    return ".".join(version.split(".")[:count])
+def _are(versions: Mapping[str, str], seen: SeenTogether) -> bool:
+    """Whether these are of the releases that were seen, as far as they matter."""
+    named = {name: getattr(seen, name) for name in PARTS_OF_RELEASE if getattr(seen, name)}
+    return all(
+        name in versions
+        and same_release(versions[name], ".".join(version.split(".")[: PARTS_OF_RELEASE[name]]))
+        for name, version in named.items()
+    )
 
 
 def same_release(version: str, release: str) -> bool:

@@ -55,13 +55,21 @@ def test_releases_that_were_not_seen_to_compile_are_named(changed, said, install
     assert caught.value.id == "plan-versions" and said in caught.value.message
 
 
-@pytest.mark.parametrize(("stack", "hint"), [("torch_tpu", "give it another"), (None, "[plan]")])
-def test_torch_xla_is_not_installed_beside_torch_tpu(stack, hint, installed):
+def test_an_environment_with_neither_stack_is_told_of_the_extra(installed):
     del installed["torch_xla"]
-    installed |= {stack: "0.2.0"} if stack else {}
     with pytest.raises(HardwareError, match="needs torch_xla") as caught:
         client.find_client(pytest.fail)
-    assert caught.value.id == "no-plan-extra" and hint in caught.value.hint
+    assert caught.value.id == "no-plan-extra" and "[plan]" in caught.value.hint
+
+
+def test_torch_tpu_has_releases_of_its_own(installed):
+    del installed["torch_xla"]
+    installed |= {"torch": "2.13.0", "torch_tpu": "0.2.0", "libtpu": "0.0.52"}
+    installed |= {"jax": "0.10.2", "jaxlib": "0.10.2"}
+    assert client.find_client(pytest.fail).stack == "torch_tpu"
+    installed["torch_tpu"] = "0.2.1"
+    with pytest.raises(HardwareError, match=r"torch_tpu 0\.2\.0 with libtpu 0\.0\.52"):
+        client.find_client(pytest.fail)
 
 
 @pytest.fixture
@@ -91,7 +99,7 @@ def test_jax_is_installed_beside_once(here, installed, attached):
     found = client.find_client(lines.append)
     (line,) = lines
     assert "jax 0.7.1" in line and ("jax 0.9.9" if here else "no jax") in line and "MB" in line
-    assert found.versions["jax"] == found.versions["jaxlib"] == jax_seen_with("2.9.0", "0.0.21")[0]
+    assert found.versions["jax"] == found.versions["jaxlib"] == jax_seen_with(installed)[0]
     assert found.environment["PYTHONPATH"].startswith(str(found.folder))
     assert (found.folder / "jax/__init__.py").exists()
     assert client.find_client(pytest.fail) == client.find_client() == found

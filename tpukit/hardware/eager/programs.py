@@ -29,7 +29,10 @@ from tpukit.hardware.eager.compiling import uncompiled_passes
 from tpukit.hardware.memory import is_out_of_memory_text
 
 PACKAGE = Path(__file__).parents[2]
-NOT_USERS = ("/site-packages/", "/lib/python3", f"{PACKAGE}/hardware/", f"{PACKAGE}/train/")
+NOT_USERS = (
+    "/site-packages/", "/lib/python3",
+    *(f"{PACKAGE}/{part}/" for part in ("hardware", "probe", "train")),
+)  # fmt: skip
 """Parts of the paths of code that is not the user's."""
 SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""
@@ -129,7 +132,7 @@ class Recorder(TorchDispatchMode):
         number = tensor.untyped_storage()._cdata
         if number in self._own:
             return
-        if not _is_computed(tensor):
+        if not self.is_from_before(tensor):
             # The result of an operator that torch_tpu runs without asking Python.
             self._add(tensor)
             return
@@ -147,6 +150,10 @@ class Recorder(TorchDispatchMode):
         self._from_before[number] = kept
         tensor.data = before.clone()
         self._add(tensor)
+
+    def is_from_before(self, tensor: Tensor) -> bool:
+        """Whether a tensor that no recorded operator made is one from outside."""
+        return is_computed(tensor)
 
     def take(self, tensors: Iterable[Tensor]) -> None:
         """Makes arguments of those that are from outside."""
@@ -186,13 +193,13 @@ def _constant(tensor: Tensor) -> Tensor:
     """A host value as a constant of the program that is being recorded."""
     with _executing():
         host = tensor.detach().cpu().contiguous()
-    made: Tensor = _recorder().make_constant_tensor(host)
+    made: Tensor = graphs().make_constant_tensor(host)
     return made
 
 
 def _materialize(tensors: Sequence[Tensor]) -> None:
     """Has values computed: zeros and other constants are made when they are used."""
-    synchronize = _private("sync").synchronize
+    synchronize = private("sync").synchronize
     with _executing():
         for tensor in tensors:
             # Of a recording that failed an error may hold results, which nothing can compute.
@@ -200,48 +207,48 @@ def _materialize(tensors: Sequence[Tensor]) -> None:
                 synchronize([tensor])
 
 
-def _is_computed(tensor: Tensor) -> bool:
-    sync = _private("sync")
+def is_computed(tensor: Tensor) -> bool:
+    sync = private("sync")
     return bool(sync.is_materialized(tensor) or sync.is_materializing(tensor))
 
 
-def _living(device: torch.device) -> list[Tensor]:
+def living(device: torch.device) -> list[Tensor]:
     """Every tensor of the device that Python knows."""
     tensors = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
     return [tensor for tensor in tensors if tensor.device.type == device.type]
 
 
-def _recording_mode() -> Any:
-    modes = _private("execution_mode")
+def recording_mode() -> Any:
+    modes = private("execution_mode")
     return modes.set_eager_mode(modes.EagerMode._INTERNAL_COMPILE_FX_GRAPH)
 
 
 def _executing() -> Any:
-    modes = _private("execution_mode")
+    modes = private("execution_mode")
     return modes.set_eager_mode(modes.EagerMode.DEFER_NEVER)
 
 
-def _recorder() -> Any:
-    return _private("compile.tpu_torch_compile")
+def graphs() -> Any:
+    return private("compile.tpu_torch_compile")
 
 
-def _private(module: str) -> Any:
+def private(module: str) -> Any:
     return importlib.import_module(f"torch_tpu._internal.{module}")
 
 
 @contextmanager
 def _recording(generator: torch.Generator) -> Iterator[Any]:
     """Operations of this thread are recorded; yields the recorded form of the generator."""
-    recorder = _recorder()
-    recorded = recorder.make_export_mode_device_generator(generator)
-    recorder.set_export_mode_default_device_generator(recorded)
+    tpu = graphs()
+    recorded = tpu.make_export_mode_device_generator(generator)
+    tpu.set_export_mode_default_device_generator(recorded)
     token = _GENERATOR.set(recorded)
     # As under `torch.compile`, code that would read values leaves that out.
     torch.compiler._is_compiling_flag = True
     try:
         # The mode is that of one thread; the backward pass has its own.
         with (
-            _recording_mode(),
+            recording_mode(),
             torch.autograd.set_multithreading_enabled(False),
             uncompiled_passes(),
         ):
@@ -249,7 +256,7 @@ def _recording(generator: torch.Generator) -> Iterator[Any]:
     finally:
         torch.compiler._is_compiling_flag = False
         _GENERATOR.reset(token)
-        recorder.clear_export_mode_default_device_generators()
+        tpu.clear_export_mode_default_device_generators()
 
 
 def in_order(tensors: Sequence[Tensor]) -> None:
@@ -272,13 +279,13 @@ class Recomputation(torch.autograd.Function):
         kind = tensors[0].device.type
         ctx.function = function
         ctx.cast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        ctx.random = _recorder().get_device_state_tensor(_GENERATOR.get())
+        ctx.random = graphs().get_device_state_tensor(_GENERATOR.get())
         ctx.save_for_backward(*tensors)
         return function(*tensors)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        given, tpu, generator = ctx.saved_tensors, _recorder(), _GENERATOR.get()
+        given, tpu, generator = ctx.saved_tensors, graphs(), _GENERATOR.get()
         *again, gradient = torch.ops.tpu._optimization_barrier([*given, gradient])
         pairs = zip(again, given, strict=True)
         inputs = [new.detach().requires_grad_(old.requires_grad) for new, old in pairs]
@@ -383,6 +390,9 @@ class StepPrograms:
         self.executed += 1
         return returned
 
+    def new_recorder(self) -> Recorder:
+        return Recorder(self.device)
+
     def inputs(self, batches: Sequence[Batch], numbers: Sequence[float]) -> list[Tensor]:
         """What a program is given: the batches' tensors, then the numbers."""
         sent = torch.tensor(numbers, dtype=torch.float32).to(self.device)
@@ -398,6 +408,7 @@ class StepPrograms:
     ) -> StepProgram | None:
         """The program of a step after its first or second recording; None where it has none."""
         inputs = self.inputs(batches, numbers)
+        _materialize(living(self.device))
         state = host_state()
         plain = _plain_values(getattr(function, "__self__", None))
         try:
@@ -420,49 +431,48 @@ class StepPrograms:
             set_host_state(state)
             for thing, values in plain:
                 thing.__dict__.update(values)
-            self.say(_why(error))
+            self.say(why_several(error))
             return None
 
     def recorded(
         self, function: Callable[..., Any], batches: Sequence[Batch], inputs: Sequence[Tensor]
     ) -> Recording:
         """The operations of a step on `inputs`."""
-        _materialize(_living(self.device))
         taken = list(inputs)
         for attempt in range(3):
-            recorder = Recorder(self.device)
+            found = self.new_recorder()
             try:
-                return self._trace(recorder, lambda: function(batches, *inputs[-1].unbind()), taken)
+                return self._trace(found, lambda: function(batches, *inputs[-1].unbind()), taken)
             except Exception as error:
                 reason = str(error)
                 if SHARED_MEMORY in reason:
-                    for kept in recorder.changed:
+                    for kept in found.changed:
                         kept.send_again()
                 if attempt == 2 or not (SHARED_MEMORY in reason or UNKNOWN_ARGUMENT in reason):
-                    error.add_note(recorder.operator)
+                    error.add_note(found.operator)
                     raise
             finally:
-                recorder.restore()
+                found.restore()
             if UNKNOWN_ARGUMENT in reason:
-                taken = [*inputs, *filter(Tensor.is_contiguous, _living(self.device))]
+                taken = [*inputs, *filter(Tensor.is_contiguous, living(self.device))]
         raise AssertionError
 
     def _trace(
-        self, recorder: Recorder, step: Callable[[], Any], taken: Sequence[Tensor]
+        self, found: Recorder, step: Callable[[], Any], taken: Sequence[Tensor]
     ) -> Recording:
         """taken: arguments, whether the recorder sees that they are used or not."""
         own: Any = torch.get_device_module(self.device.type)
-        tpu = _recorder()
+        tpu = graphs()
         with _recording(own.default_generators[0]) as generator:
             random_before = tpu.get_device_state_tensor(generator)
-            recorder.take(taken)
-            with recorder:
+            found.take(taken)
+            with found:
                 leaves, structure = tree_flatten(step())
                 returned = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
             leaves = [COMPUTED if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            recorder.end(returned)
-            results = [kept.tensor.detach() for kept in recorder.changed] + returned
-            arguments = [kept.before for kept in recorder.kept]
+            found.end(returned)
+            results = [kept.tensor.detach() for kept in found.changed] + returned
+            arguments = [kept.before for kept in found.kept]
             random_after = tpu.get_device_state_tensor(generator)
             is_random = random_after.data_ptr() != random_before.data_ptr()
             if is_random:
@@ -470,23 +480,21 @@ class StepPrograms:
                 results.append(random_after)
             module = tpu.build_mlir(results, arguments)
             text = tpu.serialize_mlir_text(module)
-        return Recording(arguments, results, text, module, recorder, (leaves, structure), is_random)
+        return Recording(arguments, results, text, module, found, (leaves, structure), is_random)
 
     def _compiled(
         self, recording: Recording, name: str, inputs: Sequence[Tensor], plain: Plain
     ) -> StepProgram:
         found = recording.recorder
         changed = set(map(id, found.changed))
-        with _recording_mode():
-            compiled = _recorder().traverse_and_compile(
+        with recording_mode():
+            compiled = graphs().traverse_and_compile(
                 result_tensors=recording.results,
                 argument_tensors=recording.arguments,
                 donated_inputs=[i for i, kept in enumerate(found.kept) if id(kept) in changed],
                 module_name=f"tpukit_{name}",
             )
-        runner = _recorder().make_compiled_runner(
-            compiled.executable, (), None, recording.is_random
-        )
+        runner = graphs().make_compiled_runner(compiled.executable, (), None, recording.is_random)
         # The operations are not needed any more.
         recording.results, recording.arguments, recording.module = [], [], None
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
@@ -533,7 +541,7 @@ def set_host_state(state: bytes) -> None:
     torch.set_rng_state(torch.from_numpy(of_torch))
 
 
-def _why(error: Exception) -> str:
+def why_several(error: Exception) -> str:
     """The operator, the user's line and the reason, in one line."""
     places = traceback.extract_tb(error.__traceback__)
     users = [p for p in places if not any(part in p.filename for part in NOT_USERS)]

@@ -42,10 +42,13 @@ class TpuDevice(EagerDevice):
         self._tpu: Any = torch.get_device_module("tpu")
         self._programs_seen = 0
         self._programs = StepPrograms(self.device, _note)
-        held = torch.zeros(1, device=self.device)
-        self._counts_memory = torch.accelerator.memory_allocated(held.device) > 0
+        self._counts_memory = self._is_memory_counted()
         version = importlib.metadata.version("torch_tpu")
         self.versions: Mapping[str, str] = {"torch_tpu": f"{version} (experimental)"}
+
+    def _is_memory_counted(self) -> bool:
+        held = torch.zeros(1, device=self.device)
+        return torch.accelerator.memory_allocated(held.device) > 0
 
     def name(self) -> str:
         return str(self._tpu.get_device_name())
@@ -124,7 +127,7 @@ class TpuDevice(EagerDevice):
 def start_torch_tpu(world_size: int) -> TpuDevice:
     """The device of this rank, after joining the others."""
     _check_launch_variables()
-    _load_torch_tpu()
+    load_torch_tpu()
     if world_size > 1:
         dist.init_process_group("tpu", init_method=init_method(), timeout=COLLECTIVE_TIMEOUT)
     return TpuDevice()
@@ -134,7 +137,7 @@ def _note(text: str) -> None:
     print(f"Note: {text}.", file=sys.stderr, flush=True)
 
 
-def _load_torch_tpu() -> None:
+def load_torch_tpu() -> None:
     """What `import torch` does by itself where its autoload is on."""
     # Nearly all of `torch.tpu` warns that it is experimental; the run's first lines say it once.
     warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")

@@ -77,6 +77,15 @@ def tiles_of(token_bytes: int) -> tuple[int, ...]:
     return TILES if token_bytes <= WIDE_BYTES else WIDE_TILES
 
 
+def share_of_tiles(query: Tensor, *, causal: bool) -> float:
+    """The part of the score tiles that is computed: a causal kernel leaves out those above the
+    diagonal."""
+    queries, width = query.shape[-2:]
+    sizes = tiles_of(width * query.element_size())
+    tiles = queries // next(size for size in sizes if queries % size == 0)
+    return (tiles + 1) / (2 * tiles) if causal else 1.0
+
+
 def flash_attention(
     query: Tensor,
     key: Tensor,

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import HardwareError
+from tpukit.hardware.tpu_stack import TpuStack
 from tpukit.io.files import replacing_folder
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.knowledge.versions import installed_versions, jax_seen_with, same_release, seen_together
 
-PARTS = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
+PARTS = ("torch", "torch_xla", "torch_tpu", "jax", "jaxlib", "libtpu")
+STACKS: tuple[TpuStack, ...] = ("torch_xla", "torch_tpu")
 JAX_NEEDS = ("ml_dtypes", "opt_einsum")
 """What jax needs beside tpukit's own dependencies (numpy, scipy)."""
 OTHER_ENVIRONMENT = (
@@ -35,6 +37,8 @@ class Client:
     """What compiles for a TPU here."""
 
     versions: Mapping[str, str]
+    stack: TpuStack
+    """What traces the step."""
     folder: Path | None = None
     """Folder of jax; None: this environment."""
 
@@ -58,23 +62,21 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
     """
     _require_linux()
     versions = installed_versions(PARTS)
-    missing = [name for name in ("torch", "torch_xla", "libtpu") if name not in versions]
+    stack: TpuStack = "torch_tpu" if {*STACKS} & {*versions} == {"torch_tpu"} else "torch_xla"
+    missing = [name for name in ("torch", stack, "libtpu") if name not in versions]
     if missing:
         raise HardwareError(
             f"the TPU compiler needs {', '.join(missing)}, not installed in this environment.",
-            OTHER_ENVIRONMENT
-            if installed_versions(["torch_tpu"])
-            else "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
+            "pip install '.[plan]' in a checkout of tpukit, or its wheel with [plan].",
             id="no-plan-extra",
         )
-    fitting = jax_seen_with(versions["torch_xla"], versions["libtpu"])
-    minor = ".".join(versions["torch_xla"].split(".")[:2])
-    if not fitting or not same_release(versions["torch"], minor):
-        raise _not_seen(versions)
+    fitting = jax_seen_with(versions)
+    if not fitting:
+        raise _not_seen(versions, stack)
     here = versions.get("jax"), versions.get("jaxlib")
     if any(all(v and same_release(v, release) for v in here) for release in fitting):
-        return Client(versions)
-    return _beside(versions, fitting[0], log)
+        return Client(versions, stack)
+    return _beside(versions, stack, fitting[0], log)
 
 
 def check_versions() -> dict[str, str]:
@@ -96,10 +98,11 @@ def _require_linux() -> None:
         )
 
 
-def _not_seen(versions: Mapping[str, str]) -> HardwareError:
-    here = ", ".join(f"{name} {versions[name]}" for name in ("torch", "torch_xla", "libtpu"))
-    known = {f"torch_xla {seen.torch_xla} with libtpu {seen.libtpu}"
-             for seen in seen_together() if seen.jax}  # fmt: skip
+def _not_seen(versions: Mapping[str, str], stack: TpuStack) -> HardwareError:
+    here = ", ".join(f"{name} {versions[name]}" for name in ("torch", stack, "libtpu"))
+    known = {f"{name} {getattr(seen, name)} with libtpu {seen.libtpu}"
+             for seen in seen_together() for name in STACKS
+             if seen.jax and getattr(seen, name)}  # fmt: skip
     return HardwareError(
         f"the TPU compiler was not seen to work with {here}, but with {'; '.join(sorted(known))}.",
         OTHER_ENVIRONMENT,
@@ -107,10 +110,12 @@ def _not_seen(versions: Mapping[str, str]) -> HardwareError:
     )
 
 
-def _beside(versions: Mapping[str, str], release: str, log: Callable[[str], None] | None) -> Client:
+def _beside(
+    versions: Mapping[str, str], stack: TpuStack, release: str, log: Callable[[str], None] | None
+) -> Client:
     """jax of this release, kept in the cache folder for this Python."""
     folder = cache_folder() / "compiler" / f"jax-{release}-{sys.implementation.cache_tag}"
-    client = Client({**versions, "jax": release, "jaxlib": release}, folder)
+    client = Client({**versions, "jax": release, "jaxlib": release}, stack, folder)
     if folder.is_dir():
         return client
     if log is None:

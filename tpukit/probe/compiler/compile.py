@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpukit.errors import HardwareError
+from tpukit.knowledge.versions import parse_version
 from tpukit.probe.trial import Effort
 
 SHARDING, REPLICATED = "mhlo.sharding", "{replicated}"
+DONOR = "jax.buffer_donor"
+"""torch_tpu's mark of an argument that something overwrites: it says not what."""
 FAST_EFFORT = -1.0
 """Compiler option of the fast setting: 3 to 5 times faster, but reports 0.04 to 0.7 GiB too little
 memory (GPT-2 and EIT for v5e; docs/probe_batch.md)."""
@@ -35,6 +38,21 @@ class Program:
     """Bytes of a device that outlive the step, by kind: parameters, optimizer, ema, ..."""
     resident_elsewhere: int
     """The part of them that is not an argument of this program."""
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """The programs of one optimizer step, in their order, and of an evaluation batch."""
+
+    training: tuple[Program, ...]
+    evaluation: Program
+    parameters: int
+    """Number of weights of the model."""
+
+    @property
+    def resident(self) -> Mapping[str, int]:
+        """Bytes of a device that outlive the step, by kind."""
+        return self.training[-1].resident
 
 
 class CompilerRefusedError(Exception):
@@ -60,10 +78,10 @@ class TpuCompiler:
         """
         from jax._src.lib import xla_client
 
-        bytecode = _with_arguments(program, len(self.devices))
+        module = _with_arguments(program, len(self.devices))
         devices = xla_client.DeviceList(tuple(self.devices))
         try:
-            return self.devices[0].client.compile(bytecode, devices, self._options(effort))
+            return self.devices[0].client.compile(module, devices, self._options(effort))
         except Exception as error:  # XlaRuntimeError or ValueError: the class varies
             raise CompilerRefusedError(str(error)) from error
 
@@ -101,8 +119,10 @@ def program_key(program: Program) -> str:
     return hashlib.sha256((text + layout).encode()).hexdigest()
 
 
-def _with_arguments(program: Program, devices: int) -> bytes:
-    """The module with aliased and sharded arguments marked, and each operation's place resolved."""
+def _with_arguments(program: Program, devices: int) -> Any:
+    """The module with aliased and sharded arguments marked, and each operation's place resolved:
+    as bytes where this jax takes these."""
+    import jax
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
 
@@ -116,8 +136,8 @@ def _with_arguments(program: Program, devices: int) -> bytes:
         arguments, outputs = _attributes(program, devices)
         _set_attributes(main, "arg_attrs", arguments)
         _set_attributes(main, "res_attrs", outputs)
-        bytecode: bytes = mlir.module_to_bytecode(module)
-    return bytecode
+        takes_bytes = parse_version(jax.__version__) < (0, 8)
+        return mlir.module_to_bytecode(module) if takes_bytes else module
 
 
 def _attributes(
@@ -144,7 +164,7 @@ def _set_attributes(main: Any, name: str, given: Sequence[Mapping[str, int | str
     present = list(main.attributes[name]) if name in main.attributes else [()] * len(given)
     main.attributes[name] = ir.ArrayAttr.get([
         ir.DictAttr.get({
-            **{item.name: item.attr for item in before},
+            **{item.name: item.attr for item in before if item.name != DONOR},
             **{
                 key: ir.StringAttr.get(value)
                 if isinstance(value, str)

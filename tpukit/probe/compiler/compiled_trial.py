@@ -1,6 +1,7 @@
 """Trials by the compiler: trace the training step, compile its programs, add up what they need."""
 
 import dataclasses
+import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +13,23 @@ from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.units import GIB
 from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.compiler import hlo
-from tpukit.probe.compiler.client import PARTS
+from tpukit.probe.compiler.client import PARTS, find_client
 from tpukit.probe.compiler.compile import (
     CompilerRefusedError,
     Program,
     TpuCompiler,
+    TracedStep,
     program_key,
     program_text,
 )
 from tpukit.probe.compiler.source_map import located_operations
-from tpukit.probe.compiler.trace import TracedStep, open_tracing, trace_step
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
+TRACERS = {"torch_xla": "trace", "torch_tpu": "torch_tpu_trace"}
+"""The module that traces a step, by what traces it."""
 SURELY_LESS = 0.9
 """Part of training's memory below which an evaluation is compiled at the fast setting alone (which
 reports too little; see `FAST_EFFORT`)."""
@@ -103,14 +106,20 @@ class CompiledTrials:
         self.task = task
         self.config = config
         self.target = target
+        tracer = TRACERS[find_client().stack]
+        self.tracer = importlib.import_module(f"tpukit.probe.compiler.{tracer}")
         self.compiler = CachedCompiler(target, JsonCache(cache_folder() / "compiled", FORMAT))
 
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
         precision: Precision = "fp32" if self.config.precision == "fp32" else "bf16"
         fused = self.target.has_kernels and self.config.kernels != "off"
-        backend = open_tracing(precision, shard=self.config.shard, fused=fused)
-        step = trace_step(self.task, self.config, backend, request.batch, request.accumulate)
+        backend = self.tracer.open_tracing(
+            precision, shard=self.config.shard, fused=fused, topology=self.target.topology
+        )
+        step: TracedStep = self.tracer.trace_step(
+            self.task, self.config, backend, request.batch, request.accumulate
+        )
         before = self.compiler.compiles
         training, evaluation = self._compile(step, request)
         compiles = self.compiler.compiles - before
@@ -195,8 +204,8 @@ class CompiledTrials:
 
 
 def _over_step(values: Sequence[float], accumulate: int) -> float:
-    """Sum over the programs of one optimizer step; the first runs once a micro-batch."""
-    if accumulate == 1:
+    """Sum over the programs of one optimizer step; of several the first runs once a micro-batch."""
+    if len(values) == 1:
         return values[0]
     return values[0] * accumulate + sum(values[1:])
 

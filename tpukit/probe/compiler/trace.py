@@ -8,7 +8,7 @@ TPU would be given.
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +22,12 @@ from torch_xla.core.xla_builder import create_placeholder_tensor
 
 from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
-from tpukit.hardware.kernels.flash_attention import tiles_of
+from tpukit.hardware.kernels.flash_attention import share_of_tiles
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, Spec, is_on_xla
-from tpukit.probe.compiler.compile import Program, program_text
+from tpukit.probe.compiler.compile import Program, TracedStep, program_text
 from tpukit.probe.compiler.source_map import (
     FORWARD_STACK,
     HIDDEN_EXECUTION,
@@ -149,7 +149,7 @@ class TracingBackend(XlaBackend):
         starts: Tensor | None = None,
     ) -> Tensor:
         if self.can_fuse(query, key, bias, starts, causal=causal):
-            self.kernel_shares.append(_share_of_tiles(query, causal=causal))
+            self.kernel_shares.append(share_of_tiles(query, causal=causal))
         return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
@@ -200,23 +200,10 @@ class TracingBackend(XlaBackend):
         )
 
 
-@dataclass(frozen=True)
-class TracedStep:
-    """The programs of one optimizer step, in their order, and of an evaluation batch."""
-
-    training: tuple[Program, ...]
-    evaluation: Program
-    parameters: int
-    """Number of weights of the model."""
-
-    @property
-    def resident(self) -> Mapping[str, int]:
-        """Bytes of a device that outlive the step, by kind."""
-        return self.training[-1].resident
-
-
-def open_tracing(precision: Precision, *, shard: bool, fused: bool) -> TracingBackend:
-    """A backend on CPU_NUM_DEVICES virtual devices."""
+def open_tracing(
+    precision: Precision, *, shard: bool, fused: bool, topology: str = ""
+) -> TracingBackend:
+    """A backend on CPU_NUM_DEVICES virtual devices, for any topology of as many."""
     register_lowerings()
     choose_products(precision)
     real = DeviceMesh.open(shard=shard)
@@ -340,11 +327,3 @@ def no_execution() -> Iterator[None]:
             torch_xla._XLAC._set_allow_execution(True)
     for each in recorded:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-def _share_of_tiles(query: Tensor, *, causal: bool) -> float:
-    """A causal kernel leaves out the tiles above the diagonal."""
-    queries, width = query.shape[-2:]
-    sizes = tiles_of(width * query.element_size())
-    tiles = queries // next(size for size in sizes if queries % size == 0)
-    return (tiles + 1) / (2 * tiles) if causal else 1.0

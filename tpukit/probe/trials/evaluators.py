@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
-from tpukit.errors import JobError, TpukitError
+from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
 from tpukit.hardware.launch.holders import BUSY, PAUSES
@@ -253,6 +253,11 @@ class CompilerEvaluator(ChildEvaluator):
     ) -> None:
         client = find_client(log)
         self.versions = client.versions
+        if client.stack == "torch_tpu":
+            _check_one_device(target)
+            if client.folder is not None:
+                # Runs have kernels where the environment has jax.
+                config = dataclasses.replace(config, kernels="off")
         setup = TrialSetup(task, config, target.name)
         super().__init__(setup, target.devices, seconds or COMPILED_SECONDS)
         self.target = target
@@ -306,6 +311,18 @@ class CompilerEvaluator(ChildEvaluator):
                 # The second process gives its memory back.
                 self.close(keep=1)
         return super().evaluate(requests)
+
+
+def _check_one_device(target: Target) -> None:
+    """Over several ranks torch_tpu's step is no program that the compiler could be asked for."""
+    if target.devices > 1:
+        raise HardwareError(
+            f"--target {target.name}: on torch_tpu a step over {target.devices} devices runs as"
+            " several programs, whose memory the compiler does not add up.",
+            "Ask for one device (v5e-1, v6e-1) and leave a margin, or for this slice in an"
+            " environment with torch_xla.",
+            id="torch-tpu-devices",
+        )
 
 
 class TracedEvaluator(ChildEvaluator):

@@ -24,7 +24,8 @@ PREDICTION_SECONDS = 600.0
 def target_here(options: HardwareOptions) -> Target | None:
     """The TPU that a run would use, as the compiler's target.
 
-    None where there is none, the compiler does not know it, or is not installed in its versions.
+    None where there is none, the compiler does not know it, or is not installed in its versions;
+    with torch_tpu, whose programs are recorded on a TPU that is not there.
     """
     hardware = detect_hardware(Host())
     tpu = None if hardware.emulated or find_kind(options) != "tpu" else hardware.tpu
@@ -35,7 +36,8 @@ def target_here(options: HardwareOptions) -> Target | None:
     if count not in compiler.topologies:
         return None
     try:
-        find_client()
+        if find_client().stack == "torch_tpu":
+            return None
     except HardwareError:
         return None
     return find_target(f"{tpu.generation.name}-{count}")

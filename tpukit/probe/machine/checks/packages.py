@@ -112,7 +112,9 @@ def jax(facts: Facts, options: CheckOptions) -> Verdict:
     if torch_xla is None or pair is None or here is None:
         return skipped("no jax beside torch_xla")
     jaxlib = facts.version("jaxlib")
-    fitting = [pair.jax, *jax_seen_with(torch_xla, facts.version("libtpu") or pair.libtpu)]
+    libtpu = facts.version("libtpu") or pair.libtpu
+    of_compiler = {"torch": pair.torch, "torch_xla": torch_xla, "libtpu": libtpu}
+    fitting = [pair.jax, *jax_seen_with(of_compiler)]
     if any(same_release(here, jax) and same_release(jaxlib or "", jax) for jax in fitting):
         return passed(f"jax {here}")
     wanted = f"'jax=={pair.jax}' 'jaxlib=={pair.jax}'"
