@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, Literal
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -151,7 +152,7 @@ class StorageRecorder(TorchDispatchMode):
         if self.workspaces and name in CONVOLUTIONS:
             self._works(CUDNN, sum(t.nbytes for t in (*inputs, *outputs)))
         elif self.workspaces and name.startswith("index_put") and any(args[3:4]):
-            indices = torch.broadcast_shapes(*(t.shape for t in _tensors(args[1])))
+            indices = np.broadcast_shapes(*(t.shape for t in _tensors(args[1])))
             self._works("cub", SORTED_BYTES * math.prod(indices))
         kind = self._kind(func, inputs)
         is_new = [self.add(tensor, name, kind) for tensor in outputs]
