@@ -602,10 +602,11 @@ def gpu_memory_public() -> str:
         f"{found['median_error_as_then']:.1%} and {found['largest_error_as_then']:.1%}. The "
         f"{found['predicted_blind']} with a figure in the column were first predicted to "
         f"{found['median_error_first']:.1%} in the median and {found['largest_error_first']:.1%} "
-        "at most. What was missing then was in the runs, not in the prediction: Liger-Kernel's own "
+        "at most. What was missing then was mostly in the settings of the runs: Liger-Kernel's own "
         "matrix beside the measured one, the loss of Barlow Twins as it was in 2023, gradients "
         "that are None in the forward pass (torchao), a norm in fp32 and logits that the loop "
-        "holds (lit-gpt). lightly publishes one decimal.",
+        "holds (lit-gpt). One thing was in the prediction: a gradient that adds up at indices is "
+        "sorted on a GPU (Barlow Twins). lightly publishes one decimal.",
         table(["run", "versions", "GPU", "counts", "predicted first", "measured (GiB)",
                "predicted (GiB)", "error", "as then"], rows),
         f"Whether it fits, of the {len(found['measurements'])} runs, {len(failed)} of which ended "

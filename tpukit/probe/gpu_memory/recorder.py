@@ -4,7 +4,6 @@ A dispatch mode above FakeTensorMode sees each operator once, and a weak referen
 storage dies. Nothing is executed: a fake tensor has a shape and a storage without memory.
 """
 
-import math
 import re
 import sys
 import weakref
@@ -15,7 +14,6 @@ from itertools import accumulate
 from typing import Any, Literal
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -152,8 +150,8 @@ class StorageRecorder(TorchDispatchMode):
         if self.workspaces and name in CONVOLUTIONS:
             self._works(CUDNN, sum(t.nbytes for t in (*inputs, *outputs)))
         elif self.workspaces and name.startswith("index_put") and any(args[3:4]):
-            indices = np.broadcast_shapes(*(t.shape for t in _tensors(args[1])))
-            self._works("cub", SORTED_BYTES * math.prod(indices))
+            count = max(t.numel() for t in _tensors(args[1]))
+            self._works("cub", SORTED_BYTES * count)
         kind = self._kind(func, inputs)
         is_new = [self.add(tensor, name, kind) for tensor in outputs]
         if self.phase in ("build", "evaluate") or not (any(is_new) or name.endswith("_")):
