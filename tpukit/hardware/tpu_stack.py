@@ -40,9 +40,9 @@ def choose_stack(hardware: Hardware, host: Host) -> TpuStack:
         raise HardwareError(
             f"--hw tpu: {'PJRT_DEVICE=CPU is set' if hardware.emulated else 'no TPU is here'}, and "
             "torch_tpu runs on TPUs only.",
-            "`probe-batch --target v5e-1` asks the TPU compiler. Emulation on CPU (PJRT_DEVICE=CPU) "
-            "and slices of several devices need torch_xla: tpukit with [tpu] in an environment of "
-            "its own. --hw cpu runs on the CPU.",
+            "`probe-batch --target v5e-1` asks the TPU compiler. Emulation on CPU "
+            "(PJRT_DEVICE=CPU) and slices of several devices need torch_xla: tpukit with [tpu] in "
+            "an environment of its own. --hw cpu runs on the CPU.",
             id="no-tpu",
         )
     if not hardware.emulated and hardware.tpu is None:
