@@ -9,6 +9,8 @@ ROOT = Path(__file__).parent.parent
 
 SHARED_NAMES = {
     "main": "the entry point of each program",
+    "open_tracing": "of torch_xla and of torch_tpu: `compiled_trial.TRACERS` chooses",
+    "trace_step": "likewise",
     "predict": "the command, and the Python function that does the same",
 }
 """Public class or function -> why several modules define it."""

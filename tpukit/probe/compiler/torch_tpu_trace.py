@@ -138,7 +138,7 @@ class TracingDevice(TpuDevice):
         pass
 
 
-class TracingBackend(EagerBackend):
+class RecordingBackend(EagerBackend):
     """torch_tpu's backend, as a run of one device has it."""
 
     eager: TracingDevice
@@ -160,13 +160,13 @@ class TracingBackend(EagerBackend):
 
 def open_tracing(
     precision: Precision, *, shard: bool, fused: bool, topology: str
-) -> TracingBackend:
+) -> RecordingBackend:
     """A backend on one device of a topology, none of which is here."""
     absent = _opened(topology)
     with absent.shown():
         device = TracingDevice(absent, topology)
     device.set_arithmetic(precision, deterministic=False)
-    return TracingBackend(
+    return RecordingBackend(
         "tpu", device, precision, Collectives(), SingleProcess(device.place), PlainUpdate(),
         compiles=True, fused=fused,
     )  # fmt: skip
@@ -186,7 +186,7 @@ def _opened(topology: str) -> AbsentTpu:
 
 
 def trace_step(
-    task: Task, config: TrainConfig, backend: TracingBackend, rows: int, accumulate: int
+    task: Task, config: TrainConfig, backend: RecordingBackend, rows: int, accumulate: int
 ) -> TracedStep:
     """The program of one step of micro-batches of `rows` samples, and of an evaluation.
 

@@ -314,7 +314,7 @@ class CompilerEvaluator(ChildEvaluator):
 
 
 def _check_one_device(target: Target) -> None:
-    """Over several ranks torch_tpu's step is no program that the compiler could be asked for."""
+    """Over several ranks a step runs on torch_tpu as several programs."""
     if target.devices > 1:
         raise HardwareError(
             f"--target {target.name}: on torch_tpu a step over {target.devices} devices runs as"
