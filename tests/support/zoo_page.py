@@ -55,6 +55,9 @@ CPUs and GPUs, not on a TPU. Their losses match boxes by boolean indices, so the
 shape from batch to batch, and XLA compiles about a dozen graphs in each step (RetinaNet). A run
 warns of it in its first step.
 
+wav2vec2 drops a layer with a probability of 0.1 (`layerdrop`) by a number of the host: each set of
+layers is another program. Here it is 0; set it for a TPU.
+
 Under bf16 a TPU runs `scaled_dot_product_attention` in a fused kernel where there is no mask and
 no drop-out in it, the tokens are a multiple of 128 and a head is at most 128 wide. The models of
 transformers make no mask when they are given no `attention_mask`. Otherwise all scores are written
