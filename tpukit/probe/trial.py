@@ -159,6 +159,8 @@ class Trial:
     """Peak of torch's `max_memory_allocated`, of a batch predicted for a GPU."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the task's form that fits first, where it has several."""
+    has_lighter_form: bool = False
+    """Whether the task has another one after it, which takes less memory."""
     modules: Mapping[str, int] = field(default_factory=dict)
     """Bytes of activations at the peak by module, of a batch predicted for a GPU."""
 

@@ -167,9 +167,9 @@ class Task(ABC):
     selftest: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings with which `doctor --selftest` compares a step with the CPU's; empty: none."""
     selftest_parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Further parts of the self-test by name: the settings with which it is the task of `shard`,
-    `prediction` or `largest-batch`, or a part of its own, a class with `seconds` (its time limit)
-    and `run(backend)`, whose docstring is the label."""
+    """Further parts of the self-test by name: the settings, over those of `selftest`, with which it
+    is the task of `shard`, `prediction` or `largest-batch`, or a part of its own, a class with
+    `seconds` (its time limit) and `run(backend)`, whose docstring is the label."""
     source: ClassVar[str | None] = None
     """Origin of a user's class, `FILE:CLASS`; set by the loader."""
     defaults: TrainingDefaults = TrainingDefaults()

@@ -83,6 +83,25 @@ class PeakElsewhere(Simulated):
         return dataclasses.replace(trial, used_bytes=used, fixed_bytes=fixed)
 
 
+class TwoForms(Simulated):
+    """Beyond the rows that fit in a first form a second one is tried, which takes a fifth."""
+
+    def trial(self, request: TrialRequest) -> Trial:
+        first = super().trial(request)
+        if first.fits:
+            return dataclasses.replace(first, settings={"slim": False}, has_lighter_form=True)
+        slim = Simulated(self.per_row / 5, self.fixed, self.target.name, more=self.more)
+        return dataclasses.replace(slim.trial(request), settings={"slim": True})
+
+
+@pytest.mark.parametrize(("start", "largest"), [(28, 27), (40, 138)])
+def test_the_largest_batch_of_a_heavy_form_is_not_called_the_largest_of_all(start, largest):
+    """29 rows fill the memory in the first form and end the search; 150 fit in the second."""
+    found = recommend(TwoForms(target="v5e-1", more=0.1), start=start)
+    assert found.largest == largest
+    assert ("may fit with another value of slim" in (found.note or "")) == (largest < 30)
+
+
 def test_the_recommended_batch_is_tried_on_the_way_to_the_largest():
     evaluator = PeakElsewhere(per_row=0.0835, fixed=4.48)
     found = recommend(evaluator)

@@ -41,6 +41,7 @@ UNREAD = (
     "The compiler's text of this program takes more memory than the machine has free: its "
     "operations, collectives, largest allocations and speed are unknown; its memory is known."
 )
+OTHER_FORMS = "Larger batches may fit with another value of {}, which was not tried for them."
 MOST_ACCUMULATIONS = 3
 """Maximum number of splits into gradient accumulation steps that are tried."""
 
@@ -182,7 +183,11 @@ class Recommender:
         )
         chosen = result.recommended_trial
         unread = UNREAD if chosen and chosen.unread else None
-        return replace(result, note=" ".join(filter(None, (note, self.why_fast, unread))) or None)
+        most, forms = result.trial_of(found.low), None
+        if found.ended not in ("data", "max") and most and most.has_lighter_form:
+            forms = OTHER_FORMS.format(", ".join(most.settings))
+        notes = filter(None, (note, self.why_fast, unread, forms))
+        return replace(result, note=" ".join(notes) or None)
 
     # -- the largest ------------------------------------------------------------------------------
     def _search(self) -> Bracket:

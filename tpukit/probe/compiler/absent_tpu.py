@@ -46,12 +46,25 @@ class AbsentTpu:
         described = self._call(CREATE_TOPOLOGY, *name, 0, 0, 0)[6]
         first = self._call(DESCRIBE_DEVICES, described, 0, 0)[3]
         device_description = ctypes.cast(first, ctypes.POINTER(ctypes.c_uint64))[0]
-        client, device, memory, event = (self._words(0) for _ in range(4))
-        devices, memories = (self._words(device), 1), (self._words(memory), 1)
-        self._event = event
+        client, self._event = self._words(0), self._words(0)
         self._buffers: dict[int, tuple[Any, ...]] = {}
         """Type, address and number of the dimensions, values, and what keeps the address."""
-        answers: dict[int, tuple[int, ...]] = {
+        for place, words in self._constants(described, device_description).items():
+            self._answer(place, functools.partial(_fill, words=words))
+        self._answer(CREATE_CLIENT, functools.partial(_fill, words=[client], at=8))
+        self._answer(SEND, self._send)
+        self._answer(READ, self._read)
+        self._answer(DESTROY, lambda asked: _fill(asked, self._buffers.pop(asked[2])[:0]))
+        self._answer(ELEMENT_TYPE, lambda asked: _fill(asked, self._buffers[asked[2]][:1]))
+        self._answer(DIMENSIONS, lambda asked: _fill(asked, self._buffers[asked[2]][1:3]))
+        self._answer(WHEN_READY, lambda asked: WHEN_READY_FUNCTION(asked[3])(None, asked[4]))
+        self._extension = self._copy_of_extension(TPU_TOPOLOGY)
+
+    def _constants(self, topology: int, device_description: int) -> dict[int, tuple[int, ...]]:
+        """The answers that never change, by the function's place."""
+        device, memory = self._words(0), self._words(0)
+        devices, memories = (self._words(device), 1), (self._words(memory), 1)
+        return {
             # Events: destroy, is ready, error, await.
             10: (),
             11: (1,),
@@ -65,7 +78,7 @@ class AbsentTpu:
             20: devices,
             21: devices,
             24: memories,
-            100: (described,),
+            100: (topology,),
             # The device: description, is addressable, hardware, memories, default memory.
             34: (device_description,),
             35: (1,),
@@ -88,18 +101,8 @@ class AbsentTpu:
             71: (memory,),
             73: (0,),
             76: (0,),
-            77: (event,),
+            77: (self._event,),
         }
-        for place, words in answers.items():
-            self._answer(place, functools.partial(_fill, words=words))
-        self._answer(CREATE_CLIENT, functools.partial(_fill, words=[client], at=8))
-        self._answer(SEND, self._send)
-        self._answer(READ, self._read)
-        self._answer(DESTROY, lambda asked: _fill(asked, self._buffers.pop(asked[2])[:0]))
-        self._answer(ELEMENT_TYPE, lambda asked: _fill(asked, self._buffers[asked[2]][:1]))
-        self._answer(DIMENSIONS, lambda asked: _fill(asked, self._buffers[asked[2]][1:3]))
-        self._answer(WHEN_READY, lambda asked: WHEN_READY_FUNCTION(asked[3])(None, asked[4]))
-        self._extension = self._copy_of_extension(TPU_TOPOLOGY)
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -28,10 +28,10 @@ from tpukit.hardware.eager.programs import (
     why_several,
 )
 from tpukit.hardware.eager.torch_tpu import TpuDevice, load_torch_tpu
-from tpukit.hardware.kernels.flash_attention import share_of_tiles
 from tpukit.hardware.options import Precision
 from tpukit.probe.compiler.absent_tpu import AbsentTpu
 from tpukit.probe.compiler.compile import Program, TracedStep
+from tpukit.probe.compiler.kernel_shares import KernelShares, mean_share
 from tpukit.probe.unfilled_model import unfilled_model
 from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
@@ -60,7 +60,6 @@ class TracingPrograms(StepPrograms):
         """By the number of their storage, which they keep in use."""
         self.kinds: dict[int, str] = {}
         self.kernel_shares: list[float] = []
-        """Part of the score tiles that each fused attention so far computes."""
         self.recorded_programs: list[Program] = []
 
     def placeholder(self, like: Tensor, kind: str = "other") -> Tensor:
@@ -103,7 +102,7 @@ class TracingPrograms(StepPrograms):
             aliases={places[id(each)]: output for output, each in enumerate(changed)},
             argument_shardings=(None,) * len(found.arguments),
             outputs=len(found.results),
-            kernel_share=sum(self.kernel_shares) / max(1, len(self.kernel_shares)),
+            kernel_share=mean_share(self.kernel_shares),
             resident=dict(resident),
             resident_elsewhere=elsewhere,
         )
@@ -138,24 +137,10 @@ class TracingDevice(TpuDevice):
         pass
 
 
-class RecordingBackend(EagerBackend):
+class RecordingBackend(KernelShares, EagerBackend):
     """torch_tpu's backend, as a run of one device has it."""
 
     eager: TracingDevice
-
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None = None,
-        *,
-        causal: bool = False,
-        starts: Tensor | None = None,
-    ) -> Tensor:
-        if self.can_fuse(query, key, bias, starts, causal=causal):
-            self.eager.programs.kernel_shares.append(share_of_tiles(query, causal=causal))
-        return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
 
 def open_tracing(
@@ -166,10 +151,12 @@ def open_tracing(
     with absent.shown():
         device = TracingDevice(absent, topology)
     device.set_arithmetic(precision, deterministic=False)
-    return RecordingBackend(
+    backend = RecordingBackend(
         "tpu", device, precision, Collectives(), SingleProcess(device.place), PlainUpdate(),
         compiles=True, fused=fused,
     )  # fmt: skip
+    backend.kernel_shares = device.programs.kernel_shares
+    return backend
 
 
 @functools.cache

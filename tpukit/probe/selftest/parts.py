@@ -118,12 +118,13 @@ def _declared(attribute: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield task, found
 
 
+_SETTINGS = dict(_declared("selftest"))
 OF_TASKS = {
-    part: (task, given)
+    part: (task, {**_SETTINGS.get(task, {}), **given} if isinstance(given, Mapping) else given)
     for task, found in _declared("selftest_parts")
     for part, given in found.items()
 }
-"""Part -> the task that declares it, with the settings or the class that it gives for it."""
+"""Part -> the task that declares it, with its settings or the class that it gives for it."""
 
 
 def _own(part: str, task: str, source: ClassSource) -> Part:
@@ -215,8 +216,9 @@ PARTS = (
     Part("devices", "The devices open, and say their memory", 120, _device("devices")),
     Part("products", "A matrix product in fp32 and bf16 agrees with float64", 60,
          _device("products")),
-    *(_step(task, settings) for task, settings in _declared("selftest")),
-    *(_own(part, *given) for part, given in OF_TASKS.items() if isinstance(given[1], ClassSource)),
+    *(_step(task, settings) for task, settings in _SETTINGS.items()),
+    *(_own(part, task, given) for part, (task, given) in OF_TASKS.items()
+      if isinstance(given, ClassSource)),
     Part("train", f"{STEPS} steps compile each program once", 120, _train),
     Part("resume", "A killed run resumes to the same bytes", 180, _resume),
     Part("shard", "A step with --shard against the CPU's", 120,

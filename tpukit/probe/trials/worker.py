@@ -186,7 +186,10 @@ class TrialRunner:
 
             settings = chosen_settings(self._asked, trials.task)
             cached = compiles == 0
-            trial = dataclasses.replace(trial, compiles=compiles, cached=cached, settings=settings)
+            trial = dataclasses.replace(
+                trial, compiles=compiles, cached=cached, settings=settings,
+                has_lighter_form=trials is not self._compiled[-1],
+            )  # fmt: skip
         return _with_samples(trial, trials.task)
 
     @cached_property

@@ -113,12 +113,7 @@ class SummarizeTask(Task):
     selftest: ClassVar[Mapping[str, Any]] = {
         "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
     }  # fmt: skip
-    selftest_parts: ClassVar[Mapping[str, Any]] = {
-        "generate": GenerationPart,
-        "shard": {
-            "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
-        },
-    }  # fmt: skip
+    selftest_parts: ClassVar[Mapping[str, Any]] = {"generate": GenerationPart, "shard": {}}
     presets = PRESETS
 
     def __init__(self, **settings: Any) -> None:
