@@ -18,8 +18,9 @@ import tpukit
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.memory import Memory
+from tpukit.probe.gpu_memory.run_memory import predict_memory
 from tpukit.train import batch_size
-from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
+from tpukit.train.batch_size import split_batch
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
 from tpukit.train.run import train_run
@@ -128,9 +129,13 @@ class SmallDevice(FakeBackend):
         return DeviceUsage(Memory(0, 0, 64 * MIB))
 
 
+def request_of(task, folder, **settings):
+    config = TrainConfig(**settings)
+    return TrainingRequest(task, config, RunFolder(folder), predict_memory=predict_memory)
+
+
 def split_of(task, backend, folder, size=64):
-    request = TrainingRequest(task, TrainConfig(global_batch_size=size), RunFolder(folder))
-    return plan_run(request, backend).split
+    return plan_run(request_of(task, folder, global_batch_size=size), backend).split
 
 
 def test_a_batch_is_cut_where_memory_demands_it(tmp_path):
@@ -141,18 +146,21 @@ def test_a_batch_is_cut_where_memory_demands_it(tmp_path):
     assert split_of(Wide(), FakeBackend(), tmp_path).accumulate == 1
 
 
-def test_the_estimate_is_what_autograd_keeps():
-    """16 tanh outputs and the first layer's, by hand; weights, gradients and two moments."""
-    task, ops = Wide(), TracedOps()
-    model = task.build_model(ops)
-    [batch] = task.example_batches(10)
-    estimate = traced_bytes(model, partial(task.loss, model), batch, "fp32", 3, ops)
+def needed(task, backend, rows, accumulate=1, **settings):
+    """Bytes that a step takes, with the batches that a run would have."""
+    predict = predict_memory(task, TrainConfig(**settings), backend, task.example_batches)
+    return predict(rows, accumulate)
+
+
+def test_the_estimate_is_the_peak_of_live_tensors():
+    """By hand, at the start of the backward pass: 16 tanh outputs, the gradients of two, weights,
+    two moments and the last layer's gradient; after another micro-batch all gradients."""
+    model = Wide().build_model(None)
+    weights, last = (sum(p.nbytes for p in part.parameters()) for part in (model, model[-1]))
     activation = 10 * 32768 * 4
-    by_hand = 4 * sum(p.nbytes for p in model.parameters()) + (16 + 2) * activation
-    assert estimate == pytest.approx(by_hand, rel=0.01)
-    # Weights and gradients in bf16, master copies and moments in fp32.
-    half = traced_bytes(model.bfloat16(), lambda rows: {}, {}, "fp32", 3, ops)
-    assert half == (2 + 2 + 3 * 4) * sum(p.numel() for p in model.parameters())
+    one, two = (needed(Wide(), FakeBackend(), 10, accumulate) for accumulate in (1, 2))
+    assert one == pytest.approx(3 * weights + last + 18 * activation, rel=0.001)
+    assert two - one == pytest.approx(weights - last, rel=0.01)
 
 
 def test_recomputed_parts_keep_their_inputs_alone():
@@ -162,18 +170,13 @@ def test_recomputed_parts_keep_their_inputs_alone():
             hidden = self.ops.recompute(model[1:-1], first(batch["x"]))
             return {"loss": (last(hidden) - batch["y"]).square().mean(1)}
 
-    def estimate(task, recomputes=True):
-        ops = TracedOps(recomputes=recomputes)
-        model = task.build_model(ops)
-        [batch] = task.example_batches(10)
-        return traced_bytes(model, partial(task.loss, model), batch, "fp32", 3, ops)
-
     activation = 10 * 32768 * 4
-    # The input and the output are kept as well; 16 tensors come back at a time.
-    assert estimate(Recomputing()) - estimate(Wide()) == pytest.approx(activation, abs=activation)
-    # Without recomputation, twice the largest tensor is less than sixteen of them.
-    assert estimate(Recomputing(), recomputes=False) == pytest.approx(estimate(Wide()), rel=0.01)
-    assert not _recomputes(FakeBackend())
+    plain = needed(Wide(), FakeBackend(), 10)
+    # All sixteen come back at a time, beside the input and the output.
+    kept = needed(Recomputing(), SmallCheckpointingDevice(), 10)
+    assert kept - plain == pytest.approx(activation, abs=activation)
+    # A CPU without a limit does not recompute.
+    assert needed(Recomputing(), FakeBackend(), 10) == pytest.approx(plain, rel=0.01)
 
 
 class Choosing(Wide):
@@ -203,8 +206,8 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
     # 2 MiB a sample and 6 MiB of weights, gradients and moments, or 0.4 MiB and 8 MiB.
     device = SmallCheckpointingDevice()
     for rows, accumulate, choice in ((16, 1, False), (32, None, False), (32, 1, True)):
-        config = TrainConfig(global_batch_size=rows, accumulate=accumulate)
-        plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
+        request = request_of(Choosing(), tmp_path, global_batch_size=rows, accumulate=accumulate)
+        plan = plan_run(request, device)
         assert plan.task.recompute is choice
         assert plan.choice == (f"recompute = {choice}", "estimated for 64 MiB of a device")
         assert plan.split.accumulate == (accumulate or 2)
@@ -213,8 +216,8 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
         task = Choosing()
         task.forms = lambda wrong=wrong: wrong
         with pytest.raises(UsageError, match=f"returned {told}"):
-            plan_run(TrainingRequest(task, config, RunFolder(tmp_path)), device)
-    plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
+            plan_run(request_of(task, tmp_path), device)
+    plan = plan_run(request_of(Choosing(), tmp_path), device)
     assert plan.task.recompute is True and "is not known" in plan.choice[1]
 
 
@@ -256,8 +259,8 @@ def test_a_resumed_run_keeps_its_form(tmp_path):
     """The estimate may differ the second time: here nothing is known any more."""
     device, lines = SmallCheckpointingDevice(), []
     for steps in (1, 2):
-        config = TrainConfig(global_batch_size=16, max_steps=steps, num_workers=0)
-        train_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device, lines.append)
+        config = {"global_batch_size": 16, "max_steps": steps, "num_workers": 0}
+        train_run(request_of(Choosing(), tmp_path, **config), device, lines.append)
         device.usage = lambda: DeviceUsage(None)
     chosen = [line for line in lines if "recompute = " in line]
     assert chosen == [

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -114,9 +114,20 @@ class GpuSpec:
     link_bytes_per_second: float | None = None
 
 
+UNNAMED_GPU = GpuSpec(None, 0.0, None, (0.3, 0.6))
+"""A GPU of which nothing but its memory is known."""
+
+
 def gpu_specs() -> dict[str, GpuSpec]:
     """GPUs by the names of targets."""
     return {name: GpuSpec(**row) for name, row in _table()["gpu_targets"].items()}
+
+
+def gpu_spec_of(name: str, memory_gib: float) -> GpuSpec:
+    """That of a GPU that is here: by the driver's name and, of several, the nearest memory."""
+    known = [spec for spec in gpu_specs().values() if _is_part(spec.driver_name or "", name)]
+    nearest = min(known, key=lambda spec: abs(spec.memory_gib - memory_gib), default=None)
+    return replace(nearest or UNNAMED_GPU, driver_name=name, memory_gib=memory_gib)
 
 
 def gpu_by_name(name: str) -> GpuKind | None:
@@ -144,9 +155,12 @@ def peak_flops(name: str, precision: str) -> float | None:
 
 def _gpu_row(table: str, name: str) -> Any:
     """What a table holds for the first of its names that is part of the driver's."""
+    return next((row for part, row in _table()[table].items() if _is_part(part, name)), None)
+
+
+def _is_part(part: str, name: str) -> bool:
     padded = f" {name.replace('NVIDIA', '').replace('Tesla', '').strip()} ".replace("-", " ")
-    rows = _table()[table].items()
-    return next((row for part, row in rows if f" {part.replace('-', ' ')} " in padded), None)
+    return f" {part.replace('-', ' ')} " in padded
 
 
 def gpu_bf16(capability: float) -> Support:

@@ -9,9 +9,11 @@ from typing import Self
 from tpukit.errors import ConfigError
 from tpukit.io.units import GIB, parse_bytes
 from tpukit.knowledge.accelerators import (
+    UNNAMED_GPU,
     CompilerTarget,
     GpuSpec,
     gpu_by_name,
+    gpu_spec_of,
     gpu_specs,
     peak_flops,
     tpu_by_cloud_name,
@@ -19,8 +21,8 @@ from tpukit.knowledge.accelerators import (
 )
 
 GPU_NAME = re.compile(r"(?:([1-9]\d*)x)?([a-z][a-z0-9-]*|\d+(?:\.\d+)?gi?b)")
-UNNAMED_CAPABILITY, UNNAMED_CONTEXT = 8.0, (0.3, 0.6)
-"""Compute capability and context (GiB) of a GPU given by its memory alone."""
+UNNAMED_CAPABILITY = 8.0
+"""Compute capability of a GPU given by its memory alone."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,10 @@ def find_gpu(name: str) -> GpuTarget | None:
         return None
     devices, kind = int(match[1] or 1), match[2]
     spec = gpu_specs().get(kind)
-    known = gpu_by_name(spec.driver_name) if spec and spec.driver_name else None
     if spec:
         name = f"{devices}x{kind}" if devices > 1 else kind
     elif kind[0].isdigit():
-        spec = GpuSpec(None, parse_bytes(kind) / GIB, None, UNNAMED_CONTEXT)
+        spec = replace(UNNAMED_GPU, memory_gib=parse_bytes(kind) / GIB)
     else:
         return None
     if spec.memory_gib < 1:
@@ -97,6 +98,16 @@ def find_gpu(name: str) -> GpuTarget | None:
             f"--target {name}: less than 1 GiB of memory.", "Give a GPU's memory, as in 24GB.",
             id="no-target",
         )  # fmt: skip
+    return _gpu_target(name, devices, spec)
+
+
+def gpu_here(name: str, devices: int, memory_bytes: int) -> GpuTarget:
+    """GPUs of this machine: the driver's name, and the memory of each as torch reports it."""
+    return _gpu_target(name, devices, gpu_spec_of(name, memory_bytes / GIB))
+
+
+def _gpu_target(name: str, devices: int, spec: GpuSpec) -> GpuTarget:
+    known = gpu_by_name(spec.driver_name) if spec.driver_name else None
     least, most = (int(gib * GIB) for gib in spec.context_gib)
     return GpuTarget(
         name,

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError
-from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
-from tpukit.hardware.modules import has_batch_norm
-from tpukit.hardware.options import Precision
+from tpukit.hardware.backend import Backend, Batch, TorchOps
+from tpukit.hardware.modules import has_batch_norm, move_tensors
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.task import Task, chosen_settings, forms_of
@@ -34,7 +31,19 @@ USED_FRACTION = 0.85
 """Part of a device's memory that an estimated step may take."""
 ESTIMATE_SECONDS = 60.0
 """Maximum seconds of an estimate; without one a batch is not cut."""
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Examples = Callable[[int], Sequence[Batch]]
+"""This rank's host batches of a number of rows, the costliest first."""
+StepMemory = Callable[[int, int], int]
+"""Bytes of a device that a step takes: of micro-batches of so many rows, and of so many of them."""
+
+
+class PredictMemory(Protocol):
+    """Predicts the memory of a run's steps on the backend's device, without executing them."""
+
+    def __call__(
+        self, task: Task, config: TrainConfig, backend: Backend, examples: Examples, /
+    ) -> StepMemory: ...
 
 
 @dataclass(frozen=True)
@@ -122,18 +131,18 @@ def fit_to_memory(
     task: Task,
     config: TrainConfig,
     backend: Backend,
-    examples: Callable[[int], Sequence[Batch]],
+    examples: Examples,
+    predict: PredictMemory | None,
     *,
     cuts: bool,
     before: str | None,
 ) -> tuple[Task, BatchSplit, tuple[str, str] | None]:
     """The task's first form, and its split with the fewest micro-batches, that the device has the
-    memory for by an estimate; the form's name and the reason where the task has several.
+    memory for as predicted; the form's name and the reason where the task has several.
 
-    examples: this rank's host batches of a number of rows, the costliest first. cuts: whether the
-    split may change. before: the name of the form that the run had so far, which it keeps. Where
-    the device reports no memory, or the task cannot be traced, the form is the last and the split
-    stays. The same in every rank.
+    cuts: whether the split may change. before: the name of the form that the run had so far, which
+    it keeps. Where the device reports no memory, or the task cannot be traced, the form is the last
+    and the split stays. The same in every rank.
     """
     memory, forms = backend.usage().memory, forms_of(task)
     names = [_name_of(task, form) for form in forms]
@@ -142,30 +151,30 @@ def fit_to_memory(
     limit = memory.limit if memory else None
     cuts = cuts and split.rows_per_device > 1
     found = None
-    if limit is not None and (cuts or len(forms) > 1):
-        decide = partial(
-            _first_that_fits, forms, split.rows_per_device if cuts else 1,
-            lambda parts: examples(split.rows_per_device // parts), backend.precision,
-            int(limit * USED_FRACTION), 3 + (config.ema_decay is not None),
-            TracedOps(recomputes=_recomputes(backend)),
-        )  # fmt: skip
-        found = _in_worker(decide)
+    if predict is not None and limit is not None and (cuts or len(forms) > 1):
+
+        def needed(form: Task) -> StepMemory:
+            return predict(form, config, backend, examples)
+
+        found = _in_worker(
+            partial(_first_that_fits, forms, split, needed, int(limit * USED_FRACTION), cuts=cuts)
+        )
     found = backend.all_gather_objects(found)[0]
-    place, accumulate, needed = found or (len(forms) - 1, 1, 0)
+    place, parts, whole = found or (len(forms) - 1, 1, 0)
     chosen, choice = forms[place], None
     if len(names) > 1:
         why = f"estimated for {format_bytes(limit or 0)} of a device"
         why = why if found else "the memory of the device or of the step is not known"
         why = why if len(forms) > 1 else "as the run did before"
         choice = _name_of(task, chosen), why
-    if accumulate == 1:
+    if parts == 1:
         return chosen, split, choice
     reason = (
-        f"{split.rows_per_device} samples a device would take about {format_bytes(needed)} of"
+        f"{split.rows_per_device} samples a device would take about {format_bytes(whole)} of"
         f" {format_bytes(limit or 0)} (an estimate: `tpukit probe-batch` measures, --accumulate"
         " decides)"
     )
-    return chosen, replace(split, accumulate=accumulate, reason=reason), choice
+    return chosen, replace(split, accumulate=parts, reason=reason), choice
 
 
 def _name_of(task: Task, form: Task) -> str:
@@ -174,7 +183,7 @@ def _name_of(task: Task, form: Task) -> str:
 
 
 def sample_operations(
-    split: BatchSplit, task: Task, backend: Backend, examples: Callable[[int], Sequence[Batch]]
+    split: BatchSplit, task: Task, backend: Backend, examples: Examples
 ) -> float | None:
     """Operations of a training step for one sample: the products of its passes, none twice.
 
@@ -188,14 +197,12 @@ def sample_operations(
     return shared
 
 
-def _traced_operations(
-    task: Task, rows: int, examples: Callable[[int], Sequence[Batch]]
-) -> float | None:
+def _traced_operations(task: Task, rows: int, examples: Examples) -> float | None:
     hosts = examples(rows)
     if len(hosts) != 1:
         return None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _without_values(task.for_probing(), TorchOps(), mode).train()
+    model = _without_values(task.for_probing(), mode).train()
     # Of attention's forms this one consists of products that are counted.
     with mode, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in hosts[0].items()}
@@ -238,142 +245,30 @@ def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection)
 
 
 def _first_that_fits(
-    forms: Sequence[Task],
-    most: int,
-    examples: Callable[[int], Sequence[Batch]],
-    precision: Precision,
-    limit_bytes: int,
-    copies: int,
-    ops: TracedOps,
-) -> tuple[int, int, int]:
-    """The place of the first form that fits, else of the last; the fewest micro-batches, `most` at
-    most, in which it does; the memory in bytes that one alone would take.
-
-    examples: the batches of a part of the step, given the number of parts.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def needed(form: Task, model: nn.Module, parts: int) -> int:
-        host = examples(parts)[0]
-        with mode:
-            batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in host.items()}
-            return traced_bytes(model, partial(form.loss, model), batch, precision, copies, ops)
-
+    forms: Sequence[Task], split: BatchSplit, memory_of: Callable[[Task], StepMemory],
+    limit_bytes: int, *, cuts: bool,
+) -> tuple[int, int, int]:  # fmt: skip
+    """The place of the first form that fits, else of the last; the fewest parts of the split's
+    micro-batches in which it does (1 unless `cuts`); the bytes that uncut ones take."""
+    rows = split.rows_per_device
     for place, form in enumerate(forms):
-        model = _without_values(form.for_probing(), ops, mode).train()
-        whole = needed(form, model, 1)
+        needed = memory_of(form)
+        # A second micro-batch adds to the gradients of the first; more take no more.
+        whole = needed(rows, min(split.accumulate, 2))
         if whole <= limit_bytes:
             return place, 1, whole
-        for parts in divisors(most)[1:]:
-            if parts >= whole // limit_bytes and needed(form, model, parts) <= limit_bytes:
+        for parts in divisors(rows)[1:] if cuts else ():
+            if parts >= whole // limit_bytes and needed(rows // parts, 2) <= limit_bytes:
                 return place, parts, whole
-    return place, most, whole
+    return place, rows if cuts else 1, whole
 
 
-def _recomputes(backend: Backend) -> bool:
-    """Whether the backend recomputes activations where a model asks for it: a CPU need not."""
-    calls = 0
-
-    def count(x: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return x * 2
-
-    if not backend.compiles_everything:
-        backend.recompute(count, torch.ones(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
-    return calls != 1
-
-
-class TracedOps(TorchOps):
-    """Recomputed functions keep their inputs alone; the backward pass holds the tensors of one of
-    them at a time."""
-
-    def __init__(self, *, recomputes: bool = True) -> None:
-        self.recomputes = recomputes
-        self.inputs: list[Tensor] = []
-        self.largest_bytes = 0
-
-    def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        if not self.recomputes:
-            return super().recompute(function, *tensors)
-        self.inputs += tensors
-        saved = SavedTensors()
-        with saved:
-            result = function(*tensors)
-        self.largest_bytes = max(self.largest_bytes, sum(saved.sizes()))
-        return result
-
-
-class SavedTensors(saved_tensors_hooks):
-    """The tensors that operations within the context save for the backward pass."""
-
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        super().__init__(self.add, lambda tensor: tensor)
-        self._known = {_storage(tensor) for tensor in known}
-        self._tensors: dict[int, Tensor] = {}
-
-    def add(self, tensor: Tensor) -> Tensor:
-        storage = _storage(tensor)
-        if storage not in self._known:
-            self._tensors.setdefault(storage, tensor)
-        return tensor
-
-    def sizes(self) -> list[int]:
-        """Bytes of each; views of one memory count once."""
-        return [tensor.untyped_storage().nbytes() for tensor in self._tensors.values()]
-
-
-def _without_values(task: Task, ops: ModelOps, mode: FakeTensorMode) -> nn.Module:
+def _without_values(task: Task, mode: FakeTensorMode) -> nn.Module:
     """The task's model with shapes alone; built with values where its constructor reads some."""
     try:
         with mode:
-            return task.build_model(ops)
+            return task.build_model(TorchOps())
     except Exception:
-        model = task.build_model(ops)
-    shapes: dict[int, Any] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    fake = shapes.setdefault(id(tensor), mode.from_tensor(tensor))
-                    tensors[name] = fake
+        model = task.build_model(TorchOps())
+    move_tensors(model, mode.from_tensor, mode.from_tensor)
     return model
-
-
-def traced_bytes(
-    model: nn.Module,
-    loss: Callable[[Batch], dict[str, Tensor]],
-    batch: Batch,
-    precision: Precision,
-    copies: int,
-    ops: TracedOps,
-) -> int:
-    """Estimated peak memory of a forward and backward pass, in bytes.
-
-    The weights, `copies` more of the trained ones (gradients, moments, EMA), the batch, what the
-    forward pass saves for the backward pass, what is recomputed at a time, and twice the largest
-    saved tensor.
-    """
-    parameters = list(model.parameters())
-    half = HALVES.get(precision)
-    saved = SavedTensors((*parameters, *model.buffers()))
-    ops.inputs, ops.largest_bytes = [], 0
-    with saved:
-        with torch.autocast("cpu", dtype=half) if half else nullcontext():
-            outputs = loss(batch)
-        for tensor in ops.inputs:
-            saved.add(tensor)
-        sizes = saved.sizes()
-    del outputs
-    weights = sum(p.nbytes for p in parameters)
-    trained = sum(4 * p.numel() for p in parameters if p.requires_grad)
-    # Those in half precision have gradients like them, and master copies in place of fp32 ones.
-    weights += sum(p.nbytes for p in parameters if p.requires_grad and p.dtype != torch.float32)
-    inputs = sum(tensor.nbytes for tensor in batch.values())
-    passing = ops.largest_bytes + 2 * max(sizes, default=0)
-    return weights + copies * trained + inputs + sum(sizes) + passing
-
-
-def _storage(tensor: Tensor) -> int:
-    """Identifies the memory that a tensor and its views share."""
-    return int(tensor.untyped_storage()._cdata)

@@ -13,7 +13,13 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import WorkerInit
-from tpukit.train.batch_size import BatchSplit, fit_to_memory, sample_operations, split_batch
+from tpukit.train.batch_size import (
+    BatchSplit,
+    PredictMemory,
+    fit_to_memory,
+    sample_operations,
+    split_batch,
+)
 from tpukit.train.checks import check_batch_plan, expect, sample_count
 from tpukit.train.config import ARITHMETIC, TrainConfig
 from tpukit.train.data import is_stream
@@ -48,6 +54,8 @@ class TrainingRequest:
     """What the user typed, to print how to resume."""
     chosen_preset: str | None = None
     """The preset that was taken because the hardware is a CPU."""
+    predict_memory: PredictMemory | None = None
+    """None: a step is not cut for lack of memory, and a task's form is its last."""
 
     def remarks(self) -> list[str]:
         """What was chosen for the user, a line each."""
@@ -173,8 +181,9 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     operations = sample_operations(split, task, backend, examples)
     cuts = not split.reason and task.defaults.rows_per_device is None
     task, split, choice = fit_to_memory(
-        split, task, config, backend, examples, cuts=cuts, before=before.get("form")
-    )
+        split, task, config, backend, examples, request.predict_memory,
+        cuts=cuts, before=before.get("form"),
+    )  # fmt: skip
     settings = PlanSettings(
         config.global_batch_size, split.micro_rows, backend.devices, config.global_seed,
         compiles=backend.compiles,

@@ -27,18 +27,16 @@ BUCKETS = [2**20, 25 * 2**20]
 class FakeGpu(CpuDevice):
     """A GPU that is not here: fake tensors on the CPU stand for its own."""
 
-    recomputes = True
-
 
 class RecordedBackend(EagerBackend):
     """The eager backend, which gives the recorder its phases."""
 
     def __init__(
         self, recorder: StorageRecorder, precision: Precision, devices: int, *, native_bf16: bool,
-        mesh: DeviceMesh | None = None,
+        mesh: DeviceMesh | None = None, recomputes: bool = True,
     ) -> None:  # fmt: skip
         self.recorder, gpu = recorder, FakeGpu()
-        gpu.native_bf16 = native_bf16
+        gpu.native_bf16, gpu.recomputes = native_bf16, recomputes
         parallel = SingleProcess(lambda model: model)
         if devices > 1:
             parallel = FSDP(mesh) if mesh else RecordedDDP(recorder)

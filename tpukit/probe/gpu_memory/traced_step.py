@@ -20,6 +20,7 @@ from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
 from tpukit.probe.unfilled_model import built_model, unfilled_model
+from tpukit.train.batch_size import Examples
 from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
@@ -39,11 +40,14 @@ def trace_fake_step(
     accumulate: int,
     *,
     as_cuda: bool = True,
+    recomputes: bool = True,
+    examples: Examples | None = None,
 ) -> Trace:
     """One step of micro-batches of `rows` samples a device, and an evaluation of one.
 
-    as_cuda: operators in CUDA's forms, with workspaces; else in the CPU's, to compare with a step
-        that ran there.
+    as_cuda: operators in CUDA's forms, with workspaces; else in the CPU's.
+    recomputes: activations are recomputed where the model asks for it.
+    examples: the host batches of a number of rows; None: the task's own.
 
     Raises:
         JobError: an operator has no fake form, or the model reads a value.
@@ -59,7 +63,8 @@ def trace_fake_step(
     forms = CudaForms(target.capability, count)
     shard = config.shard and target.devices > 1
     settings = PlanSettings(rows * accumulate * target.devices, rows, 1, seed=0, compiles=False)
-    host = check_examples(example_batches(task, settings), task.example_batches)[0]
+    hosts = examples(rows) if examples else example_batches(task, settings)
+    host = check_examples(hosts, task.example_batches)[0]
     torch.manual_seed(0)
     registered = forms.registered() if as_cuda else nullcontext()
     ranks = fake_ranks(target.devices) if shard else nullcontext()
@@ -71,8 +76,9 @@ def trace_fake_step(
         recorder.sharding() if shard else nullcontext(),
     ):
         backend = RecordedBackend(
-            recorder, precision, target.devices, native_bf16=native, mesh=mesh
-        )
+            recorder, precision, target.devices, native_bf16=native, mesh=mesh,
+            recomputes=recomputes,
+        )  # fmt: skip
         model = fake_model(task, backend)
         trace.parameters = sum(p.numel() for p in model.parameters())
         batch = {name: _faked(tensor) for name, tensor in host.items()}

@@ -37,11 +37,13 @@ class TracedTrials:
     """
 
     def __init__(
-        self, task: Task, config: TrainConfig, target: GpuTarget, *, expandable: bool = False
-    ) -> None:
-        """expandable: predict the allocator with `expandable_segments`."""
+        self, task: Task, config: TrainConfig, target: GpuTarget, *, expandable: bool = False,
+        **how: Any,
+    ) -> None:  # fmt: skip
+        """expandable: predict the allocator with `expandable_segments`.
+        how: further arguments of `trace_fake_step`."""
         self.task, self.config, self.target = task, config, target
-        self.expandable = expandable
+        self.expandable, self.how = expandable, how
         self._steps: dict[tuple[int, int], Trace] = {}
         self._checked = False
 
@@ -52,7 +54,7 @@ class TracedTrials:
         if found is None or (request.effort == "full" and not self._checked):
             traced = self._steps.get(key)
             if traced is None:
-                traced = trace_fake_step(self.task, self.config, self.target, *key)
+                traced = trace_fake_step(self.task, self.config, self.target, *key, **self.how)
                 self._steps[key] = traced
             if found is not None:
                 both = [self._replay(trace)[0].most_reserved for trace in (found, traced)]
