@@ -8,7 +8,7 @@ from tpukit.commands.reports.inline import result_tables
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.targets import find_target
-from tpukit.probe.trial import Trial, memory_by_kind
+from tpukit.probe.trial import Prediction, Trial, memory_by_kind
 
 
 def recommendation() -> Recommendation:
@@ -65,6 +65,17 @@ def test_a_cell_that_shows_the_trials_has_no_text_of_them(monkeypatch):
     monkeypatch.setenv("TPUKIT_RESULT", "result.json")
     text = "\n".join(as_text(found, "mine", None))
     assert "batch a device" not in text and "█" not in text and "Recommended: 20" in text
+
+
+def test_how_far_predictions_are_off_is_said():
+    def measured(batch, gib):
+        predicted = Prediction("t4", True, 10 * GIB, 14 * GIB, None, round(gib * GIB))
+        return Trial(batch, True, round(gib * GIB), 14 * GIB, predicted=predicted)
+
+    trials = (measured(1, 10.2), measured(2, 9.9), Trial(3, False, None, 14 * GIB))
+    found = replace(recommendation(), target=None, trials=trials, recommended=2)
+    assert "Predicted memory beside measured: -2.0% to +1.0%." in as_text(found, "mine", None)
+    assert not any("beside measured" in line for line in as_text(recommendation(), "mine", None))
 
 
 def test_what_was_not_tried_is_said():

@@ -135,16 +135,13 @@ def open_evaluator(
     first: Child | None,
 ) -> ChildEvaluator | PredictedBeside:
     """The TPU compiler or a trace for a target, else the hardware of this machine."""
-    from tpukit.probe.targets import GpuTarget, find_any
-    from tpukit.probe.trials.evaluators import CompilerEvaluator, TracedEvaluator
+    from tpukit.probe.targets import find_any
+    from tpukit.probe.trials.evaluators import predicting_evaluator
     from tpukit.probe.trials.predicted_trials import measured_evaluator
 
     if target is None:
         return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
-    known = find_any(target)
-    if isinstance(known, GpuTarget):
-        return TracedEvaluator(source, request.config, known, seconds, first)
-    return CompilerEvaluator(source, request.config, known, seconds, log)
+    return predicting_evaluator(source, request.config, find_any(target), seconds, log, first)
 
 
 def early_child(target: str | None) -> Child | AbstractContextManager[None]:

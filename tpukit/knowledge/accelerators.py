@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -123,11 +123,10 @@ def gpu_specs() -> dict[str, GpuSpec]:
     return {name: GpuSpec(**row) for name, row in _table()["gpu_targets"].items()}
 
 
-def gpu_spec_of(name: str, memory_gib: float) -> GpuSpec:
-    """That of a GPU that is here: by the driver's name and, of several, the nearest memory."""
-    known = [spec for spec in gpu_specs().values() if _is_part(spec.driver_name or "", name)]
-    nearest = min(known, key=lambda spec: abs(spec.memory_gib - memory_gib), default=None)
-    return replace(nearest or UNNAMED_GPU, driver_name=name, memory_gib=memory_gib)
+def gpu_target_name(name: str, memory_gib: float) -> str | None:
+    """The target for the driver's name of a GPU: of several the nearest in memory."""
+    known = {key: spec for key, spec in gpu_specs().items() if _is_part(spec.driver_name, name)}
+    return min(known, key=lambda key: abs(known[key].memory_gib - memory_gib), default=None)
 
 
 def gpu_by_name(name: str) -> GpuKind | None:
@@ -158,7 +157,9 @@ def _gpu_row(table: str, name: str) -> Any:
     return next((row for part, row in _table()[table].items() if _is_part(part, name)), None)
 
 
-def _is_part(part: str, name: str) -> bool:
+def _is_part(part: str | None, name: str) -> bool:
+    if part is None:
+        return False
     padded = f" {name.replace('NVIDIA', '').replace('Tesla', '').strip()} ".replace("-", " ")
     return f" {part.replace('-', ' ')} " in padded
 

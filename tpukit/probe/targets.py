@@ -11,10 +11,9 @@ from tpukit.io.units import GIB, parse_bytes
 from tpukit.knowledge.accelerators import (
     UNNAMED_GPU,
     CompilerTarget,
-    GpuSpec,
     gpu_by_name,
-    gpu_spec_of,
     gpu_specs,
+    gpu_target_name,
     peak_flops,
     tpu_by_cloud_name,
     tpu_generations,
@@ -98,15 +97,6 @@ def find_gpu(name: str) -> GpuTarget | None:
             f"--target {name}: less than 1 GiB of memory.", "Give a GPU's memory, as in 24GB.",
             id="no-target",
         )  # fmt: skip
-    return _gpu_target(name, devices, spec)
-
-
-def gpu_here(name: str, devices: int, memory_bytes: int) -> GpuTarget:
-    """GPUs of this machine: the driver's name, and the memory of each as torch reports it."""
-    return _gpu_target(name, devices, gpu_spec_of(name, memory_bytes / GIB))
-
-
-def _gpu_target(name: str, devices: int, spec: GpuSpec) -> GpuTarget:
     known = gpu_by_name(spec.driver_name) if spec.driver_name else None
     least, most = (int(gib * GIB) for gib in spec.context_gib)
     return GpuTarget(
@@ -118,6 +108,14 @@ def _gpu_target(name: str, devices: int, spec: GpuSpec) -> GpuTarget:
         spec.driver_name,
         GpuRates(None, spec.bytes_per_second, spec.link_bytes_per_second),
     )
+
+
+def gpu_here(name: str, devices: int, memory_bytes: int) -> GpuTarget:
+    """GPUs of this machine, by the driver's name and the memory of each."""
+    known = gpu_target_name(name, memory_bytes / GIB) or f"{memory_bytes / GIB:.2f}GiB"
+    found = find_gpu(f"{devices}x{known}")
+    assert found is not None
+    return found
 
 
 def find_any(name: str) -> Target | GpuTarget:

@@ -77,7 +77,7 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the TPU compiler predicts for the program of a measured trial."""
+    """What the TPU compiler, or a trace for a GPU, predicts for a measured trial."""
 
     target: str
     fits: bool
@@ -150,8 +150,8 @@ class Trial:
     fresh: bool = True
     """Whether its process had run no other trial."""
     predicted: Prediction | None = None
-    """The compiler's prediction for a trial measured on a TPU: `used_bytes` is then the larger one
-    of the predicted and the measured memory usage."""
+    """The prediction for a trial measured on a GPU or TPU. On a TPU `used_bytes` is then the larger
+    one of the predicted and the measured memory usage."""
 
     used_range: Sequence[int] | None = None
     """Least and most that `used_bytes` may be, of a batch predicted for a GPU."""

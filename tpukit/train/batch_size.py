@@ -35,7 +35,7 @@ ESTIMATE_SECONDS = 60.0
 Examples = Callable[[int], Sequence[Batch]]
 """This rank's host batches of a number of rows, the costliest first."""
 StepMemory = Callable[[int, int], int]
-"""Bytes of a device that a step takes: of micro-batches of so many rows, and of so many of them."""
+"""Bytes of a device that a step takes, given the rows of a micro-batch and their number."""
 
 
 class PredictMemory(Protocol):

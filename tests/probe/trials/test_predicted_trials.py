@@ -1,19 +1,23 @@
-"""Predictions of the TPU compiler beside measured trials."""
+"""Predictions of the TPU compiler, and of a trace for a GPU, beside measured trials."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 
-from tpukit.hardware.detect import Hardware, TpuChips
+from tpukit.hardware.detect import Gpu, Hardware, TpuChips
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.folders import cache_folder
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
 from tpukit.probe.compiler.client import find_client
-from tpukit.probe.targets import find_target
+from tpukit.probe.targets import find_gpu, find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
 from tpukit.probe.trials import predicted_trials as predictions
-from tpukit.probe.trials.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.trials.evaluators import (
+    CompilerEvaluator,
+    MeasuredEvaluator,
+    TracedEvaluator,
+)
 from tpukit.train.config import TrainConfig
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -61,7 +65,7 @@ def test_a_prediction_that_fails_costs_no_trial():
         trials = evaluator.evaluate([TrialRequest(2)]) + evaluator.evaluate([TrialRequest(3)])
     assert [(trial.fits, trial.predicted) for trial in trials] == [(True, None)] * 2
     [line] = said
-    assert line.startswith("No predictions by the TPU compiler: batch 2")
+    assert line.startswith("No predictions: batch 2")
 
 
 @pytest.mark.plan
@@ -85,6 +89,40 @@ def test_the_target_is_the_tpu_that_is_here(monkeypatch, chips, options, name):
     emulated = dataclasses.replace(hardware, emulated=True)
     monkeypatch.setattr(predictions, "detect_hardware", lambda _: emulated)
     assert predictions.target_here(HardwareOptions(**options)) is None
+
+
+def test_a_measured_trial_has_a_gpus_prediction_beside_it():
+    """What the allocator reserves, as a GPU's is measured: without CUDA's context."""
+    config, task, t4 = TrainConfig(hw="cpu", precision="fp32"), source("Hungry"), find_gpu("t4")
+    with predictions.PredictedBeside(
+        MeasuredEvaluator(task, config, None), TracedEvaluator(task, config, t4, None), print
+    ) as evaluator:
+        [trial] = evaluator.evaluate([TrialRequest(2)])
+    with TracedEvaluator(task, config, t4, None) as traced:
+        [alone] = traced.evaluate([TrialRequest(2)])
+    beside = sum(t4.context_bytes) // 2
+    found = trial.predicted
+    assert (found.target, found.used_bytes) == ("t4", alone.used_bytes - beside)
+    assert found.limit_bytes == t4.memory_bytes - beside
+    assert found.step_seconds > 0
+    # The device knows its peak.
+    assert found.measured_bytes == trial.used_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "devices", "target"),
+    [("Tesla T4", 15, 2, "2xt4"), ("NVIDIA A100-SXM4-80GB", 80, 1, "a100-80"),
+     ("NVIDIA A100-SXM4-40GB", 40, 1, "a100-40"), ("NVIDIA A10G", 22.5, 1, "a10g"),
+     ("NVIDIA Unheard Of", 24, 1, "1x24.00GiB"), ("Tesla T4", None, 1, None)],
+)  # fmt: skip
+def test_the_target_is_the_gpus_that_are_here(monkeypatch, name, gib, devices, target):
+    gpus = tuple(Gpu(n, name, gib and int(gib * 2**30)) for n in range(2))
+    hardware = Hardware("gpu", None, gpus, 0, emulated=False)
+    monkeypatch.setattr(predictions, "detect_hardware", lambda _: hardware)
+    monkeypatch.setattr(predictions, "query_driver", lambda _, gpus: gpus)
+    monkeypatch.setattr(predictions, "find_kind", lambda _: "gpu")
+    found = predictions.target_here(HardwareOptions(devices=devices))
+    assert (found and found.name) == target
 
 
 @pytest.mark.parametrize(

@@ -176,11 +176,20 @@ def _summary(found: Recommendation) -> Iterator[str]:
     if ending := _ending(found):
         yield ending
     yield from _not_tried(found)
+    yield from _differences(found)
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
         f"Recommended: {found.recommended} a device{steps} "
         f"(global batch size {found.recommended_global_batch})"
     )
+
+
+def _differences(found: Recommendation) -> Iterator[str]:
+    beside = [t.predicted for t in found.trials if t.fits and t.predicted]
+    pairs = [(p.used_bytes, p.measured_bytes) for p in beside]
+    errors = [used / measured - 1 for used, measured in pairs if used and measured]
+    if errors:
+        yield f"Predicted memory beside measured: {min(errors):+.1%} to {max(errors):+.1%}."
 
 
 ENDINGS = {

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.select import EXPANDABLE, allocator_settings
+from tpukit.io.units import GIB
 from tpukit.probe.targets import gpu_here
 from tpukit.probe.trial import TrialRequest
 from tpukit.train.batch_size import Examples, StepMemory
@@ -32,7 +33,8 @@ def predict_memory(
     on_gpu = here["hardware"] == "gpu"
     room = memory.limit if memory and memory.limit else 0
     # CUDA's context is there already, and not in that.
-    target = replace(gpu_here(str(here["device"]), backend.world_size, room), context_bytes=(0, 0))
+    target = gpu_here(str(here["device"]), backend.world_size, max(room, GIB))
+    target = replace(target, memory_bytes=room, context_bytes=(0, 0))
     trials = TracedTrials(
         task.for_probing(),
         replace(config, precision=backend.precision, shard=False),

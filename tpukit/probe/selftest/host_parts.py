@@ -9,9 +9,9 @@ from tpukit.hardware.select import settle_kernels, try_own_kernels
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.targets import Target
+from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import MEMORY_UNKNOWN, TASK_FACTORY, TaskSource, Trial, TrialRequest
-from tpukit.probe.trials.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.trials.evaluators import MeasuredEvaluator, predicting_evaluator
 from tpukit.probe.trials.predicted_trials import PREDICTION_SECONDS, PredictedBeside, target_here
 from tpukit.train.config import TrainConfig
 
@@ -21,7 +21,7 @@ CLOSE = 0.25
 
 Answer = dict[str, Any]
 NOT_HERE = {
-    "message": "no TPU that the compiler knows, or no compiler (the extra [plan])",
+    "message": "no GPU, and no TPU that the compiler knows or no compiler (the extra [plan])",
     "skip": True,
 }
 
@@ -33,10 +33,10 @@ def _log(line: str) -> None:
 class HostParts:
     """Parts whose own child processes open the device.
 
-    target: another TPU to ask the compiler for than this machine's.
+    target: another device to predict for than this machine's.
     """
 
-    def __init__(self, hw: Any, target: Target | None = None) -> None:
+    def __init__(self, hw: Any, target: Target | GpuTarget | None = None) -> None:
         self.hw = hw
         self.target = target
 
@@ -54,24 +54,24 @@ class HostParts:
         return {"message": message, "values": result["errors"]}
 
     def prediction(self, task: str, settings: Mapping[str, Any], batch: int) -> Answer:
-        """Memory and time of a step, measured here, beside what the compiler says of it."""
+        """Memory and time of a step, measured here, beside what was predicted for it."""
         if (target := self.target or target_here(HardwareOptions(self.hw))) is None:
             return dict(NOT_HERE)
         source, config = self._setup(task, settings)
         measured = MeasuredEvaluator(source, config, PREDICTION_SECONDS)
-        compiled = CompilerEvaluator(source, config, target, PREDICTION_SECONDS)
-        with PredictedBeside(measured, compiled, _log) as evaluator:
+        predicting = predicting_evaluator(source, config, target, PREDICTION_SECONDS)
+        with PredictedBeside(measured, predicting, _log) as evaluator:
             [trial] = evaluator.evaluate([TrialRequest(batch)])
         return _beside(trial)
 
     def largest(self, task: str, settings: Mapping[str, Any]) -> Answer:
-        """The largest batch by the compiler and the next one, which it says does not fit."""
+        """The largest batch that is predicted to fit, and the next one, which is not."""
         if (target := self.target or target_here(HardwareOptions(self.hw))) is None:
             return dict(NOT_HERE)
         source, config = self._setup(task, settings)
         search = SearchSettings(exact=True, start=64)
-        with CompilerEvaluator(source, config, target, None) as compiled:
-            found = Recommender(compiled, search, _log).recommend()
+        with predicting_evaluator(source, config, target, None) as predicting:
+            found = Recommender(predicting, search, _log).recommend()
         batches = [batch for batch in (found.largest, found.smallest_failed) if batch]
         with MeasuredEvaluator(source, config, None) as measured:
             trials = measured.evaluate([TrialRequest(batch) for batch in batches])
@@ -80,7 +80,7 @@ class HostParts:
         text = ", ".join(f"{t.batch} {'fits' if t.fits else 'does not fit'}" for t in trials)
         answer = {"message": f"named {found.largest} a device: {text}", "values": values}
         if [trial.fits for trial in trials] != [True, False][: len(trials)]:
-            answer["warning"] = "The compiler's limit is not this TPU's: use probe-batch --hw tpu."
+            answer["warning"] = "The predicted limit is not this device's: measure (--hw)."
         return answer
 
     def reopen(self) -> Answer:
@@ -104,7 +104,7 @@ class HostParts:
 def _beside(trial: Trial) -> dict[str, Any]:
     predicted = trial.predicted
     if predicted is None:
-        return {"error": "the compiler gave no prediction", "fix": "tpukit doctor --quick"}
+        return {"error": "nothing was predicted", "fix": "tpukit doctor --quick"}
     used = predicted.measured_bytes
     values = {"batch": trial.batch, "fits": trial.fits, "used_bytes": used,
               "step_seconds": trial.step_seconds, "predicted": asdict(predicted)}  # fmt: skip

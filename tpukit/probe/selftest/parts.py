@@ -226,10 +226,10 @@ PARTS = (
     Part("out-of-memory", "Running out of memory is recognised", 60, _out_of_memory),
     Part("reopen", "A search goes on after a trial that was killed", 180,
          lambda bench: bench.run("host", "reopen"), ("tpu", "gpu")),
-    Part("prediction", "Memory and time of a step beside the compiler's", 240,
-         _with_task("prediction", "prediction", batch=8), ("tpu",)),
-    Part("largest-batch", "The batch that the compiler names fits, and the next does not", 600,
-         _with_task("largest-batch", "largest"), ("tpu",)),
+    Part("prediction", "Memory and time of a step beside their prediction", 240,
+         _with_task("prediction", "prediction", batch=8), ("tpu", "gpu")),
+    Part("largest-batch", "The largest predicted batch fits, and the next does not", 600,
+         _with_task("largest-batch", "largest"), ("tpu", "gpu")),
 )  # fmt: skip
 
 

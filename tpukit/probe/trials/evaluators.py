@@ -351,6 +351,20 @@ class TracedEvaluator(ChildEvaluator):
         return child
 
 
+def predicting_evaluator(
+    task: TaskSource,
+    config: TrainConfig,
+    target: Target | GpuTarget,
+    seconds: float | None,
+    log: Callable[[str], None] | None = None,
+    first: Child | None = None,
+) -> CompilerEvaluator | TracedEvaluator:
+    """The TPU compiler for a TPU, a trace for a GPU; `first` as `TracedEvaluator` has it."""
+    if isinstance(target, GpuTarget):
+        return TracedEvaluator(task, config, target, seconds, first)
+    return CompilerEvaluator(task, config, target, seconds, log)
+
+
 def tracing_child() -> Child:
     """A process that imports what a trace needs and waits, while this one builds the task."""
     return Child(TRACING_ENVIRONMENT, ("-m", MODULE, "tpukit.probe.gpu_memory.traced_trial"))

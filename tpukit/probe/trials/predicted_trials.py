@@ -1,4 +1,4 @@
-"""Predictions of the TPU compiler beside trials that are measured on this machine's TPU."""
+"""Predictions beside trials that are measured on this machine's TPU or GPU."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,29 +6,40 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from tpukit.errors import HardwareError, JobError, TpukitError
-from tpukit.hardware.detect import detect_hardware
+from tpukit.hardware.detect import Hardware, detect_hardware, query_driver
 from tpukit.hardware.host import Host
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.select import find_kind
+from tpukit.hardware.select import find_kind, rank_count
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.roofline import estimate_step
-from tpukit.probe.targets import Target, find_target
+from tpukit.probe.targets import GpuTarget, Target, find_target, gpu_here
 from tpukit.probe.trial import Prediction, TaskSource, Trial, TrialRequest
-from tpukit.probe.trials.evaluators import CompilerEvaluator, MeasuredEvaluator
+from tpukit.probe.trials.evaluators import (
+    CompilerEvaluator,
+    MeasuredEvaluator,
+    TracedEvaluator,
+    predicting_evaluator,
+)
 from tpukit.train.config import TrainConfig
 
 PREDICTION_SECONDS = 600.0
 """Time limit of one prediction: measuring goes on without it."""
 
 
-def target_here(options: HardwareOptions) -> Target | None:
-    """The TPU that a run would use, as the compiler's target.
+def target_here(options: HardwareOptions) -> Target | GpuTarget | None:
+    """The devices that a run would use, as a target; None where nothing predicts for them."""
+    hardware, kind = detect_hardware(Host()), find_kind(options)
+    if kind == "gpu":
+        gpus = query_driver(Host(), hardware.gpus)
+        memory = gpus[0].memory_bytes if gpus else None
+        return gpu_here(gpus[0].name, rank_count(options, kind), memory) if memory else None
+    return _tpu_here(options, hardware) if kind == "tpu" and not hardware.emulated else None
 
-    None where there is none, the compiler does not know it, or is not installed in its versions;
-    with torch_tpu, whose programs are recorded on a TPU that is not there.
-    """
-    hardware = detect_hardware(Host())
-    tpu = None if hardware.emulated or find_kind(options) != "tpu" else hardware.tpu
+
+def _tpu_here(options: HardwareOptions, hardware: Hardware) -> Target | None:
+    """None where the compiler does not know the TPU, or is not installed in its versions; with
+    torch_tpu, whose programs are recorded on a TPU that is not there."""
+    tpu = hardware.tpu
     if tpu is None or tpu.generation is None or tpu.generation.compiler is None:
         return None
     compiler = tpu.generation.compiler
@@ -44,7 +55,8 @@ def target_here(options: HardwareOptions) -> Target | None:
 
 
 class PredictedBeside:
-    """Runs trials on this machine and, meanwhile, compiles the same ones at full effort.
+    """Runs trials on this machine and predicts the same ones: meanwhile where the TPU compiler does
+    so at full effort, afterwards for GPUs, whose host has little to spare.
 
     A prediction that fails ends the predictions with one line, never the trials.
     """
@@ -55,13 +67,14 @@ class PredictedBeside:
     def __init__(
         self,
         measured: MeasuredEvaluator,
-        compiled: CompilerEvaluator,
+        predicting: CompilerEvaluator | TracedEvaluator,
         log: Callable[[str], None],
     ) -> None:
         self.measured = measured
-        self.compiled: CompilerEvaluator | None = compiled
+        self.predicting: CompilerEvaluator | TracedEvaluator | None = predicting
+        self.of_gpu = isinstance(predicting.target, GpuTarget)
         self.log = log
-        self.versions: Mapping[str, str] = compiled.versions
+        self.versions: Mapping[str, str] = predicting.versions
         # The compiler's process ends with the thread that starts it: one for all trials.
         self._thread = ThreadPoolExecutor(1)
 
@@ -71,57 +84,62 @@ class PredictedBeside:
 
     def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
         """The measured trials, with `predicted` in each."""
+        if self.of_gpu:
+            trials = self.measured.evaluate(requests)
         future = self._thread.submit(self._predict, requests)
-        trials = self.measured.evaluate(requests)
-        predictions = future.result()
-        return [_beside(*pair) for pair in zip(trials, predictions, strict=True)]
+        if not self.of_gpu:
+            trials = self.measured.evaluate(requests)
+        pairs = zip(trials, future.result(), strict=True)
+        return [_beside(*pair, knows_peak=self.of_gpu) for pair in pairs]
 
     def _predict(self, requests: Sequence[TrialRequest]) -> list[Prediction | None]:
-        if self.compiled is None:
+        if self.predicting is None:
             return [None] * len(requests)
         full = [dataclasses.replace(request, effort="full") for request in requests]
         try:
-            trials = self.compiled.evaluate(full)
+            trials = self.predicting.evaluate(full)
             if slow := next((trial for trial in trials if trial.slow), None):
                 raise JobError(f"batch {slow.batch}: {slow.error}.")
         except TpukitError as error:
-            self.compiled.close()
-            self.compiled = None
-            self.log(f"No predictions by the TPU compiler: {error.message}")
+            self.predicting.close()
+            self.predicting = None
+            self.log(f"No predictions: {error.message}")
             return [None] * len(requests)
-        target = self.compiled.target
-        assert isinstance(target, Target)
+        target = self.predicting.target
+        assert target is not None
         return [_prediction(target, trial) for trial in trials]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.compiled is not None:
-            self.compiled.close()
+        if self.predicting is not None:
+            self.predicting.close()
         self._thread.shutdown()
         self.measured.close()
 
 
-def _beside(trial: Trial, prediction: Prediction | None) -> Trial:
-    """The trial with its prediction, and the larger one of the two memory usages.
-
-    Under SPMD a TPU reports no peak, and samples may miss it.
-    """
+def _beside(trial: Trial, prediction: Prediction | None, *, knows_peak: bool) -> Trial:
+    """The trial with its prediction and, unless the device knows its peak, the larger one of the
+    two memory usages: under SPMD a TPU reports none, and samples may miss it."""
     if prediction is None:
         return trial
     predicted = dataclasses.replace(prediction, measured_bytes=trial.used_bytes)
     used, limit = trial.used_bytes, trial.limit_bytes
-    if trial.fits and prediction.fits and prediction.used_bytes:
+    if trial.fits and prediction.fits and prediction.used_bytes and not knows_peak:
         used = max(used or 0, prediction.used_bytes)
         limit = limit or prediction.limit_bytes
     return dataclasses.replace(trial, predicted=predicted, used_bytes=used, limit_bytes=limit)
 
 
-def _prediction(target: Target, trial: Trial) -> Prediction:
+def _prediction(target: Target | GpuTarget, trial: Trial) -> Prediction:
     step = estimate_step(target, trial) if trial.fits else None
-    seconds = step.seconds if step else None
-    return Prediction(target.name, trial.fits, trial.used_bytes, trial.limit_bytes, seconds)
+    used, limit = trial.used_bytes, trial.limit_bytes
+    if isinstance(target, GpuTarget) and used and limit and trial.memory:
+        # A measured trial's memory is the allocator's.
+        beside = trial.memory["context"] + trial.memory["nccl"]
+        used, limit = used - beside, limit - beside
+    return Prediction(target.name, trial.fits, used, limit, step.seconds if step else None)
 
 
 def measured_evaluator(
@@ -130,10 +148,10 @@ def measured_evaluator(
     seconds: float | None,
     log: Callable[[str], None],
 ) -> MeasuredEvaluator | PredictedBeside:
-    """Trials on this machine, with predictions where it has a TPU and the compiler."""
+    """Trials on this machine, with predictions for its GPU, or its TPU where the compiler is."""
     measured = MeasuredEvaluator(source, config, seconds)
     target = target_here(config)
     if target is None:
         return measured
-    compiled = CompilerEvaluator(source, config, target, PREDICTION_SECONDS)
-    return PredictedBeside(measured, compiled, log)
+    predicting = predicting_evaluator(source, config, target, PREDICTION_SECONDS)
+    return PredictedBeside(measured, predicting, log)
