@@ -58,6 +58,7 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
         "seconds": found.seconds,
         "versions": dict(found.versions),
         "approximate": target.generation.approximate if target else None,
+        "forms": [asdict(form) for form in found.forms],
         "note": found.note,
         "command": command,
     }
@@ -176,11 +177,25 @@ def _summary(found: Recommendation) -> Iterator[str]:
     if ending := _ending(found):
         yield ending
     yield from _not_tried(found)
+    yield from _forms(found)
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
         f"Recommended: {found.recommended} a device{steps} "
         f"(global batch size {found.recommended_global_batch})"
     )
+
+
+def _forms(found: Recommendation) -> Iterator[str]:
+    """A line for each of the task's forms, where it has several."""
+    for form in found.forms:
+        what = "not even the smallest batch fits"
+        if form.largest_batch_per_device:
+            speed = f"{form.samples_per_second or 0:.3g} samples/s"
+            how = f"at most {speed} by the estimate" if found.target else speed
+            what = f"largest {form.largest_batch_per_device} a device, "
+            what += f"best {form.recommended_batch_per_device}"
+            what += f" ({how})" if form.samples_per_second else ""
+        yield f"With {form.name}: {what}{'; recommended' if form.recommended else ''}"
 
 
 ENDINGS = {

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from itertools import starmap
+from typing import Any, Protocol
 
 from tpukit.errors import JobError, OutOfMemoryError, TpukitError
 from tpukit.io.units import format_duration
@@ -19,7 +20,7 @@ from tpukit.probe.batch.search import (
     line_end,
     search,
 )
-from tpukit.probe.roofline import estimate_step
+from tpukit.probe.roofline import samples_per_second
 from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest
 
@@ -41,7 +42,6 @@ UNREAD = (
     "The compiler's text of this program takes more memory than the machine has free: its "
     "operations, collectives, largest allocations and speed are unknown; its memory is known."
 )
-OTHER_FORMS = "Larger batches may fit with another value of {}, which was not tried for them."
 MOST_ACCUMULATIONS = 3
 """Maximum number of splits into gradient accumulation steps that are tried."""
 
@@ -75,6 +75,25 @@ class Evaluator(Protocol):
 
 
 @dataclass(frozen=True)
+class FormResult:
+    """What the search found for one of a task's forms; a field of `--json`."""
+
+    settings: Mapping[str, Any]
+    """The settings that make the form."""
+    largest_batch_per_device: int | None = None
+    """None: not even the smallest batch fits."""
+    recommended_batch_per_device: int | None = None
+    accumulate: int | None = None
+    samples_per_second: float | None = None
+    """Of the form's recommendation: measured, else estimated."""
+    recommended: bool = False
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name} = {value}" for name, value in self.settings.items())
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """The result of a search."""
 
@@ -98,6 +117,11 @@ class Recommendation:
     """A batch that would take too long to try, or did."""
     estimated_largest: int | None = None
     """Batch at which the line through the trials reaches the memory limit; untried."""
+    compiles: int = 0
+    as_asked: bool = True
+    """Whether the recommendation leaves the margin and reaches the global batch size."""
+    forms: tuple[FormResult, ...] = ()
+    """All of the task's forms that were searched, where it has several."""
 
     @property
     def recommended_trial(self) -> Trial | None:
@@ -124,17 +148,89 @@ class Recommendation:
         return next((trial.limit_bytes for trial in self.trials if trial.limit_bytes), None)
 
     @property
-    def compiles(self) -> int:
-        return sum(trial.compiles for trial in self.trials)
+    def samples_per_second(self) -> float | None:
+        """Speed of the recommendation: measured, else estimated."""
+        chosen = self.recommended_trial
+        return samples_per_second(self.target, chosen) if chosen else None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that make the recommended form."""
+        return next((form.settings for form in self.forms if form.recommended), {})
+
+
+def recommend_form(
+    evaluator: Evaluator,
+    settings: SearchSettings,
+    log: Callable[[str], None],
+    forms: Sequence[Mapping[str, Any]],
+) -> Recommendation:
+    """Searches each of a task's forms; the recommendation of the fastest one.
+
+    Each form has its own largest batch and its own recommendation. Among those that are as asked,
+    a form counts as faster than one before it by over 3 % in samples a second; where a speed is
+    unknown, the first is taken.
+
+    forms: the settings that make each of them. Where speed alone decides, only the first that
+    fits is searched.
+
+    Raises: as `Recommender.recommend`, where no batch fits in any form.
+    """
+    found: list[Recommendation | None] = []
+    for place, form in enumerate(map(FormResult, forms)):
+        if len(forms) > 1:
+            log(f"With {form.name}:")
+        try:
+            found.append(Recommender(evaluator, settings, log, place, len(forms)).recommend())
+        except OutOfMemoryError as error:
+            if place == len(forms) - 1 and not any(found):
+                raise
+            log(f"  {error.message}")
+            found.append(None)
+        if evaluator.by_speed and found[place]:
+            break
+    best = _fastest_form([each for each in found if each])
+    results = tuple(starmap(partial(_form_result, best), zip(forms, found, strict=False)))
+    return replace(
+        best,
+        forms=results if len(forms) > 1 else (),
+        seconds=sum(each.seconds for each in found if each),
+        compiles=sum(each.compiles for each in found if each),
+    )
+
+
+def _fastest_form(found: Sequence[Recommendation]) -> Recommendation:
+    eligible = [each for each in found if each.as_asked] or found
+    speeds = [each.samples_per_second or 0.0 for each in eligible]
+    least = (1 - CLOSE_IN_SPEED["measured"]) * max(speeds) if all(speeds) else 0.0
+    return next(each for each, speed in zip(eligible, speeds, strict=True) if speed >= least)
+
+
+def _form_result(
+    best: Recommendation, settings: Mapping[str, Any], found: Recommendation | None
+) -> FormResult:
+    if found is None:
+        return FormResult(settings)
+    return FormResult(
+        settings, found.largest, found.recommended, found.accumulate, found.samples_per_second,
+        recommended=found is best,
+    )  # fmt: skip
 
 
 class Recommender:
     """Searches with an evaluator, and keeps its trials."""
 
     def __init__(
-        self, evaluator: Evaluator, settings: SearchSettings, log: Callable[[str], None]
+        self,
+        evaluator: Evaluator,
+        settings: SearchSettings,
+        log: Callable[[str], None],
+        form: int = 0,
+        forms: int = 1,
     ) -> None:
+        """form: the task's form that is searched, one of `forms`, which share the time."""
         self.evaluator = evaluator
+        self.form = form
         most = MOST_COMPILED if isinstance(evaluator.target, Target) else MOST
         self.settings = replace(settings, max=settings.max or max(most, settings.start))
         self.log = log
@@ -144,7 +240,8 @@ class Recommender:
         default = min(CPU_TRIAL_SECONDS, limit) if on_cpu else limit
         self.trial_seconds = settings.trial_time or default
         """The longest trial that is started, by those before it."""
-        self.search_seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
+        seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
+        self.search_seconds = seconds / forms
         self.why_fast: str | None = None
         """Why the compiler's fast setting confirms the answer, in place of full effort."""
         self._started = time.monotonic()
@@ -180,13 +277,12 @@ class Recommender:
             ended=found.ended or "memory",
             too_slow=found.too_slow,
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
+            compiles=sum(trial.compiles for trial in self.trials),
+            as_asked=note is None,
         )
         chosen = result.recommended_trial
         unread = UNREAD if chosen and chosen.unread else None
-        most, forms = result.trial_of(found.low), None
-        if found.ended not in ("data", "max") and most and most.has_lighter_form:
-            forms = OTHER_FORMS.format(", ".join(most.settings))
-        notes = filter(None, (note, self.why_fast, unread, forms))
+        notes = filter(None, (note, self.why_fast, unread))
         return replace(result, note=" ".join(notes) or None)
 
     # -- the largest ------------------------------------------------------------------------------
@@ -324,7 +420,8 @@ class Recommender:
             accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
             batches = " and ".join(str(request.batch) for request in missing)
             self.log(f"Batch {batches}{accumulation} ({why}){self._expected(missing[0])} ...")
-            trials = self.evaluator.evaluate(missing)
+            of_form = [replace(request, form=self.form) for request in missing]
+            trials = self.evaluator.evaluate(of_form)
             self.trials += trials
             for trial in trials:
                 self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
@@ -431,11 +528,7 @@ class Recommender:
     def _speed(self, batch: int) -> float:
         """Samples a second: measured, or estimated; 0 where neither is known."""
         trials = [t for t in self.trials if t.batch == batch and t.fits and t.accumulate == 1]
-        measured = [t.samples_per_second for t in trials if t.samples_per_second]
-        if measured:
-            return max(measured)
-        estimates = [e for t in trials if (e := estimate_step(self.evaluator.target, t))]
-        return max((batch / e.seconds for e in estimates), default=0.0)
+        return max((samples_per_second(self.evaluator.target, t) or 0.0 for t in trials), default=0)
 
     # -- the global batch size --------------------------------------------------------------------
     def _accumulate(self, size: int, recommended: int) -> tuple[int, int, str | None]:
