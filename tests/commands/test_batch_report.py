@@ -6,7 +6,7 @@ from pathlib import Path
 from tpukit.commands.reports.batch import as_fields, as_text, table
 from tpukit.commands.reports.inline import result_tables
 from tpukit.io.units import GIB
-from tpukit.probe.batch.recommend import FormResult, Recommendation
+from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.targets import find_target
 from tpukit.probe.trial import Trial, memory_by_kind
 
@@ -41,23 +41,26 @@ def test_a_recommendation_for_people():
 
 
 def test_each_form_of_a_task_has_a_line():
-    forms = (
-        FormResult({"slim": False}),
-        FormResult({"slim": True, "x": 1}, 20, 18, 1, 123.4, recommended=True),
-        FormResult({"slim": None}, 40, 30, 2, None),
-    )
-    found = replace(recommendation(), forms=forms)
-    assert found.settings == {"slim": True, "x": 1}
+    found = recommendation()
+    fast = replace(found.trials[0], devices=8)
+    slow = replace(found.trials[0], flops=None)
+    forms = {
+        "slim = False": None,
+        "slim = True, x = 1": replace(found, trials=(fast,)),
+        "slim = None": replace(found, largest=40, trials=(slow,)),
+    }
+    found = replace(found, form="slim = True, x = 1", forms=forms)
     lines = list(as_text(found, "mine", None))
-    assert "With slim = False: not even the smallest batch fits" in lines
-    estimate = "(at most 123 samples/s by the estimate)"
-    assert f"With slim = True, x = 1: largest 20 a device, best 18 {estimate}; recommended" in lines
-    assert "With slim = None: largest 40 a device, best 30" in lines
-    measured = list(as_text(replace(found, target=None), "mine", None))
-    assert any("best 18 (123 samples/s); recommended" in line for line in measured)
-    fields = as_fields(found, "mine", None)["forms"]
-    assert [form["largest_batch_per_device"] for form in fields] == [None, 20, 40]
-    assert as_fields(recommendation(), "mine", None)["forms"] == []
+    assert "With slim = False: none fits" in lines
+    # 0.1 TB at 819 GB/s take 0.122 s a step of 160 samples.
+    about = "largest 20 a device, best 20, estimated at most 1.31e+03 samples/s; recommended"
+    assert f"With slim = True, x = 1: {about}" in lines
+    assert "With slim = None: largest 40 a device, best 20" in lines
+    fields = as_fields(found, "mine", None)
+    assert fields["form"] == found.form and fields["forms"]["slim = False"] is None
+    assert fields["forms"]["slim = None"]["largest_batch_per_device"] == 40
+    alone = as_fields(recommendation(), "mine", None)
+    assert (alone["form"], alone["forms"]) == (None, {})
 
 
 def test_what_an_unread_program_does_is_null_and_not_none_at_all():

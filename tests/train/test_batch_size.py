@@ -12,14 +12,23 @@ from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tpukit
 from tpukit.errors import ConfigError, UsageError
-from tpukit.hardware.backend import DeviceUsage
+from tpukit.hardware.backend import DeviceUsage, TorchOps
 from tpukit.hardware.memory import Memory
 from tpukit.train import batch_size
-from tpukit.train.batch_size import TracedOps, _recomputes, split_batch, traced_bytes
+from tpukit.train.batch_size import (
+    TracedOps,
+    _fastest_that_fits,
+    _recomputes,
+    divisors,
+    split_batch,
+    traced_bytes,
+)
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
 from tpukit.train.run import train_run
@@ -216,6 +225,88 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
             plan_run(TrainingRequest(task, config, RunFolder(tmp_path)), device)
     plan = plan_run(TrainingRequest(Choosing(), config, RunFolder(tmp_path)), device)
     assert plan.task.recompute is True and "is not known" in plan.choice[1]
+
+
+class Deep(Task):
+    """Thirty-two layers of 128 x 128, whose inputs are kept, or computed again in fours."""
+
+    def __init__(self, recompute="auto"):
+        super().__init__()
+        self.recompute = recompute
+
+    def datasets(self):
+        return Datasets([], None)
+
+    def forms(self):
+        return [Deep(choice) for choice in (False, True)]
+
+    def build_model(self, ops):
+        self.ops = ops
+        layers = [nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(32)]
+        return nn.Sequential(*layers)
+
+    def loss(self, model, batch):
+        x = batch["x"]
+        for place in range(0, 32, 4):
+            part = model[place : place + 4]
+            x = self.ops.recompute(part, x) if self.recompute is True else part(x)
+        return {"loss": x.square().mean(1)}
+
+
+class CheckpointingOps(TorchOps):
+    def recompute(self, function, *tensors):
+        return checkpoint(function, *tensors, use_reentrant=False)
+
+
+class Moved(TorchDispatchMode):
+    """Bytes of a step's operators that make a tensor or change one."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum(x.nbytes for x in leaves if isinstance(x, torch.Tensor))
+        return result
+
+
+def moved_by_a_step(form, rows, parts):
+    """Bytes of `parts` real forward and backward passes."""
+    model = form.build_model(CheckpointingOps())
+    with Moved() as moved:
+        form.loss(model, {"x": torch.randn(rows // parts, 128)})["loss"].sum().backward()
+    return parts * moved.bytes
+
+
+def test_the_form_that_moves_the_fewest_bytes_is_trained():
+    """Small micro-batches read the weights too often, and recomputation reads activations again."""
+    rows, ops, forms = 512, TracedOps(), Deep().forms()
+
+    def examples(parts):
+        return [{"x": torch.zeros(rows // parts, 128)}]
+
+    def needed(form, parts):
+        model = form.build_model(TracedOps())
+        loss = partial(form.loss, model)
+        form.ops = used = TracedOps()
+        return traced_bytes(model, loss, examples(parts)[0], "fp32", 3, used)
+
+    seen = set()
+    for mib in np.linspace(8.2, 24, 12):
+        limit, fitting = int(mib * MIB), []
+        for place, form in enumerate(forms):
+            parts = next((n for n in divisors(rows) if needed(form, n) <= limit), None)
+            if parts:
+                fitting.append((moved_by_a_step(form, rows, parts), place, parts))
+        place, parts, _ = _fastest_that_fits(forms, rows, examples, "fp32", limit, 3, ops)
+        if not fitting:
+            assert (place, parts) == (1, rows)
+            continue
+        moved = next(moved for moved, *each in fitting if each == [place, parts])
+        assert moved <= 1.2 * min(fitting)[0]
+        seen.add(place)
+    assert seen == {0, 1}
 
 
 def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError
@@ -23,7 +25,7 @@ from tpukit.hardware.modules import has_batch_norm
 from tpukit.hardware.options import Precision
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
-from tpukit.train.task import Task, chosen_settings, forms_of
+from tpukit.train.task import Task, form_name, forms_of
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
@@ -127,8 +129,8 @@ def fit_to_memory(
     cuts: bool,
     before: str | None,
 ) -> tuple[Task, BatchSplit, tuple[str, str] | None]:
-    """The task's first form, and its split with the fewest micro-batches, that the device has the
-    memory for by an estimate; the form's name and the reason where the task has several.
+    """The task's fastest form, and its split with the fewest micro-batches, that the device has the
+    memory for, by estimates; the form's name and the reason where the task has several.
 
     examples: this rank's host batches of a number of rows, the costliest first. cuts: whether the
     split may change. before: the name of the form that the run had so far, which it keeps. Where
@@ -136,7 +138,7 @@ def fit_to_memory(
     stays. The same in every rank.
     """
     memory, forms = backend.usage().memory, forms_of(task)
-    names = [_name_of(task, form) for form in forms]
+    names = [form_name(task, form) for form in forms]
     if before in names:
         forms = [forms[names.index(before)]]
     limit = memory.limit if memory else None
@@ -144,7 +146,7 @@ def fit_to_memory(
     found = None
     if limit is not None and (cuts or len(forms) > 1):
         decide = partial(
-            _first_that_fits, forms, split.rows_per_device if cuts else 1,
+            _fastest_that_fits, forms, split.rows_per_device if cuts else 1,
             lambda parts: examples(split.rows_per_device // parts), backend.precision,
             int(limit * USED_FRACTION), 3 + (config.ema_decay is not None),
             TracedOps(recomputes=_recomputes(backend)),
@@ -157,7 +159,7 @@ def fit_to_memory(
         why = f"estimated for {format_bytes(limit or 0)} of a device"
         why = why if found else "the memory of the device or of the step is not known"
         why = why if len(forms) > 1 else "as the run did before"
-        choice = _name_of(task, chosen), why
+        choice = form_name(task, chosen), why
     if accumulate == 1:
         return chosen, split, choice
     reason = (
@@ -166,11 +168,6 @@ def fit_to_memory(
         " decides)"
     )
     return chosen, replace(split, accumulate=accumulate, reason=reason), choice
-
-
-def _name_of(task: Task, form: Task) -> str:
-    settings = chosen_settings(task, form).items()
-    return ", ".join(f"{name} = {value}" for name, value in settings)
 
 
 def sample_operations(
@@ -237,7 +234,7 @@ def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection)
     sender.send(found)
 
 
-def _first_that_fits(
+def _fastest_that_fits(
     forms: Sequence[Task],
     most: int,
     examples: Callable[[int], Sequence[Batch]],
@@ -246,28 +243,36 @@ def _first_that_fits(
     copies: int,
     ops: TracedOps,
 ) -> tuple[int, int, int]:
-    """The place of the first form that fits, else of the last; the fewest micro-batches, `most` at
-    most, in which it does; the memory in bytes that one alone would take.
+    """The place of the form whose step moves the fewest bytes among those that fit, else of the
+    last; the fewest micro-batches, `most` at most, in which it fits; the memory in bytes that one
+    alone would take. What fits whole is faster than the forms after it.
 
     examples: the batches of a part of the step, given the number of parts.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def needed(form: Task, model: nn.Module, parts: int) -> int:
-        host = examples(parts)[0]
-        with mode:
-            batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in host.items()}
-            return traced_bytes(model, partial(form.loss, model), batch, precision, copies, ops)
+    def needed(form: Task, model: nn.Module, parts: int) -> tuple[int, int]:
+        host, traffic = examples(parts)[0], Traffic(ops)
+        batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in host.items()}
+        loss = partial(form.loss, model)
+        with mode, traffic if len(forms) > 1 else nullcontext():
+            used = traced_bytes(model, loss, batch, precision, copies, ops)
+        return used, parts * traffic.bytes
 
+    fitting = []
     for place, form in enumerate(forms):
         model = _without_values(form.for_probing(), ops, mode).train()
-        whole = needed(form, model, 1)
-        if whole <= limit_bytes:
-            return place, 1, whole
-        for parts in divisors(most)[1:]:
-            if parts >= whole // limit_bytes and needed(form, model, parts) <= limit_bytes:
-                return place, parts, whole
-    return place, most, whole
+        whole, moved = needed(form, model, 1)
+        used = whole
+        for parts in divisors(most):
+            if parts > 1 and parts >= whole // limit_bytes:
+                used, moved = needed(form, model, parts)
+            if used <= limit_bytes:
+                fitting.append((moved, place, parts, whole))
+                break
+        if used <= limit_bytes and parts == 1:
+            break
+    return min(fitting, default=(0, place, most, whole))[1:]
 
 
 def _recomputes(backend: Backend) -> bool:
@@ -292,15 +297,38 @@ class TracedOps(TorchOps):
         self.recomputes = recomputes
         self.inputs: list[Tensor] = []
         self.largest_bytes = 0
+        self.passes = 3
+        """How many times a step computes what runs now, its gradient counted as two."""
 
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         if not self.recomputes:
             return super().recompute(function, *tensors)
         self.inputs += tensors
         saved = SavedTensors()
+        self.passes += 1
         with saved:
             result = function(*tensors)
+        self.passes -= 1
         self.largest_bytes = max(self.largest_bytes, sum(saved.sizes()))
+        return result
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that the operators of a forward pass and its backward pass move, by those of the
+    forward pass."""
+
+    def __init__(self, ops: TracedOps) -> None:
+        super().__init__()
+        self.ops = ops
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+            self.bytes += self.ops.passes * sum(t.nbytes for t in tensors)
         return result
 
 

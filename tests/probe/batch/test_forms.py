@@ -16,7 +16,7 @@ from tpukit.probe.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest, Tr
 from tpukit.probe.trials.worker import TrialRunner
 from tpukit.train.config import TrainConfig
 
-SLIM = ({"slim": False}, {"slim": True})
+NAMES = ("kept", "slim")
 
 
 class Forms:
@@ -33,7 +33,11 @@ class Forms:
 
 
 def chosen(evaluator, **given) -> Recommendation:
-    return recommend_form(evaluator, SearchSettings(**given), lambda line: None, SLIM)
+    return recommend_form(evaluator, SearchSettings(**given), lambda line: None, NAMES)
+
+
+def batches(found) -> list[tuple[int, int]]:
+    return [(each.largest, each.recommended) for each in found]
 
 
 @pytest.mark.parametrize("target", [None, "t4", "v5e-1"])
@@ -43,11 +47,8 @@ def test_each_form_is_searched_as_if_it_were_the_only_one(target, start):
     kept, slim = ({"per_row": per_row, "target": target, "more": 0.1} for per_row in (0.5, 0.1))
     found = chosen(Forms(Simulated(**kept), Simulated(**slim, work=1.3)), start=start)
     alone = [recommend(Simulated(**each), start=start) for each in (kept, slim)]
-    batches = [(f.largest_batch_per_device, f.recommended_batch_per_device) for f in found.forms]
-    assert batches == [(each.largest, each.recommended) for each in alone]
-    assert (found.largest, found.recommended) == batches[0]
-    assert found.settings == {"slim": False} and found.forms[0].recommended
-    assert found.compiles == sum(each.compiles for each in alone)
+    assert batches(found.forms.values()) == batches(alone)
+    assert batches([found]) == batches(alone[:1]) and found.form == "kept"
 
 
 def speed(form: Simulated, batch: int) -> float:
@@ -79,12 +80,10 @@ def test_the_answer_is_the_one_that_enumeration_finds(per_row, fixed, work, star
             chosen(Forms(*forms), start=start)
         return
     found = chosen(Forms(*forms), start=start)
-    assert [f.largest_batch_per_device for f in found.forms] == [
-        max(batches, default=None) for batches in fitting
-    ]
-    for form, result in zip(forms, found.forms, strict=True):
-        if result.recommended_batch_per_device:
-            by_hand = speed(form, result.recommended_batch_per_device)
+    for form, largest, result in zip(forms, fitting, found.forms.values(), strict=True):
+        assert (result.largest if result else None) == max(largest, default=None)
+        if result:
+            by_hand = speed(form, result.recommended)
             assert result.samples_per_second == pytest.approx(by_hand, rel=1e-6)
     best = max(
         (
@@ -104,52 +103,52 @@ def test_the_answer_is_the_one_that_enumeration_finds(per_row, fixed, work, star
 
 
 def test_the_estimate_decides_whatever_the_order():
-    # 0.4 rows of memory-bound work fit in the first form; the second one does more with 30.
+    # Two rows fit in the one form, and a step of them is bound by memory; 30 fit in the other.
     few, many = Simulated(per_row=7.0, target="t4", work=0.01), Simulated(target="t4", work=0.013)
     for forms in ((few, many), (many, few)):
         found = chosen(Forms(*forms))
-        assert found.settings == SLIM[forms.index(many)]
+        assert found.form == NAMES[forms.index(many)]
         assert found.recommended == 28 and found.largest == 30
-        both = sorted(form.samples_per_second for form in found.forms)
+        both = sorted(form.samples_per_second for form in found.forms.values())
         assert both[1] == found.samples_per_second > 1.03 * both[0]
 
 
 def test_with_a_global_batch_the_forms_are_compared_at_it():
     kept, slim = Simulated(per_row=4.0, target="t4"), Simulated(target="t4", work=1.3)
     found = chosen(Forms(kept, slim), global_batch_size=24)
-    assert found.settings == {"slim": False} and found.recommended * found.accumulate == 24
-    assert [form.accumulate for form in found.forms] == [found.accumulate, 1]
+    assert found.form == "kept" and found.recommended * found.accumulate == 24
+    assert [form.accumulate for form in found.forms.values()] == [found.accumulate, 1]
     # A form that does not reach it is not chosen, however fast.
     none = Simulated(per_row=4.0, fixed=11.5, target="t4", work=0.1)
     found = chosen(Forms(none, slim), global_batch_size=24)
-    assert found.settings == {"slim": True} and found.recommended_global_batch == 24
+    assert found.form == "slim" and found.recommended_global_batch == 24
 
 
 def test_where_a_speed_is_unknown_the_first_form_that_fits_is_taken():
     kept, slim = Simulated(target="24GB"), Simulated(0.1, target="24GB", work=0.1)
-    assert chosen(Forms(kept, slim)).settings == {"slim": False}
-    # Two samples leave no margin, or not even one fits.
+    assert chosen(Forms(kept, slim)).form == "kept"
+    # One sample leaves no margin, or not even one fits.
     for fixed, largest in ((15.3, 1), (15.8, None)):
         found = chosen(Forms(Simulated(fixed=fixed, target="24GB"), slim))
-        assert found.settings == {"slim": True} and found.note is None
-        assert [form.largest_batch_per_device for form in found.forms] == [largest, 150]
+        assert (found.form, found.largest, found.note) == ("slim", 150, None)
+        assert (found.forms["kept"].largest if largest else found.forms["kept"]) == largest
     with pytest.raises(OutOfMemoryError, match="not even 1 sample"):
         chosen(Forms(Simulated(fixed=20.0), Simulated(fixed=17.0)))
 
 
-def test_measured_forms_differ_by_more_than_noise():
-    for gain, slim in ((1.01, False), (1.1, True)):
+def test_measured_speeds_decide_as_well():
+    for gain, form in ((1.0, "kept"), (1.1, "slim")):
         forms = (Simulated(speed=lambda b: 10.0), Simulated(0.1, speed=lambda b, g=gain: 10.0 * g))
-        assert chosen(Forms(*forms, on_cpu=True)).settings == {"slim": slim}
+        assert chosen(Forms(*forms, on_cpu=True)).form == form
 
 
 def test_where_speed_alone_decides_the_first_form_is_enough():
     forms = (Simulated(speed=lambda b: 10.0), Simulated(0.1, speed=lambda b: 90.0))
     found = chosen(Forms(*forms, on_cpu=True, by_speed=True))
-    assert [form.settings for form in found.forms] == [{"slim": False}] and not forms[1].requests
+    assert [*found.forms] == ["kept"] and not forms[1].requests
     none = Simulated(fixed=20.0)
     found = chosen(Forms(none, forms[1], on_cpu=True, by_speed=True))
-    assert found.settings == {"slim": True}
+    assert found.form == "slim" and found.forms["kept"] is None
 
 
 def test_the_forms_share_the_time(monkeypatch):
@@ -186,7 +185,5 @@ class InThisProcess:
 def test_a_gpu_s_answer_for_auto_is_that_of_both_values():
     found = chosen(InThisProcess("auto"))
     alone = [recommend(InThisProcess(value)) for value in (False, True)]
-    assert [
-        (form.largest_batch_per_device, form.recommended_batch_per_device) for form in found.forms
-    ] == [(each.largest, each.recommended) for each in alone]
+    assert batches(found.forms.values()) == batches(alone)
     assert alone[1].largest > 2 * alone[0].largest

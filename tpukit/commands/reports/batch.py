@@ -58,7 +58,9 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
         "seconds": found.seconds,
         "versions": dict(found.versions),
         "approximate": target.generation.approximate if target else None,
-        "forms": [asdict(form) for form in found.forms],
+        "samples_per_second": found.samples_per_second,
+        "form": found.form or None,
+        "forms": {n: form and as_fields(form, task, None) for n, form in found.forms.items()},
         "note": found.note,
         "command": command,
     }
@@ -71,12 +73,11 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "error" in row:
             yield f"{row['target']:<10} {row['error']}"
             continue
-        batch, seconds = row["recommended_batch_per_device"], row["step"]["estimate_seconds"]
+        batch, speed = row["recommended_batch_per_device"], row["samples_per_second"]
         used = sum((row["memory"] or {}).values())
-        speed = f"{row['recommended_global_batch'] / seconds:.3g}" if seconds else "-"
         memory = f"{used / GIB:.2f} of {(row['limit_bytes'] or 0) / GIB:.2f} GiB"
         largest = row["largest_batch_per_device"]
-        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {speed:>13}"
+        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {speed or '-':>13.3}"
 
 
 def _trial_fields(trial: Trial) -> dict[str, Any]:
@@ -187,15 +188,12 @@ def _summary(found: Recommendation) -> Iterator[str]:
 
 def _forms(found: Recommendation) -> Iterator[str]:
     """A line for each of the task's forms, where it has several."""
-    for form in found.forms:
-        what = "not even the smallest batch fits"
-        if form.largest_batch_per_device:
-            speed = f"{form.samples_per_second or 0:.3g} samples/s"
-            how = f"at most {speed} by the estimate" if found.target else speed
-            what = f"largest {form.largest_batch_per_device} a device, "
-            what += f"best {form.recommended_batch_per_device}"
-            what += f" ({how})" if form.samples_per_second else ""
-        yield f"With {form.name}: {what}{'; recommended' if form.recommended else ''}"
+    for name, each in found.forms.items():
+        what = f"largest {each.largest} a device, best {each.recommended}" if each else "none fits"
+        if each and each.samples_per_second:
+            estimated = "estimated at most " if found.target else ""
+            what += f", {estimated}{each.samples_per_second:.3g} samples/s"
+        yield f"With {name}: {what}{'; recommended' if name == found.form else ''}"
 
 
 ENDINGS = {

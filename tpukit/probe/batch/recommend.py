@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import starmap
-from typing import Any, Protocol
+from typing import Protocol
 
 from tpukit.errors import JobError, OutOfMemoryError, TpukitError
 from tpukit.io.units import format_duration
@@ -24,6 +23,7 @@ from tpukit.probe.roofline import samples_per_second
 from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest
 
+Log = Callable[[str], None]
 CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
 """Default bounds on a CPU: the longest trial that is started, and the time after which none is."""
 CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
@@ -75,25 +75,6 @@ class Evaluator(Protocol):
 
 
 @dataclass(frozen=True)
-class FormResult:
-    """What the search found for one of a task's forms; a field of `--json`."""
-
-    settings: Mapping[str, Any]
-    """The settings that make the form."""
-    largest_batch_per_device: int | None = None
-    """None: not even the smallest batch fits."""
-    recommended_batch_per_device: int | None = None
-    accumulate: int | None = None
-    samples_per_second: float | None = None
-    """Of the form's recommendation: measured, else estimated."""
-    recommended: bool = False
-
-    @property
-    def name(self) -> str:
-        return ", ".join(f"{name} = {value}" for name, value in self.settings.items())
-
-
-@dataclass(frozen=True)
 class Recommendation:
     """The result of a search."""
 
@@ -117,11 +98,12 @@ class Recommendation:
     """A batch that would take too long to try, or did."""
     estimated_largest: int | None = None
     """Batch at which the line through the trials reaches the memory limit; untried."""
-    compiles: int = 0
     as_asked: bool = True
     """Whether the recommendation leaves the margin and reaches the global batch size."""
-    forms: tuple[FormResult, ...] = ()
-    """All of the task's forms that were searched, where it has several."""
+    form: str = ""
+    """Name of the task's form, where it has several."""
+    forms: Mapping[str, "Recommendation | None"] = field(default_factory=dict)
+    """The results for them by name; None: no batch fits."""
 
     @property
     def recommended_trial(self) -> Trial | None:
@@ -148,89 +130,57 @@ class Recommendation:
         return next((trial.limit_bytes for trial in self.trials if trial.limit_bytes), None)
 
     @property
+    def compiles(self) -> int:
+        return sum(trial.compiles for trial in self.trials)
+
+    @property
     def samples_per_second(self) -> float | None:
         """Speed of the recommendation: measured, else estimated."""
         chosen = self.recommended_trial
         return samples_per_second(self.target, chosen) if chosen else None
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings that make the recommended form."""
-        return next((form.settings for form in self.forms if form.recommended), {})
-
 
 def recommend_form(
-    evaluator: Evaluator,
-    settings: SearchSettings,
-    log: Callable[[str], None],
-    forms: Sequence[Mapping[str, Any]],
+    evaluator: Evaluator, settings: SearchSettings, log: Log, names: Sequence[str]
 ) -> Recommendation:
-    """Searches each of a task's forms; the recommendation of the fastest one.
+    """Searches each of a task's forms; the recommendation of the fastest of them.
 
-    Each form has its own largest batch and its own recommendation. Among those that are as asked,
-    a form counts as faster than one before it by over 3 % in samples a second; where a speed is
-    unknown, the first is taken.
+    Only those whose recommendation is as asked count, where there is one; where a speed is unknown,
+    the first is taken. Where speed alone decides, the first that fits is the only one searched.
 
-    forms: the settings that make each of them. Where speed alone decides, only the first that
-    fits is searched.
-
-    Raises: as `Recommender.recommend`, where no batch fits in any form.
+    Raises: as `Recommender.recommend`; OutOfMemoryError where nothing fits in any form.
     """
-    found: list[Recommendation | None] = []
-    for place, form in enumerate(map(FormResult, forms)):
-        if len(forms) > 1:
-            log(f"With {form.name}:")
+    found: dict[str, Recommendation | None] = {}
+    for form, name in enumerate(names):
+        if len(names) > 1:
+            log(f"With {name}:")
         try:
-            found.append(Recommender(evaluator, settings, log, place, len(forms)).recommend())
+            recommender = Recommender(evaluator, settings, log, form)
+            recommender.search_seconds /= len(names)
+            found[name] = replace(recommender.recommend(), form=name)
         except OutOfMemoryError as error:
-            if place == len(forms) - 1 and not any(found):
+            if form + 1 == len(names) and not any(found.values()):
                 raise
             log(f"  {error.message}")
-            found.append(None)
-        if evaluator.by_speed and found[place]:
+            found[name] = None
+        if evaluator.by_speed and found[name]:
             break
-    best = _fastest_form([each for each in found if each])
-    results = tuple(starmap(partial(_form_result, best), zip(forms, found, strict=False)))
-    return replace(
-        best,
-        forms=results if len(forms) > 1 else (),
-        seconds=sum(each.seconds for each in found if each),
-        compiles=sum(each.compiles for each in found if each),
-    )
-
-
-def _fastest_form(found: Sequence[Recommendation]) -> Recommendation:
-    eligible = [each for each in found if each.as_asked] or found
-    speeds = [each.samples_per_second or 0.0 for each in eligible]
-    least = (1 - CLOSE_IN_SPEED["measured"]) * max(speeds) if all(speeds) else 0.0
-    return next(each for each, speed in zip(eligible, speeds, strict=True) if speed >= least)
-
-
-def _form_result(
-    best: Recommendation, settings: Mapping[str, Any], found: Recommendation | None
-) -> FormResult:
-    if found is None:
-        return FormResult(settings)
-    return FormResult(
-        settings, found.largest, found.recommended, found.accumulate, found.samples_per_second,
-        recommended=found is best,
-    )  # fmt: skip
+    fitting = [each for each in found.values() if each]
+    eligible = [each for each in fitting if each.as_asked] or fitting
+    known = all(each.samples_per_second for each in eligible)
+    best = max(eligible, key=lambda each: (known and each.samples_per_second) or 0.0)
+    return replace(best, forms=found) if len(names) > 1 else best
 
 
 class Recommender:
     """Searches with an evaluator, and keeps its trials."""
 
     def __init__(
-        self,
-        evaluator: Evaluator,
-        settings: SearchSettings,
-        log: Callable[[str], None],
-        form: int = 0,
-        forms: int = 1,
+        self, evaluator: Evaluator, settings: SearchSettings, log: Log, form: int = 0
     ) -> None:
-        """form: the task's form that is searched, one of `forms`, which share the time."""
         self.evaluator = evaluator
         self.form = form
+        """Place of the task's form that is searched."""
         most = MOST_COMPILED if isinstance(evaluator.target, Target) else MOST
         self.settings = replace(settings, max=settings.max or max(most, settings.start))
         self.log = log
@@ -240,8 +190,7 @@ class Recommender:
         default = min(CPU_TRIAL_SECONDS, limit) if on_cpu else limit
         self.trial_seconds = settings.trial_time or default
         """The longest trial that is started, by those before it."""
-        seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
-        self.search_seconds = seconds / forms
+        self.search_seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
         self.why_fast: str | None = None
         """Why the compiler's fast setting confirms the answer, in place of full effort."""
         self._started = time.monotonic()
@@ -277,7 +226,6 @@ class Recommender:
             ended=found.ended or "memory",
             too_slow=found.too_slow,
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
-            compiles=sum(trial.compiles for trial in self.trials),
             as_asked=note is None,
         )
         chosen = result.recommended_trial

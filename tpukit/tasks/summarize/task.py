@@ -201,7 +201,7 @@ class SummarizeTask(Task):
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
         if self.config.packing:
-            return PackedPlan(data.sizes, _packed_shape(data, settings), settings)
+            return PackedPlan(data.sizes, PackedShape.of(data.bucketing, settings), settings)
         return BucketPlan(data.sizes, _buckets(data, settings), settings)
 
     def evaluation_batches(
@@ -210,7 +210,7 @@ class SummarizeTask(Task):
         """Every sample once; micro-batches have the shapes of training's."""
         assert isinstance(data, SizedSamples)
         if self.config.packing:
-            shape = _packed_shape(data, settings)
+            shape = PackedShape.of(data.bucketing, settings)
             return iter(evaluation_packs(data.sizes, shape, settings))
         return evaluation_plan(
             data.sizes, _buckets(data, settings), settings.devices,
@@ -460,10 +460,6 @@ class SummarizeTask(Task):
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
         scores = rouge_scores(references, made)
         return {kind: float(values.mean()) for kind, values in scores.items()}
-
-
-def _packed_shape(data: SizedSamples, settings: PlanSettings) -> PackedShape:
-    return PackedShape.of(data.bucketing, settings)
 
 
 def _buckets(data: SizedSamples, settings: PlanSettings) -> list[Bucket]:
