@@ -225,6 +225,8 @@ def _call(task: TaskLike, request: TrainingRequest, global_batch: int, accumulat
     settings = settings_to_repeat(request, global_batch, accumulate)
     if task is request.task:  # an object has its own data path
         settings.pop("data_path", None)
+    else:
+        settings |= request.task_settings
     return f"tpukit.fit({', '.join(['task', *(f'{n}={v!r}' for n, v in settings.items())])})"
 
 

@@ -40,6 +40,29 @@ def test_a_recommendation_for_people():
     assert lines[-1] == "Train with: tpukit train"
 
 
+def test_each_form_of_a_task_has_a_line():
+    found = recommendation()
+    fast = replace(found.trials[0], devices=8)
+    slow = replace(found.trials[0], flops=None)
+    forms = {
+        "slim = False": None,
+        "slim = True, x = 1": replace(found, trials=(fast,)),
+        "slim = None": replace(found, largest=40, trials=(slow,)),
+    }
+    found = replace(found, form="slim = True, x = 1", forms=forms)
+    lines = list(as_text(found, "mine", None))
+    assert "With slim = False: none fits" in lines
+    # 0.1 TB at 819 GB/s take 0.122 s a step of 160 samples.
+    about = "largest 20 a device, best 20, estimated at most 1.31e+03 samples/s; recommended"
+    assert f"With slim = True, x = 1: {about}" in lines
+    assert "With slim = None: largest 40 a device, best 20" in lines
+    fields = as_fields(found, "mine", None)
+    assert fields["form"] == found.form and fields["forms"]["slim = False"] is None
+    assert fields["forms"]["slim = None"]["largest_batch_per_device"] == 40
+    alone = as_fields(recommendation(), "mine", None)
+    assert (alone["form"], alone["forms"]) == (None, {})
+
+
 def test_what_an_unread_program_does_is_null_and_not_none_at_all():
     found = recommendation()
     fields = as_fields(found, "mine", None)

@@ -12,15 +12,17 @@ from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tpukit
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.memory import Memory
-from tpukit.probe.gpu_memory.run_memory import predict_memory
+from tpukit.probe.gpu_memory.run_costs import predict_costs
 from tpukit.train import batch_size
-from tpukit.train.batch_size import split_batch
+from tpukit.train.batch_size import BatchSplit, _fastest_that_fits, divisors, split_batch
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
 from tpukit.train.run import train_run
@@ -131,7 +133,7 @@ class SmallDevice(FakeBackend):
 
 def request_of(task, folder, **settings):
     config = TrainConfig(**settings)
-    return TrainingRequest(task, config, RunFolder(folder), predict_memory=predict_memory)
+    return TrainingRequest(task, config, RunFolder(folder), predict_costs=predict_costs)
 
 
 def split_of(task, backend, folder, size=64):
@@ -148,8 +150,8 @@ def test_a_batch_is_cut_where_memory_demands_it(tmp_path):
 
 def needed(task, backend, rows, accumulate=1, **settings):
     """Bytes that a step takes, with the batches that a run would have."""
-    predict = predict_memory(task, TrainConfig(**settings), backend, task.example_batches)
-    return predict(rows, accumulate)
+    costs = predict_costs(task, TrainConfig(**settings), backend, task.example_batches)
+    return costs.memory_bytes(rows, accumulate)
 
 
 def test_the_estimate_is_the_peak_of_live_tensors():
@@ -167,14 +169,16 @@ def test_recomputed_parts_keep_their_inputs_alone():
     class Recomputing(Wide):
         def loss(self, model, batch):
             first, last = model[0], model[-1]
-            hidden = self.ops.recompute(model[1:-1], first(batch["x"]))
+            hidden = first(batch["x"])
+            for half in (model[1:9], model[9:-1]):
+                hidden = self.ops.recompute(half, hidden)
             return {"loss": (last(hidden) - batch["y"]).square().mean(1)}
 
     activation = 10 * 32768 * 4
     plain = needed(Wide(), FakeBackend(), 10)
-    # All sixteen come back at a time, beside the input and the output.
+    # Eight of sixteen come back at a time, beside the inputs of both halves.
     kept = needed(Recomputing(), SmallCheckpointingDevice(), 10)
-    assert kept - plain == pytest.approx(activation, abs=activation)
+    assert kept - plain == pytest.approx(-6 * activation, abs=activation / 2)
     # A CPU without a limit does not recompute.
     assert needed(Recomputing(), FakeBackend(), 10) == pytest.approx(plain, rel=0.01)
 
@@ -219,6 +223,83 @@ def test_memory_chooses_among_the_forms_of_a_task(tmp_path):
             plan_run(request_of(task, tmp_path), device)
     plan = plan_run(request_of(Choosing(), tmp_path), device)
     assert plan.task.recompute is True and "is not known" in plan.choice[1]
+
+
+class Deep(Task):
+    """Thirty-two layers of 128 x 128, whose inputs are kept, or computed again in fours."""
+
+    def __init__(self, recompute="auto"):
+        super().__init__()
+        self.recompute = recompute
+
+    def datasets(self):
+        return Datasets([], None)
+
+    def example_batches(self, rows):
+        return [{"x": torch.zeros(rows, 128), "mask": torch.ones(rows)}]
+
+    def forms(self):
+        return [Deep(choice) for choice in (False, True)]
+
+    def build_model(self, ops):
+        self.ops = ops
+        layers = [nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(32)]
+        return nn.Sequential(*layers)
+
+    def loss(self, model, batch):
+        x = batch["x"]
+        for place in range(0, 32, 4):
+            part = model[place : place + 4]
+            x = self.ops.recompute(part, x) if self.recompute is True else part(x)
+        return {"loss": x.square().mean(1)}
+
+
+class Moved(TorchDispatchMode):
+    """Bytes of a step's operators that make a tensor or change one."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum(x.nbytes for x in leaves if isinstance(x, torch.Tensor))
+        return result
+
+
+def moved_by_a_step(form, rows, parts):
+    """Bytes of `parts` real forward and backward passes, and AdamW's step over lists."""
+    model = form.build_model(SmallCheckpointingDevice())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    with Moved() as moved:
+        for _ in range(parts):
+            form.loss(model, {"x": torch.randn(rows // parts, 128)})["loss"].sum().backward()
+        optimizer.step()
+    return moved.bytes
+
+
+def test_the_form_that_moves_the_fewest_bytes_is_trained():
+    """Small micro-batches read the weights too often, and recomputation reads activations again."""
+    rows, forms, device = 512, Deep().forms(), SmallCheckpointingDevice()
+    costs = {
+        form.recompute: predict_costs(form, TrainConfig(), device, form.example_batches)
+        for form in forms
+    }
+
+    def fewest_parts(form, limit):
+        memory = costs[form.recompute].memory_bytes
+        return next(n for n in divisors(rows) if memory(rows // n, n) <= limit)
+
+    found = []
+    for limit in (int(mib * MIB) for mib in (9.4, 10.7, 13.2, 16)):
+        place, parts, _ = _fastest_that_fits(
+            forms, BatchSplit(rows, 1, 1), lambda form: costs[form.recompute], limit, cuts=True
+        )
+        each = [fewest_parts(form, limit) for form in forms]
+        moved = [moved_by_a_step(form, rows, n) for form, n in zip(forms, each, strict=True)]
+        assert (place, parts) == (moved.index(min(moved)), each[place])
+        found.append(place)
+    assert found == [1, 1, 0, 0]
 
 
 def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):

@@ -108,18 +108,20 @@ def size_batch(
     first: see `early_child`.
     """
     from tpukit.commands.reports.batch import as_fields, as_text
-    from tpukit.probe.batch.recommend import Recommender
+    from tpukit.probe.batch.recommend import recommend_form
     from tpukit.probe.targets import GpuTarget
+    from tpukit.train.task import chosen_settings, form_name, forms_of
 
+    task = request.task
+    forms = {form_name(task, form): form for form in forms_of(task)}
     with open_evaluator(request, source, target, settings.time_limit, log, first) as evaluator:
-        found = Recommender(evaluator, settings, log).recommend()
+        found = recommend_form(evaluator, settings, log, [*forms])
     if target is not None:
         is_gpu = isinstance(found.target, GpuTarget)
         config = dataclasses.replace(request.config, hw="gpu" if is_gpu else "tpu")
         request = dataclasses.replace(request, config=config)
-    if (trial := found.recommended_trial) and trial.settings:
-        chosen = {**request.task_settings, **trial.settings}
-        request = dataclasses.replace(request, task_settings=chosen)
+    chosen = {**request.task_settings, **chosen_settings(task, forms[found.form])}
+    request = dataclasses.replace(request, task_settings=chosen)
     text = command and command(request, found.recommended_global_batch, found.accumulate)
     for line in as_text(found, request.spec, text):
         log(line)

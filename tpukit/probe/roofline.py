@@ -25,6 +25,14 @@ class StepEstimate:
         return max(self.seconds_by, key=self.seconds_by.__getitem__)
 
 
+def samples_per_second(target: Target | GpuTarget | None, trial: Trial) -> float | None:
+    """Over all devices: measured, else by the estimate; None where neither is known."""
+    step = estimate_step(target, trial)
+    if trial.samples_per_second or step is None:
+        return trial.samples_per_second
+    return trial.batch * trial.accumulate * (trial.devices or 1) / step.seconds
+
+
 def estimate_step(target: Target | GpuTarget | None, trial: Trial) -> StepEstimate | None:
     """The roofline (Williams, Waterman and Patterson, 2009) of a compiled trial's step.
 

@@ -65,6 +65,8 @@ class TrialRequest:
     """Samples a device and micro-batch."""
     accumulate: int = 1
     """Gradient accumulation steps."""
+    form: int = 0
+    """Place of the task's form among its `forms`."""
     effort: Effort = "fast"
     """How hard the TPU compiler optimizes; measured trials ignore it."""
     evaluate: bool = True
@@ -157,10 +159,6 @@ class Trial:
     """Least and most that `used_bytes` may be, of a batch predicted for a GPU."""
     allocated_bytes: int | None = None
     """Peak of torch's `max_memory_allocated`, of a batch predicted for a GPU."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the task's form that fits first, where it has several."""
-    has_lighter_form: bool = False
-    """Whether the task has another one after it, which takes less memory."""
     modules: Mapping[str, int] = field(default_factory=dict)
     """Bytes of activations at the peak by module, of a batch predicted for a GPU."""
 
@@ -229,7 +227,6 @@ class Trial:
     def describe(self) -> str:
         """The result in one line."""
         parts = ["too slow" if self.slow else "fits" if self.fits else "does not fit"]
-        parts += [f"{name} = {value}" for name, value in self.settings.items()]
         if self.used_bytes:
             parts.append(self.memory_usage)
         if self.samples_per_second:

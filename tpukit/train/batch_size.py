@@ -20,7 +20,7 @@ from tpukit.hardware.backend import Backend, Batch, TorchOps
 from tpukit.hardware.modules import has_batch_norm, move_tensors
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
-from tpukit.train.task import Task, chosen_settings, forms_of
+from tpukit.train.task import Task, form_name, forms_of
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
@@ -34,16 +34,27 @@ ESTIMATE_SECONDS = 60.0
 
 Examples = Callable[[int], Sequence[Batch]]
 """This rank's host batches of a number of rows, the costliest first."""
-StepMemory = Callable[[int, int], int]
-"""Bytes of a device that a step takes, given the rows of a micro-batch and their number."""
 
 
-class PredictMemory(Protocol):
-    """Predicts the memory of a run's steps on the backend's device, without executing them."""
+class StepCosts(Protocol):
+    """What a step takes of a device, predicted without executing it.
+
+    rows: those of a micro-batch on the device. accumulate: micro-batches of the step.
+    """
+
+    def memory_bytes(self, rows: int, accumulate: int, /) -> int:
+        """Peak memory."""
+
+    def moved_bytes(self, rows: int, accumulate: int, /) -> float:
+        """Bytes that the step's operators read and write."""
+
+
+class PredictCosts(Protocol):
+    """Predicts what a run's steps take of the backend's devices."""
 
     def __call__(
         self, task: Task, config: TrainConfig, backend: Backend, examples: Examples, /
-    ) -> StepMemory: ...
+    ) -> StepCosts: ...
 
 
 @dataclass(frozen=True)
@@ -132,20 +143,20 @@ def fit_to_memory(
     config: TrainConfig,
     backend: Backend,
     examples: Examples,
-    predict: PredictMemory | None,
+    predict: PredictCosts | None,
     *,
     cuts: bool,
     before: str | None,
 ) -> tuple[Task, BatchSplit, tuple[str, str] | None]:
-    """The task's first form, and its split with the fewest micro-batches, that the device has the
-    memory for as predicted; the form's name and the reason where the task has several.
+    """The task's fastest form, and its split with the fewest micro-batches, that the device has the
+    memory for, as predicted; the form's name and the reason where the task has several.
 
     cuts: whether the split may change. before: the name of the form that the run had so far, which
     it keeps. Where the device reports no memory, or the task cannot be traced, the form is the last
     and the split stays. The same in every rank.
     """
     memory, forms = backend.usage().memory, forms_of(task)
-    names = [_name_of(task, form) for form in forms]
+    names = [form_name(task, form) for form in forms]
     if before in names:
         forms = [forms[names.index(before)]]
     limit = memory.limit if memory else None
@@ -153,11 +164,11 @@ def fit_to_memory(
     found = None
     if predict is not None and limit is not None and (cuts or len(forms) > 1):
 
-        def needed(form: Task) -> StepMemory:
+        def costs(form: Task) -> StepCosts:
             return predict(form, config, backend, examples)
 
         found = _in_worker(
-            partial(_first_that_fits, forms, split, needed, int(limit * USED_FRACTION), cuts=cuts)
+            partial(_fastest_that_fits, forms, split, costs, int(limit * USED_FRACTION), cuts=cuts)
         )
     found = backend.all_gather_objects(found)[0]
     place, parts, whole = found or (len(forms) - 1, 1, 0)
@@ -166,7 +177,7 @@ def fit_to_memory(
         why = f"estimated for {format_bytes(limit or 0)} of a device"
         why = why if found else "the memory of the device or of the step is not known"
         why = why if len(forms) > 1 else "as the run did before"
-        choice = _name_of(task, chosen), why
+        choice = form_name(task, chosen), why
     if parts == 1:
         return chosen, split, choice
     reason = (
@@ -175,11 +186,6 @@ def fit_to_memory(
         " decides)"
     )
     return chosen, replace(split, accumulate=parts, reason=reason), choice
-
-
-def _name_of(task: Task, form: Task) -> str:
-    settings = chosen_settings(task, form).items()
-    return ", ".join(f"{name} = {value}" for name, value in settings)
 
 
 def sample_operations(
@@ -244,23 +250,28 @@ def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection)
     sender.send(found)
 
 
-def _first_that_fits(
-    forms: Sequence[Task], split: BatchSplit, memory_of: Callable[[Task], StepMemory],
+def _fastest_that_fits(
+    forms: Sequence[Task], split: BatchSplit, costs_of: Callable[[Task], StepCosts],
     limit_bytes: int, *, cuts: bool,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """The place of the first form that fits, else of the last; the fewest parts of the split's
-    micro-batches in which it does (1 unless `cuts`); the bytes that uncut ones take."""
-    rows = split.rows_per_device
+    """The place of the form whose step moves the fewest bytes among those that fit, else of the
+    last; the fewest parts of the split's micro-batches in which it fits (1 unless `cuts`); the
+    memory in bytes that uncut ones take. What fits whole is faster than the forms after it."""
+    rows, fitting, whole = split.rows_per_device, [], 0
     for place, form in enumerate(forms):
-        needed = memory_of(form)
-        # A second micro-batch adds to the gradients of the first; more take no more.
-        whole = needed(rows, min(split.accumulate, 2))
+        costs = costs_of(form)
+        whole = costs.memory_bytes(rows, split.accumulate)
+        for parts in divisors(rows) if cuts else [1]:
+            if parts < min(whole // limit_bytes, rows) and cuts:
+                continue
+            cut = rows // parts, split.accumulate * parts
+            if whole <= limit_bytes or (parts > 1 and costs.memory_bytes(*cut) <= limit_bytes):
+                moved = costs.moved_bytes(*cut) if len(forms) > 1 else 0.0
+                fitting.append((moved, place, parts, whole))
+                break
         if whole <= limit_bytes:
-            return place, 1, whole
-        for parts in divisors(rows)[1:] if cuts else ():
-            if parts >= whole // limit_bytes and needed(rows // parts, 2) <= limit_bytes:
-                return place, parts, whole
-    return place, rows if cuts else 1, whole
+            break
+    return min(fitting, default=(0.0, place, rows if cuts else 1, whole))[1:]
 
 
 def _without_values(task: Task, mode: FakeTensorMode) -> nn.Module:

@@ -15,7 +15,7 @@ from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.process import WorkerInit
 from tpukit.train.batch_size import (
     BatchSplit,
-    PredictMemory,
+    PredictCosts,
     fit_to_memory,
     sample_operations,
     split_batch,
@@ -54,7 +54,7 @@ class TrainingRequest:
     """What the user typed, to print how to resume."""
     chosen_preset: str | None = None
     """The preset that was taken because the hardware is a CPU."""
-    predict_memory: PredictMemory | None = None
+    predict_costs: PredictCosts | None = None
     """None: a step is not cut for lack of memory, and a task's form is its last."""
 
     def remarks(self) -> list[str]:
@@ -181,7 +181,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     operations = sample_operations(split, task, backend, examples)
     cuts = not split.reason and task.defaults.rows_per_device is None
     task, split, choice = fit_to_memory(
-        split, task, config, backend, examples, request.predict_memory,
+        split, task, config, backend, examples, request.predict_costs,
         cuts=cuts, before=before.get("form"),
     )  # fmt: skip
     settings = PlanSettings(

@@ -309,7 +309,7 @@ class Task(ABC):
 
     def forms(self) -> Sequence[Self]:
         """This task in the forms that memory chooses from, the fastest first: the first that fits
-        is trained. Each has `given_settings` of its own, which tell them apart."""
+        whole is trained. Each has `given_settings` of its own, which tell them apart."""
         return (self,)
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -422,3 +422,9 @@ def chosen_settings(task: Task, form: Task) -> dict[str, Any]:
     """The settings of one of a task's `forms` that are not the task's."""
     own, given = task.given_settings, form.given_settings
     return {n: value for n, value in given.items() if n not in own or own[n] != value}
+
+
+def form_name(task: Task, form: Task) -> str:
+    """The settings of a form, as logs and reports name it."""
+    settings = chosen_settings(task, form).items()
+    return ", ".join(f"{name} = {value}" for name, value in settings)

@@ -2,61 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import pytest
+from simulated import Simulated, recommend
 
 from tpukit.errors import JobError, OutOfMemoryError
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.targets import find_target
-from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest, memory_by_kind
-
-
-class Simulated:
-    """An evaluator with memory `fixed + per_row * batch`, `more` at the compiler's full effort."""
-
-    versions: ClassVar[dict[str, str]] = {}
-    on_cpu = by_speed = False
-
-    def __init__(self, per_row=0.5, fixed=1.0, target=None, speed=None, devices=1, more=0.0):
-        self.per_row, self.fixed, self.more = per_row, fixed, more
-        self.target = find_target(target) if target else None
-        self.devices = self.target.devices if self.target else devices
-        self.speed = speed
-        self.requests: list[TrialRequest] = []
-
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        return [self.trial(request) for request in requests]
-
-    def trial(self, request: TrialRequest) -> Trial:
-        self.requests.append(request)
-        used = self.fixed + self.per_row * request.batch + 0.5 * (request.accumulate > 1)
-        used += self.more * (request.effort == "full")
-        fits = used <= 16
-        return Trial(
-            request.batch,
-            fits,
-            int(used * GIB),
-            16 * GIB,
-            int(self.fixed * GIB),
-            samples_per_second=self.speed(request.batch) if self.speed and fits else None,
-            accumulate=request.accumulate,
-            memory=memory_by_kind(int(used * GIB), 0, {}) if fits else None,
-            flops=1e12 * request.batch if self.target and fits else None,
-            bytes_accessed=1e9 if self.target and fits else None,
-            effort=request.effort if self.target else None,
-            compiles=1,
-        )
-
-
-def recommend(evaluator, **settings):
-    lines: list[str] = []
-    found = Recommender(evaluator, SearchSettings(**settings), lines.append).recommend()
-    # Two batches that are tried together are announced together.
-    assert len(found.trials) < len(lines) <= 2 * len(found.trials)
-    return found
+from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest
 
 
 def test_measured_both_sides_and_the_margin():
@@ -81,25 +35,6 @@ class PeakElsewhere(Simulated):
         used = int(6.78 * GIB)
         fixed = used - int(0.123 * GIB) * request.batch
         return dataclasses.replace(trial, used_bytes=used, fixed_bytes=fixed)
-
-
-class TwoForms(Simulated):
-    """Beyond the rows that fit in a first form a second one is tried, which takes a fifth."""
-
-    def trial(self, request: TrialRequest) -> Trial:
-        first = super().trial(request)
-        if first.fits:
-            return dataclasses.replace(first, settings={"slim": False}, has_lighter_form=True)
-        slim = Simulated(self.per_row / 5, self.fixed, self.target.name, more=self.more)
-        return dataclasses.replace(slim.trial(request), settings={"slim": True})
-
-
-@pytest.mark.parametrize(("start", "largest"), [(28, 27), (40, 138)])
-def test_the_largest_batch_of_a_heavy_form_is_not_called_the_largest_of_all(start, largest):
-    """29 rows fill the memory in the first form and end the search; 150 fit in the second."""
-    found = recommend(TwoForms(target="v5e-1", more=0.1), start=start)
-    assert found.largest == largest
-    assert ("may fit with another value of slim" in (found.note or "")) == (largest < 30)
 
 
 def test_the_recommended_batch_is_tried_on_the_way_to_the_largest():

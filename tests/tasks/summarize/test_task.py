@@ -76,7 +76,7 @@ def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  #
 
 def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
     """GPT-2 in a place without data or network: its shape is known, its weights are not read."""
-    task = SummarizeTask(data_path=str(tmp_path / "none"), block_size=64)
+    task = SummarizeTask(data_path=str(tmp_path / "none"), block_size=64, packing=False)
     probed = task.for_probing()
     assert probed.model_config.vocabulary_size == 50257 and probed.pretrained is None
     assert [batch["tokens"].shape for batch in probed.probe_batches(PlanSettings(4, 4, 2, 0))] == [
@@ -85,12 +85,12 @@ def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type
     assert "pretrained" not in vars(task) and "model_config" not in vars(task)
 
 
-def test_a_number_is_a_choice_of_recomputation(task) -> None:  # type: ignore[no-untyped-def]
+def test_a_number_is_a_choice_of_recomputation(task, ops) -> None:  # type: ignore[no-untyped-def]
     """`--set recompute=1`."""
     artifacts = task.datasets().artifacts
     for given, computed in ((1, True), (0, False), (True, True), ("auto", False)):
         chosen = SummarizeTask(**{**vars(task.config), "recompute": given})
-        assert chosen.restore(artifacts).model_config.recompute is computed
+        assert chosen.restore(artifacts).build_model(ops).config.recompute is computed
 
 
 def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -120,7 +120,7 @@ class GivenSettings:
 
         kind: the hardware that it trains on; a task may have a preset for the CPU.
         """
-        from tpukit.probe.gpu_memory.run_memory import predict_memory
+        from tpukit.probe.gpu_memory.run_costs import predict_costs
         from tpukit.registry.classes import default_data_path, find_task, make_task, own_class
         from tpukit.train.plan import TrainingRequest
         from tpukit.train.run_folder import RunFolder
@@ -152,7 +152,7 @@ class GivenSettings:
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(
             built, config, RunFolder(folder), settings, spec, self.command,
-            chosen_preset=None if self.preset else name, predict_memory=predict_memory,
+            chosen_preset=None if self.preset else name, predict_costs=predict_costs,
         )  # fmt: skip
 
     def _preset_for_cpu(

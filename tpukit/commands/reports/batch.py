@@ -58,6 +58,9 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
         "seconds": found.seconds,
         "versions": dict(found.versions),
         "approximate": target.generation.approximate if target else None,
+        "samples_per_second": found.samples_per_second,
+        "form": found.form or None,
+        "forms": {n: form and as_fields(form, task, None) for n, form in found.forms.items()},
         "note": found.note,
         "command": command,
     }
@@ -70,12 +73,11 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "error" in row:
             yield f"{row['target']:<10} {row['error']}"
             continue
-        batch, seconds = row["recommended_batch_per_device"], row["step"]["estimate_seconds"]
+        batch, speed = row["recommended_batch_per_device"], row["samples_per_second"]
         used = sum((row["memory"] or {}).values())
-        speed = f"{row['recommended_global_batch'] / seconds:.3g}" if seconds else "-"
         memory = f"{used / GIB:.2f} of {(row['limit_bytes'] or 0) / GIB:.2f} GiB"
         largest = row["largest_batch_per_device"]
-        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {speed:>13}"
+        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {speed or '-':>13.3}"
 
 
 def _trial_fields(trial: Trial) -> dict[str, Any]:
@@ -177,6 +179,7 @@ def _summary(found: Recommendation) -> Iterator[str]:
         yield ending
     yield from _not_tried(found)
     yield from _differences(found)
+    yield from _forms(found)
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
         f"Recommended: {found.recommended} a device{steps} "
@@ -190,6 +193,16 @@ def _differences(found: Recommendation) -> Iterator[str]:
     errors = [used / measured - 1 for used, measured in pairs if used and measured]
     if errors:
         yield f"Predicted memory beside measured: {min(errors):+.1%} to {max(errors):+.1%}."
+
+
+def _forms(found: Recommendation) -> Iterator[str]:
+    """A line for each of the task's forms, where it has several."""
+    for name, each in found.forms.items():
+        what = f"largest {each.largest} a device, best {each.recommended}" if each else "none fits"
+        if each and each.samples_per_second:
+            estimated = "estimated at most " if found.target else ""
+            what += f", {estimated}{each.samples_per_second:.3g} samples/s"
+        yield f"With {name}: {what}{'; recommended' if name == found.form else ''}"
 
 
 ENDINGS = {

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -19,10 +19,11 @@ from tpukit.probe.batch.search import (
     line_end,
     search,
 )
-from tpukit.probe.roofline import estimate_step
+from tpukit.probe.roofline import samples_per_second
 from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest
 
+Log = Callable[[str], None]
 CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
 """Default bounds on a CPU: the longest trial that is started, and the time after which none is."""
 CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
@@ -41,7 +42,6 @@ UNREAD = (
     "The compiler's text of this program takes more memory than the machine has free: its "
     "operations, collectives, largest allocations and speed are unknown; its memory is known."
 )
-OTHER_FORMS = "Larger batches may fit with another value of {}, which was not tried for them."
 MOST_ACCUMULATIONS = 3
 """Maximum number of splits into gradient accumulation steps that are tried."""
 
@@ -98,6 +98,12 @@ class Recommendation:
     """A batch that would take too long to try, or did."""
     estimated_largest: int | None = None
     """Batch at which the line through the trials reaches the memory limit; untried."""
+    as_asked: bool = True
+    """Whether the recommendation leaves the margin and reaches the global batch size."""
+    form: str = ""
+    """Name of the task's form, where it has several."""
+    forms: Mapping[str, "Recommendation | None"] = field(default_factory=dict)
+    """The results for them by name; None: no batch fits."""
 
     @property
     def recommended_trial(self) -> Trial | None:
@@ -127,14 +133,54 @@ class Recommendation:
     def compiles(self) -> int:
         return sum(trial.compiles for trial in self.trials)
 
+    @property
+    def samples_per_second(self) -> float | None:
+        """Speed of the recommendation: measured, else estimated."""
+        chosen = self.recommended_trial
+        return samples_per_second(self.target, chosen) if chosen else None
+
+
+def recommend_form(
+    evaluator: Evaluator, settings: SearchSettings, log: Log, names: Sequence[str]
+) -> Recommendation:
+    """Searches each of a task's forms; the recommendation of the fastest of them.
+
+    Only those whose recommendation is as asked count, where there is one; where a speed is unknown,
+    the first is taken. Where speed alone decides, the first that fits is the only one searched.
+
+    Raises: as `Recommender.recommend`; OutOfMemoryError where nothing fits in any form.
+    """
+    found: dict[str, Recommendation | None] = {}
+    for form, name in enumerate(names):
+        if len(names) > 1:
+            log(f"With {name}:")
+        try:
+            recommender = Recommender(evaluator, settings, log, form)
+            recommender.search_seconds /= len(names)
+            found[name] = replace(recommender.recommend(), form=name)
+        except OutOfMemoryError as error:
+            if form + 1 == len(names) and not any(found.values()):
+                raise
+            log(f"  {error.message}")
+            found[name] = None
+        if evaluator.by_speed and found[name]:
+            break
+    fitting = [each for each in found.values() if each]
+    eligible = [each for each in fitting if each.as_asked] or fitting
+    known = all(each.samples_per_second for each in eligible)
+    best = max(eligible, key=lambda each: (known and each.samples_per_second) or 0.0)
+    return replace(best, forms=found) if len(names) > 1 else best
+
 
 class Recommender:
     """Searches with an evaluator, and keeps its trials."""
 
     def __init__(
-        self, evaluator: Evaluator, settings: SearchSettings, log: Callable[[str], None]
+        self, evaluator: Evaluator, settings: SearchSettings, log: Log, form: int = 0
     ) -> None:
         self.evaluator = evaluator
+        self.form = form
+        """Place of the task's form that is searched."""
         most = MOST_COMPILED if isinstance(evaluator.target, Target) else MOST
         self.settings = replace(settings, max=settings.max or max(most, settings.start))
         self.log = log
@@ -180,13 +226,11 @@ class Recommender:
             ended=found.ended or "memory",
             too_slow=found.too_slow,
             estimated_largest=line_end(found) if found.ended in ("speed", "time") else None,
+            as_asked=note is None,
         )
         chosen = result.recommended_trial
         unread = UNREAD if chosen and chosen.unread else None
-        most, forms = result.trial_of(found.low), None
-        if found.ended not in ("data", "max") and most and most.has_lighter_form:
-            forms = OTHER_FORMS.format(", ".join(most.settings))
-        notes = filter(None, (note, self.why_fast, unread, forms))
+        notes = filter(None, (note, self.why_fast, unread))
         return replace(result, note=" ".join(notes) or None)
 
     # -- the largest ------------------------------------------------------------------------------
@@ -324,7 +368,8 @@ class Recommender:
             accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
             batches = " and ".join(str(request.batch) for request in missing)
             self.log(f"Batch {batches}{accumulation} ({why}){self._expected(missing[0])} ...")
-            trials = self.evaluator.evaluate(missing)
+            of_form = [replace(request, form=self.form) for request in missing]
+            trials = self.evaluator.evaluate(of_form)
             self.trials += trials
             for trial in trials:
                 self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
@@ -431,11 +476,7 @@ class Recommender:
     def _speed(self, batch: int) -> float:
         """Samples a second: measured, or estimated; 0 where neither is known."""
         trials = [t for t in self.trials if t.batch == batch and t.fits and t.accumulate == 1]
-        measured = [t.samples_per_second for t in trials if t.samples_per_second]
-        if measured:
-            return max(measured)
-        estimates = [e for t in trials if (e := estimate_step(self.evaluator.target, t))]
-        return max((batch / e.seconds for e in estimates), default=0.0)
+        return max((samples_per_second(self.evaluator.target, t) or 0.0 for t in trials), default=0)
 
     # -- the global batch size --------------------------------------------------------------------
     def _accumulate(self, size: int, recommended: int) -> tuple[int, int, str | None]:

@@ -130,7 +130,7 @@ class TrialRunner:
             torch.set_num_threads(1)
             # An error is raised again in the fork, which reports it.
             with contextlib.suppress(Exception), memory_guard(self.setup.config):
-                _ = self._loaded_task
+                _ = self._loaded_forms
             torch.set_num_threads(cores)
 
     def can_fork(self) -> bool:
@@ -165,32 +165,14 @@ class TrialRunner:
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
             with watched_memory(limited=False):
-                return self._first_that_fits(request)
+                trials = self._compiled[request.form]
+                return _with_samples(trials.run(request), trials.task)
         if self.setup.world_size > 1:
             return _run_in_ranks(self.setup, request)
         from tpukit.hardware.select import memory_guard
 
         with memory_guard(self.setup.config):
             return self._measure(request)
-
-    def _first_that_fits(self, request: TrialRequest) -> Trial:
-        """The trial of the first of the task's forms that fits; else of the last."""
-        compiles = 0
-        for trials in self._compiled:
-            trial = trials.run(request)
-            compiles += trial.compiles
-            if trial.fits:
-                break
-        if len(self._compiled) > 1:
-            from tpukit.train.task import chosen_settings
-
-            settings = chosen_settings(self._asked, trials.task)
-            cached = compiles == 0
-            trial = dataclasses.replace(
-                trial, compiles=compiles, cached=cached, settings=settings,
-                has_lighter_form=trials is not self._compiled[-1],
-            )  # fmt: skip
-        return _with_samples(trial, trials.task)
 
     @cached_property
     def _compiled(self) -> Sequence[CompiledTrials | TracedTrials]:
@@ -208,7 +190,7 @@ class TrialRunner:
         from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 
         # A run sets it; a bare model's script is its user's.
-        default = "" if isinstance(self._asked, ModelTask) else EXPANDABLE
+        default = "" if isinstance(self._forms[0], ModelTask) else EXPANDABLE
         expandable = EXPANDABLE in allocator_settings(default)
         return [
             TracedTrials(form, self.setup.config, target, expandable=expandable)
@@ -218,7 +200,8 @@ class TrialRunner:
     def _measure(self, request: TrialRequest) -> Trial:
         from tpukit.probe.trials.measure import measure_trial
 
-        task, backend = self._measured
+        forms, backend = self._measured
+        task = forms[request.form]
         with backend.memory_meter() as read_memory:
             trial = measure_trial(task, self.setup.config, backend, request, read_memory)
             gc.collect()
@@ -231,42 +214,34 @@ class TrialRunner:
         return _with_samples(trial, task)
 
     @cached_property
-    def _measured(self) -> tuple[Task, Backend]:
-        """The task and the backend of every measured trial of this process."""
+    def _measured(self) -> tuple[Sequence[Task], Backend]:
+        """The task's forms and the backend of every measured trial of this process."""
         from tpukit.hardware.select import open_backend
 
         # As in a run: memory that the task's libraries take comes before a limit on memory.
-        return self._loaded_task, open_backend(self.setup.config)
+        return self._loaded_forms, open_backend(self.setup.config)
 
     @cached_property
-    def _loaded_task(self) -> Task:
-        """The task, and what it and a run's companions import."""
+    def _loaded_forms(self) -> Sequence[Task]:
+        """The task's forms, and what they and a run's companions import."""
         from tpukit.probe.trials.measure import run_companions
         from tpukit.train.loader import example_batches
         from tpukit.train.task import PlanSettings
 
-        task = self._forms[-1]  # the largest batch is looked for
-        example_batches(task, PlanSettings(1, 1, 1, 0))
+        for form in self._forms:
+            example_batches(form, PlanSettings(1, 1, 1, 0))
         with run_companions():
             pass
-        return task
-
-    @cached_property
-    def _asked(self) -> Task:
-        """The task as it was asked for."""
-        return self._task()
+        return self._forms
 
     @cached_property
     def _forms(self) -> Sequence[Task]:
         from tpukit.train.task import forms_of
 
-        return forms_of(self._asked)
-
-    def _task(self) -> Task:
         source = self.setup.task
         module, _, name = source.factory.partition(":")
         task: Task = getattr(importlib.import_module(module), name)(**source.arguments)
-        return task.for_probing()
+        return forms_of(task.for_probing())
 
     def _out_of_memory(self, error: Exception, request: TrialRequest) -> Trial:
         requested, limit = requested_and_limit(str(error))

@@ -78,7 +78,7 @@ class SummarizeConfig:
     """Dropout on embeddings and residual branches."""
     recompute: bool | str = False
     """Recompute blocks in the backward pass instead of keeping them; `auto`: where the step does
-    not fit otherwise."""
+    not fit otherwise, or is faster so."""
     weights: str = "fp32"
     """`fp32`, or `bf16`: frozen weights take half the memory, and AdamW keeps fp32 master copies of
     trained ones."""

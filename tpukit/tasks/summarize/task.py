@@ -21,6 +21,7 @@ from tpukit.tasks.summarize.data.buckets import (
     Bucket,
     Bucketing,
     BucketPlan,
+    SampleSizes,
     evaluation_plan,
 )
 from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file
@@ -200,7 +201,7 @@ class SummarizeTask(Task):
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
         if self.config.packing:
-            return PackedPlan(data.sizes, _packed_shape(data, settings), settings)
+            return PackedPlan(data.sizes, PackedShape.of(data.bucketing, settings), settings)
         return BucketPlan(data.sizes, _buckets(data, settings), settings)
 
     def evaluation_batches(
@@ -209,7 +210,7 @@ class SummarizeTask(Task):
         """Every sample once; micro-batches have the shapes of training's."""
         assert isinstance(data, SizedSamples)
         if self.config.packing:
-            shape = _packed_shape(data, settings)
+            shape = PackedShape.of(data.bucketing, settings)
             return iter(evaluation_packs(data.sizes, shape, settings))
         return evaluation_plan(
             data.sizes, _buckets(data, settings), settings.devices,
@@ -220,17 +221,19 @@ class SummarizeTask(Task):
         return (collate_tokens if micro.counts is None else collate_packed)(samples, micro)
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
-        """With data, its shapes; without, rows as long as the context, a tenth of it targets."""
+        """Shapes of the training data; without data, of samples as long as the context, a tenth of
+        it targets."""
         if self.train_file.is_file():
             train = self.datasets().train
             assert isinstance(train, SizedSamples)
             self.known_samples = len(train.sizes)
-            if self.config.packing:
-                return [example_pack(_packed_shape(train, settings), settings.devices)]
-            buckets = _buckets(train, settings)
+            bucketing = train.bucketing
         else:
-            rows, length = settings.micro_rows // settings.devices, self.model_config.block_size
-            buckets = [Bucket(length, rows, rows * -(-length // 10))]
+            length = np.array([self.model_config.block_size])
+            bucketing = Bucketing.of(SampleSizes(length, -(-length // 10)), None, 1)
+        if self.config.packing:
+            return [example_pack(PackedShape.of(bucketing, settings), settings.devices)]
+        buckets = bucketing.buckets(settings.micro_rows // settings.devices)
         costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
         vocabulary = self.model_config.vocabulary_size
         return [example_batch(bucket, settings.devices, vocabulary) for bucket in costliest]
@@ -276,8 +279,7 @@ class SummarizeTask(Task):
         )
 
     def _as_trained(self, shape: DecoderConfig) -> DecoderConfig:
-        recompute = self.config.recompute not in (False, "auto")
-        return replace(shape, dropout=self.config.dropout, recompute=recompute)
+        return replace(shape, dropout=self.config.dropout)
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""
@@ -286,7 +288,6 @@ class SummarizeTask(Task):
         return tuple(
             self._with(
                 config=replace(self.config, recompute=choice),
-                model_config=replace(self.model_config, recompute=choice),
                 given_settings={**self.given_settings, "recompute": choice},
             )
             for choice in (False, True)
@@ -320,9 +321,9 @@ class SummarizeTask(Task):
 
     def build_plain_model(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, freshly initialised."""
-        return LanguageModel(
-            self.model_config, PlainOps(ops) if self.config.loss == "reference" else ops
-        )
+        recompute = self.config.recompute not in (False, "auto")
+        config = replace(self.model_config, recompute=recompute)
+        return LanguageModel(config, PlainOps(ops) if self.config.loss == "reference" else ops)
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         return self._with(
@@ -459,10 +460,6 @@ class SummarizeTask(Task):
         references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
         scores = rouge_scores(references, made)
         return {kind: float(values.mean()) for kind, values in scores.items()}
-
-
-def _packed_shape(data: SizedSamples, settings: PlanSettings) -> PackedShape:
-    return PackedShape.of(data.bucketing, settings)
 
 
 def _buckets(data: SizedSamples, settings: PlanSettings) -> list[Bucket]:

@@ -178,3 +178,30 @@ def test_rows_are_packed_and_cut_to_their_samples_where_shapes_are_free(tmp_path
             tokens = sum(int(data.train.sizes.lengths[k.sample]) for m in trained for k in m.keys)
             assert tokens > 0.9 * sum(m.rows * m.shape.length for m in trained)
             assert all(m.shape.length <= length for m in trained)
+
+
+@pytest.mark.parametrize(("micro_rows", "devices"), [(1, 1), (6, 1), (8, 2), (40, 4)])
+def test_without_data_a_batch_is_packed_as_in_training(tmp_path, micro_rows, devices):
+    """A file whose samples fill the context, a tenth of it targets, gives the same batch."""
+    words = 25  # 26 of 256 tokens, the last one ends the text
+    rows = [f"{i},{'Ann: so so so. ' * 200},{' '.join(['so'] * words)}" for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join(["id,dialogue,summary", *rows]))
+    given = {"model": "2x2x32", "tokenizer": "train", "vocabulary_size": 300, "block_size": 256}
+    task = SummarizeTask(**given, data_path=str(tmp_path))
+    data = task.datasets().train
+    assert set(data.sizes.lengths) == {256} and set(data.sizes.targets) == {26}
+    settings = PlanSettings(micro_rows, micro_rows, devices, 0, compiles=True)
+    micro = task.plan(data, settings).step(0)[0]
+    real = task.collate([data[key.sample] for key in micro.keys], micro)
+    [made] = SummarizeTask(**given, data_path="nowhere").for_probing().probe_batches(settings)
+    described = [
+        {name: (tensor.shape, tensor.dtype) for name, tensor in batch.items()}
+        for batch in (real, made)
+    ]
+    assert described[0] == described[1] and made["tokens"].shape == (micro_rows, 256)
+    # Each row has documents from its start to its end, and targets that are predicted within them.
+    assert made["mask"].all() and made["starts"].tolist() == [[0] * 128 + [128] * 128] * micro_rows
+    model = task.build_model(TorchOps())
+    losses = [task.loss(model, batch) for batch in (real, made)]
+    assert abs(losses[1]["weight"] - losses[0]["weight"]) < 8 * devices  # places are rounded up
+    assert torch.isfinite(losses[1]["loss"]).all()

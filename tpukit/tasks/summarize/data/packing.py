@@ -215,8 +215,9 @@ def collate_packed(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
 
 
 def example_pack(shape: PackedShape, devices: int) -> Batch:
-    """A batch of this shape, of synthetic data: a sample of two tokens in each row."""
-    rows = shape.rows * devices
-    sample = {"tokens": np.zeros(2, np.int64), "targets": 1}
-    keys = (SampleKey(VALIDATION_EPOCH, 0),) * rows
-    return collate_packed([sample] * rows, MicroBatch(keys, rows, shape, counts=(1,) * rows))
+    """A batch of this shape, of synthetic data: each row is full of two samples."""
+    rows, length = shape.rows * devices, shape.length // 2
+    targets = min(shape.targets // (2 * shape.rows), length - 1)
+    sample = {"tokens": np.zeros(length, np.int64), "targets": targets}
+    keys = (SampleKey(VALIDATION_EPOCH, 0),) * (2 * rows)
+    return collate_packed([sample] * len(keys), MicroBatch(keys, rows, shape, counts=(2,) * rows))

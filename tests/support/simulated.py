@@ -1,0 +1,59 @@
+"""An evaluator whose memory and speed are formulas."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tpukit.io.units import GIB
+from tpukit.probe.batch.recommend import Recommender
+from tpukit.probe.batch.search import SearchSettings
+from tpukit.probe.targets import GpuTarget, find_any
+from tpukit.probe.trial import Trial, TrialRequest, memory_by_kind
+
+
+class Simulated:
+    """An evaluator with memory `fixed + per_row * batch`, `more` at the compiler's full effort."""
+
+    versions: ClassVar[dict[str, str]] = {}
+    on_cpu = by_speed = False
+
+    def __init__(
+        self, per_row=0.5, fixed=1.0, target=None, speed=None, devices=1, more=0.0, work=1.0
+    ):
+        self.per_row, self.fixed, self.more, self.work = per_row, fixed, more, work
+        self.target = find_any(target) if target else None
+        if isinstance(self.target, GpuTarget):
+            self.target = self.target.at("fp16")
+        self.devices = self.target.devices if self.target else devices
+        self.speed = speed
+        self.requests: list[TrialRequest] = []
+
+    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
+        return [self.trial(request) for request in requests]
+
+    def trial(self, request: TrialRequest) -> Trial:
+        self.requests.append(request)
+        used = self.fixed + self.per_row * request.batch + 0.5 * (request.accumulate > 1)
+        used += self.more * (request.effort == "full")
+        fits = used <= 16
+        return Trial(
+            request.batch,
+            fits,
+            int(used * GIB),
+            16 * GIB,
+            int(self.fixed * GIB),
+            samples_per_second=self.speed(request.batch) if self.speed and fits else None,
+            accumulate=request.accumulate,
+            memory=memory_by_kind(int(used * GIB), 0, {}) if fits else None,
+            flops=1e12 * self.work * request.batch if self.target and fits else None,
+            bytes_accessed=1e9 if self.target and fits else None,
+            effort=request.effort if self.target else None,
+            compiles=1,
+        )
+
+
+def recommend(evaluator, **settings):
+    lines: list[str] = []
+    found = Recommender(evaluator, SearchSettings(**settings), lines.append).recommend()
+    # Two batches that are tried together are announced together.
+    assert len(found.trials) < len(lines) <= 2 * len(found.trials)
+    return found
