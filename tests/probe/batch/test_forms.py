@@ -127,6 +127,8 @@ def test_with_a_global_batch_the_forms_are_compared_at_it():
 def test_where_a_speed_is_unknown_the_first_form_that_fits_is_taken():
     kept, slim = Simulated(target="24GB"), Simulated(0.1, target="24GB", work=0.1)
     assert chosen(Forms(kept, slim)).form == "kept"
+    some = Forms(Simulated(), Simulated(0.1, speed=lambda b: 90.0))
+    assert chosen(some).form == "kept"
     # One sample leaves no margin, or not even one fits.
     for fixed, largest in ((15.3, 1), (15.8, None)):
         found = chosen(Forms(Simulated(fixed=fixed, target="24GB"), slim))
