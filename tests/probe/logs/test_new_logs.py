@@ -73,7 +73,7 @@ CASES = {
     "what is wanted and given": (TB + "FrobError: expected 3 channels, but got 4", "words-expected-got", "wants 3 channels and is given 4"),
     "a variable that is missing": (TB + "FrobError: FROB_HOME is not set", "words-environment-variable", "export FROB_HOME"),
     "a file that a library misses": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: cannot open weights/frob.safetensors", "words-file", "`weights/frob.safetensors`"),
-    "what a library does not support": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported yet", "words-not-supported", "by `frob`"),
+    "what a library does not support": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported yet", "words-not-supported", "`frob` does not support int3"),
     "a kernel of an extension": ("CUDA error (/build/frob/flash_fwd_launch_template.h:192): no kernel image is available for execution on the device", "extension-no-kernel-image", "not torch"),
     "a weight that is gone": (TB + "TypeError: linear(): argument 'weight' (position 2) must be Tensor, not NoneType", "layer-without-weight", "quantized"),
     "an output taken for a tensor": (TB + "AttributeError: 'BaseModelOutputWithPooling' object has no attribute 'norm'", "output-not-a-tensor", "pooler_output"),
@@ -116,9 +116,12 @@ def test_what_a_program_lives_without_is_no_cause(log):
 def test_an_exception_of_a_library_is_explained_by_where_it_comes_from():
     imported = TB + LIBRARY.format("frob/__init__.py", "<module>") + "FrobError: too old"
     first = explained(imported)[0]
-    assert "while `frob` was imported" in first.cause and "one small batch" not in first.fix
+    assert (
+        "`frob` raised it while it was imported" in first.cause
+        and "one small batch" not in first.fix
+    )
     called = explained(TB + LIBRARY.format("frob/core.py", "check") + "FrobError: too odd")[0]
-    assert "`frob` raised it" in called.cause and "pip show frob" in called.fix
+    assert "`frob` (core.py:7) raised it" in called.cause and "train.py:3" in called.fix
     assert "print the values" in explained(TB + "FrobError: too odd")[0].fix
 
 

@@ -99,6 +99,8 @@ _MOST_RAISED = 2000
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
 _MOST_SOURCE = 5
+_MOST_DETAILS = 400
+"""Characters."""
 LIBRARY = re.compile(
     r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|[/\\]python\d[.\d]*[/\\]lib[/\\]"
     r"|[/\\]Lib[/\\]|^<(?!ipython)|^lib[/\\]|[/\\]s?bin[/\\]"
@@ -125,6 +127,8 @@ class Frame:
     code: str = ""
     where: str = ""
     """The function; `<module>` where a module is imported or a script runs."""
+    marks: str = ""
+    """What Python prints below the code: `~~~^^^`, the part that was run."""
 
     @property
     def library(self) -> str:
@@ -137,6 +141,11 @@ class Frame:
         """The package whose code this is: an installed one, a model's own code, a plug-in."""
         found = _PLUGIN.search(self.path) or _KNOWN_PACKAGE.search(self.path)
         return self.library or (found[1] if found else "")
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether it is a plug-in's code, or a model's own."""
+        return _PLUGIN.search(self.path) is not None
 
     @property
     def in_library(self) -> bool:
@@ -156,6 +165,8 @@ class Raised:
     """First line of its traceback."""
     last_line: int = 0
     """Last line of its message."""
+    details: str = ""
+    """The next lines, which belong to its message where nothing else is there."""
     source: Raised | None = None
     """The exception that it was raised from, or while handling which it was raised."""
     while_handling: bool = False
@@ -163,6 +174,12 @@ class Raised:
     """A launcher's report of another process's exception, which follows."""
     is_handled: bool = False
     """The line above its traceback says that the program goes on without it."""
+
+    def add_detail(self, text: str, number: int) -> None:
+        """Adds the line after the last one, if there are not too many."""
+        if len(self.details) < _MOST_DETAILS:
+            self.details = f"{self.details}\n{text}" if self.details else text
+            self.last_line = number
 
     @property
     def class_name(self) -> str:
@@ -266,6 +283,10 @@ class TracebackReader:
         elif reader.awaits_code and reader.frames:
             reader.frames[-1].code = text[:200]
             reader.awaits_code = False
+        elif reader.is_open and reader.frames and _MARKERS.match(text):
+            reader.frames[-1].marks = text
+        elif last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
+            last.add_detail(text, line.number)
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
         raised = Raised(name, message.strip(), line, reader.frames, reader.first_line, line.number)
