@@ -24,6 +24,20 @@ _NONE_FORMS = {
 }  # fmt: skip
 """Where the value stands in the code, by the words of the message."""
 
+_NAMED = {
+    name: re.compile(form)
+    for name, form in {
+        "url": r"(?P<url>https?://[^\s'\"<>)`]{4,200}[^\s'\"<>)`.,:;])",
+        "repo": r"(?:huggingface\.co/(?:api/models/|datasets/)?|[Rr]epo(?:sitory)?:? |^)['\"]?"
+        r"(?P<repo>(?!api/|docs/)[\w.-]{2,60}/[\w.-]{2,90})(?=[/'\" ]|$)",
+        "path": r"(?P<path>(?:(?<![\w/:.])(?:[~.]{0,2}/|[A-Z]:\\)[^\s'\",;`)]{3,160}"
+        r"|[\w./-]{1,120}\.(?:json|safetensors|bin|pth?|ckpt|ya?ml|csv|so|onnx|gguf|parquet|h5|npz?|arrow|zip)))\b",
+        "missing": r"Missing key\(s\) in state_dict: [\"'](?P<missing>[^\"']+)",
+        "unexpected": r"Unexpected key\(s\) in state_dict: [\"'](?P<unexpected>[^\"']+)",
+    }.items()
+}
+"""What a message of any class may name."""
+
 
 def particulars(
     raised: Raised, captures: Mapping[str, str], topic: str, releases: Mapping[str, str]
@@ -33,6 +47,8 @@ def particulars(
     raiser = raised.frames[-1].package if raised.frames else raised.name.rpartition(".")[0]
     raiser = raiser.partition(".")[0]
     found = {"raiser": f"`{raiser}`" + _release(raiser, releases) if raiser else "the program"}
+    said = f"{raised.message[:2000]}\n{raised.details}"
+    found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
     found |= captures
     if user := raised.users_frame:
         found["user"] = place(user)
