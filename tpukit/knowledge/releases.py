@@ -41,8 +41,7 @@ _RELEASE = re.compile(
 )
 
 
-BREAKS = {"transformers": "5", "huggingface_hub": "1", "numpy": "2", "pandas": "3", "trl": "1",
-          "datasets": "4"}  # fmt: skip
+BREAKS = {"transformers": "5", "huggingface_hub": "1", "numpy": "2", "pandas": "3", "datasets": "4"}
 """The last release of a library that took much away."""
 
 

@@ -88,6 +88,14 @@ CASES = {
     "an argument that transformers lost": (TB + LIBRARY.format("trl/trainer/sft_trainer.py", "__init__") + "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'", "keyword-not-taken", "pip install -U trl"),
     "one successor of several": (TB + "ImportError: cannot import name 'AutoModelForVision2Seq' from 'transformers'", "name-not-in-module", "Instead: AutoModelForImageTextToText."),
     "jax beside another library": (TB + "AttributeError: module 'jax.experimental.hijax' has no attribute 'HiPrimitive'", "jax-mismatch", "flax"),
+    "an argument whose name is on the next line": ("TypeError: FrobConfig.__init__() got an unexpected keyword argument\n'gamma'. Did you mean 'gama'?", "keyword-not-taken", "Python suggests `gama`"),
+    "a name within Python's own words": (TB + "AttributeError: 'FrobConfig' object has no attribute 'num_generations'", "attribute-not-in-object", "`FrobConfig` has no"),
+    "a module that is run": ("/opt/env/bin/python: No module named frob.scripts.info", "submodule-not-found", "pip show frob"),
+    "an import behind marks": ("❌ [Frob] Critical Import Error: cannot import name 'Frob' from 'frobs.core' (/frobs/core.py)", "name-not-in-module", "frobs.core"),
+    "an import over three lines": ("ImportError:\ncannot import name 'Frob'\nfrom frobs.core", "name-not-in-module", "`frobs.core` has no `Frob`"),
+    "frames of Colab": ("[/usr/lib/python3.12/dist-packages/frobs/core.py](https://localhost:8080/#) in <module>\n----> 27 from .utils import (\n\nImportError: cannot import name 'Frob' from 'frobs.utils' (/frobs/utils.py)", "name-not-in-module", "Two releases of `frobs` are mixed"),
+    "a weight without a place": ("ValueError: There is no module or parameter named 'tower.frob.frob' in FrobForCausalLM", "weight-name-unknown", "`tower.frob.frob`"),
+    "the compiler's own line": ("/tmp/frob/main.cpp:800:80: error: cannot convert 'float' to 'const Frob&'", "cxx-compile-failed", "compiler"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 

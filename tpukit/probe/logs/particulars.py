@@ -32,6 +32,7 @@ _NAMED = {
         r"(?P<repo>(?!api/|docs/)[\w.-]{2,60}/[\w.-]{2,90})(?=[/'\" ]|$)",
         "path": r"(?P<path>(?:(?<![\w/:.])(?:[~.]{0,2}/|[A-Z]:\\)[^\s'\",;`)]{3,160}"
         r"|[\w./-]{1,120}\.(?:json|safetensors|bin|pth?|ckpt|ya?ml|csv|so|onnx|gguf|parquet|h5|npz?|arrow|zip)))\b",
+        "suggested": r"Did you mean:? '(?P<suggested>\w+)'",
         "missing": r"Missing key\(s\) in state_dict: [\"'](?P<missing>[^\"']+)",
         "unexpected": r"Unexpected key\(s\) in state_dict: [\"'](?P<unexpected>[^\"']+)",
     }.items()
@@ -56,7 +57,8 @@ def particulars(
         found["at"] = place(raised.frames[-1])
         code = raised.frames[-1].code
         found["code"] = "" if code.startswith(("raise ", "assert ")) else code
-        found["condition"] = code.removeprefix("assert ") if code.startswith("assert ") else ""
+        asserted = re.match(r"assert (.+?)(?:, f?[\"'].*)?$", code)
+        found["condition"] = asserted[1] if asserted else ""
     if value := next(_values(raised, captures.get("name", "")), None):
         found["expression"], frame = value
         found["reader"] = f"`{frame.package}` ({place(frame)})" if frame.package else place(frame)
@@ -141,7 +143,7 @@ def _of_release(
     asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
     asker = asking[-1] if asking and asking[-1].package else None
     lost = lost_name(where, name.removeprefix(f"{where}."))
-    result = {"remedy": _exchange(library, asker, found.get("user", ""), lost)}
+    result = {"remedy": _exchange(library, asker, found.get("user", ""), lost, is_module)}
     if lost:
         result |= {"lost": lost.words, "new": lost.new}
     if release := releases.get(library):
@@ -153,15 +155,21 @@ def _of_release(
     return result
 
 
-def _exchange(library: str, asker: Frame | None, user: str, lost: Lost | None) -> str:
+def _exchange(
+    library: str, asker: Frame | None, user: str, lost: Lost | None, is_module: bool
+) -> str:
     """Which of two packages to exchange, and for what."""
-    other = f"the `{library}` that it was written for" if library else "the release of its time"
+    other = (
+        f"the `{library}` that it was written for" if library else "the release it was written for"
+    )
     if library in BREAKS and not (lost and lost.had):
         other += f" (often `pip install '{_pip(library)}<{BREAKS[library]}'`)"
     if lost and lost.had:
         other = f"{library} {lost.had} (`pip install '{_pip(library)}=={lost.had}.*'`)"
     if asker and asker.package != library:
         return f"{_update(asker)} (it asks for it), or install {other}."
+    if asker and is_module:
+        return f"Two releases of `{library}` are mixed: reinstall it, or install {other}."
     if asker:
         given = "a model's own code, a config, an object of another package"
         return f"Update what `{library}` is given ({given}), or install {other}."

@@ -54,8 +54,11 @@ _AFTERMATH = {
 _TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
 """Classes that code expects and handles: what was raised while handling them counts."""
 _NATIVE = ("terminate", "failed check")
-_WITHOUT_CLASS = (*_NATIVE, "error", "exception in a process")
+_WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
 """Names that `TracebackReader` gives to failures without a class."""
+_ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
+"""Python's own words about a name that is not there: a rule over words of the name is about another
+matter."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _WIDTH = 200
@@ -132,10 +135,12 @@ def _explanation(
     raised: Raised, rules: Sequence[KnownError], releases: Mapping[str, str]
 ) -> Explanation:
     is_native = raised.name in _NATIVE
-    entry = {"error": REPORTED}.get(raised.name, FAILED_CHECK if is_native else UNKNOWN)
+    entry = {"error": REPORTED, "compiler error": REPORTED}.get(
+        raised.name, FAILED_CHECK if is_native else UNKNOWN
+    )
     captures: dict[str, str] = {}
-    if entry is UNKNOWN and raised.frames and raised.frames[-1].library:
-        is_import = any(f.where == "<module>" and f.library for f in raised.frames)
+    if entry is UNKNOWN and raised.frames and raised.frames[-1].package:
+        is_import = any(f.where == "<module>" and f.package for f in raised.frames)
         entry = _AT_IMPORT if is_import else _IN_LIBRARY
     for rule in rules:
         match = _matched(rule, raised)
@@ -174,8 +179,11 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     text = raised.message[:2000]
     if rule.topic == "words":
         text += f"\n{raised.details}"
+    about = None if rule.frames else _ABOUT_A_NAME.search(text)
     for expression in rule.message:
         match = expression.search(text)
+        if match and about and not (match.start() < about.end() and about.start() < match.end()):
+            continue
         if match is not None:
             return {name: value for name, value in match.groupdict().items() if value}
     return None

@@ -29,6 +29,7 @@ _FRAMES = [
         r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?",
         r"File (?P<path>[^\s\"]{1,400}?):(?P<line>\d+)(?:, in (?P<where>.{1,60}))?",
         r"(?P<path>[^\s:]{1,300}\.py):(?P<line>\d+) in (?P<where>\S{1,60})$",
+        r"\[(?P<path>[^\s\]]{1,300}\.py)\]\(http[^)]{1,300}\) in (?P<where>[\w.<>]{1,60})",
         r"(?P<path>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where>[\w.<>]{1,60})",
         r"(?P<path>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line>\d+)",
     )
@@ -70,12 +71,17 @@ _CLASSLESS = [
         (r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
          r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})",
          "error", "none"),
+        (r"\S+\.(?:cc?|cpp|cxx|cuh?|h|hpp):\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})",
+         "compiler error", "any"),
         (r"(?:[\w./+-]+(?:[:(]\d+\)?){0,2}: )?(?:fatal )?(?:error|ERROR|Error): "
          r"(?P<message>[A-Za-z'.-]+ .{5,})", "error", "none"),
         (r"(?P<message>(?:nvcc fatal\s+: |CMake Error\b|ptxas fatal\s+: "
          r"|(?:/\S+/)?ld: cannot find ).{3,})", "error", "none"),
         (r"\S+:\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})", "error", "any"),
-        (r"(?:[^\w\s]{1,2} )?(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
+        (r"(?P<message>cannot import name '\w+')$", "ImportError", "hard"),
+        (r"\S*python[\d.]*(?:\.exe)?: (?P<message>No module named \S+)", "ImportError", "any"),
+        (r"(?:[^\w\s]{1,2} )?(?:\[[^\]]{1,40}\] )?(?:Critical )?(?:Import )?"
+         r"(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
          r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
         (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword|missing \d+ required) .+)",
          "TypeError", "hard"),
@@ -90,7 +96,8 @@ _CLASSLESS = [
 """Failures without a class, or behind the words of a program that caught them: the form, the name
 and where it counts (lines of some levels; `none`: without level and indentation)."""
 _UNFINISHED = re.compile(
-    r"(?:\b(?:from|the|an?|of|with|for|to|and)|[,(]|\(look up to see its traceback\):"
+    r"(?:\b(?:from|the|an?|of|with|for|to|and|argument|attribute|named|name)|[,(]"
+    r"|cannot import name '\w+'|\(look up to see its traceback\):"
     r"|broadcasting:)$"
 )
 """End of a message that the program (or a terminal) has wrapped."""
@@ -140,7 +147,8 @@ class Frame:
     def package(self) -> str:
         """The package whose code this is: an installed one, a model's own code, a plug-in."""
         found = _PLUGIN.search(self.path) or _KNOWN_PACKAGE.search(self.path)
-        return self.library or (found[1] if found else "")
+        is_script = not self.library and self.where == "<module>"
+        return self.library or (found[1] if found and not is_script else "")
 
     @property
     def is_plugin(self) -> bool:
