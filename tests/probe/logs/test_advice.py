@@ -106,6 +106,12 @@ def test_an_answer_says_how_sure_it_is_and_names_the_line(log, word):
     assert f", {word}): " in shown
 
 
+def test_the_exception_that_the_first_line_shows_is_not_repeated():
+    shown = report("ValueError: odd")
+    assert "`" not in shown[1] and "ValueError: odd" in shown[0]
+    assert explained("ValueError: odd")[0].cause.startswith("`ValueError: odd`. ")
+
+
 def test_an_answer_fits_on_a_screen():
     texts = [text for entry in known_errors() for text in entry.match[:1] if "<" not in text]
     shown = report("\n".join(f"RuntimeError: {text}" for text in texts))

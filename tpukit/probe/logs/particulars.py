@@ -22,7 +22,7 @@ _NONE_FORMS = {
     "has no len": rf"len\(({_TERM})\)",
     "iterable": rf"\bin ({_TERM})(?::|$|\])|= ({_TERM})$|\*({_TERM})[,)]",
 }  # fmt: skip
-"""Where the value stands in the code, by the words of the message."""
+"""Forms of the code that reads the value, by words of the message."""
 
 _NAMED = {
     name: re.compile(form)

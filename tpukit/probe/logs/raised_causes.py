@@ -57,8 +57,8 @@ _NATIVE = ("terminate", "failed check")
 _WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
 """Names that `TracebackReader` gives to failures without a class."""
 _ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
-"""Python's own words about a name that is not there: a rule over words of the name is about another
-matter."""
+"""Python's own words before a name that is not there: what a rule finds in the name is no matter of
+this exception."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _WIDTH = 200
@@ -182,7 +182,7 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     about = None if rule.frames else _ABOUT_A_NAME.search(text)
     for expression in rule.message:
         match = expression.search(text)
-        if match and about and not (match.start() < about.end() and about.start() < match.end()):
+        if match and about and match.start() >= about.end():
             continue
         if match is not None:
             return {name: value for name, value in match.groupdict().items() if value}
