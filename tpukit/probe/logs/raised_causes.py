@@ -57,8 +57,8 @@ _NATIVE = ("terminate", "failed check")
 _WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
 """Names that `TracebackReader` gives to failures without a class."""
 _ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
-"""Python's own words before a name that is not there: what a rule finds in the name is no matter of
-this exception."""
+"""Python's own words before a name that is not there: a rule that matches within the name explains
+another exception."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _WIDTH = 200
