@@ -41,6 +41,10 @@ _RELEASE = re.compile(
 )
 
 
+BREAKS = {"transformers": "5", "huggingface_hub": "1", "numpy": "2", "pandas": "3", "datasets": "4"}
+"""The last release of a library that took much away."""
+
+
 def owner(name: str) -> str:
     """The library that defines a class (`SFTTrainer`) or a method (`SFTTrainer.__init__`); empty
     where its name does not tell."""
@@ -70,6 +74,8 @@ class Lost:
     """In which release it went."""
     new: str
     """What to write instead; may be empty."""
+    had: str = ""
+    """The last release known to have it; may be empty."""
 
 
 def lost_name(place: str, name: str) -> Lost | None:
@@ -91,7 +97,7 @@ def lost_name(place: str, name: str) -> Lost | None:
     for library, had, lacks, names, new in _lost_names():
         is_its = library in (place.partition(".")[0], owner(last))
         if is_its and (names.fullmatch(f"{last}.{name}") or names.fullmatch(name)):
-            return Lost(f"{library} {had} has it, {lacks} has not", new.get(name, ""))
+            return Lost(f"{library} {had} has it, {lacks} has not", new.get(name, ""), had)
     return None
 
 

@@ -77,11 +77,10 @@ def test_every_fact_about_versions_has_a_source():
 # -- the log's own values ---------------------------------------------------------------------------
 def test_places_in_texts_are_filled_from_the_log():
     for entry in known_errors():
-        places = {
-            name for text in (entry.cause, entry.fix) for name in re.findall(r"\{(\w+)\}", text)
-        }
+        texts = [re.sub(r"\[\[.*?\]\](?!\])", "", text) for text in (entry.cause, entry.fix)]
+        places = {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
         for expression in entry.message if entry.exception and not entry.regex else ():
-            assert places - {"raiser", "update"} <= set(expression.groupindex), entry.id
+            assert places - {"raiser", "remedy"} <= set(expression.groupindex), entry.id
     assert (
         "kill 4711"
         in explained("Exception: The TPU is already in use by process with pid 4711.")[0].fix
@@ -105,6 +104,12 @@ def test_an_answer_says_how_sure_it_is_and_names_the_line(log, word):
     shown = report(f"start\n{log}")[0]
     assert shown.startswith("First cause (line 2, ")
     assert f", {word}): " in shown
+
+
+def test_the_exception_that_the_first_line_shows_is_not_repeated():
+    shown = report("ValueError: odd")
+    assert "`" not in shown[1] and "ValueError: odd" in shown[0]
+    assert explained("ValueError: odd")[0].cause.startswith("`ValueError: odd`. ")
 
 
 def test_an_answer_fits_on_a_screen():

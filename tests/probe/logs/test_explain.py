@@ -176,7 +176,7 @@ TOOLS = {
     ],
     "environment report": ["-m", "torch.utils.collect_env"],
 }
-WARNINGS_THAT_ARE_TRUE = {"omp-num-threads-notice", "pynvml-deprecated", "cuda-no-driver"}
+WARNINGS_THAT_ARE_TRUE = {"omp-num-threads-notice", "cuda-no-driver"}
 
 
 QUICK_TOOLS = ("pip list", "pip check", "a small training")

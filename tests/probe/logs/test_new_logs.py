@@ -73,7 +73,7 @@ CASES = {
     "what is wanted and given": (TB + "FrobError: expected 3 channels, but got 4", "words-expected-got", "wants 3 channels and is given 4"),
     "a variable that is missing": (TB + "FrobError: FROB_HOME is not set", "words-environment-variable", "export FROB_HOME"),
     "a file that a library misses": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: cannot open weights/frob.safetensors", "words-file", "`weights/frob.safetensors`"),
-    "what a library does not support": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported yet", "words-not-supported", "by `frob`"),
+    "what a library does not support": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported yet", "words-not-supported", "`frob` does not support int3"),
     "a kernel of an extension": ("CUDA error (/build/frob/flash_fwd_launch_template.h:192): no kernel image is available for execution on the device", "extension-no-kernel-image", "not torch"),
     "a weight that is gone": (TB + "TypeError: linear(): argument 'weight' (position 2) must be Tensor, not NoneType", "layer-without-weight", "quantized"),
     "an output taken for a tensor": (TB + "AttributeError: 'BaseModelOutputWithPooling' object has no attribute 'norm'", "output-not-a-tensor", "pooler_output"),
@@ -88,6 +88,14 @@ CASES = {
     "an argument that transformers lost": (TB + LIBRARY.format("trl/trainer/sft_trainer.py", "__init__") + "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'", "keyword-not-taken", "pip install -U trl"),
     "one successor of several": (TB + "ImportError: cannot import name 'AutoModelForVision2Seq' from 'transformers'", "name-not-in-module", "Instead: AutoModelForImageTextToText."),
     "jax beside another library": (TB + "AttributeError: module 'jax.experimental.hijax' has no attribute 'HiPrimitive'", "jax-mismatch", "flax"),
+    "an argument whose name is on the next line": ("TypeError: FrobConfig.__init__() got an unexpected keyword argument\n'gamma'. Did you mean 'gama'?", "keyword-not-taken", "Python suggests `gama`"),
+    "a name within Python's own words": (TB + "AttributeError: 'FrobConfig' object has no attribute 'num_generations'", "attribute-not-in-object", "`FrobConfig` has no"),
+    "a module that is run": ("/opt/env/bin/python: No module named frob.scripts.info", "submodule-not-found", "pip show frob"),
+    "an import behind marks": ("❌ [Frob] Critical Import Error: cannot import name 'Frob' from 'frobs.core' (/frobs/core.py)", "name-not-in-module", "frobs.core"),
+    "an import over three lines": ("ImportError:\ncannot import name 'Frob'\nfrom frobs.core", "name-not-in-module", "`frobs.core` has no `Frob`"),
+    "frames of Colab": ("[/usr/lib/python3.12/dist-packages/frobs/core.py](https://localhost:8080/#) in <module>\n----> 27 from .utils import (\n\nImportError: cannot import name 'Frob' from 'frobs.utils' (/frobs/utils.py)", "name-not-in-module", "Two releases of `frobs` are mixed"),
+    "a weight without a place": ("ValueError: There is no module or parameter named 'tower.frob.frob' in FrobForCausalLM", "weight-name-unknown", "`tower.frob.frob`"),
+    "the compiler's own line": ("/tmp/frob/main.cpp:800:80: error: cannot convert 'float' to 'const Frob&'", "cxx-compile-failed", "compiler"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
@@ -116,9 +124,12 @@ def test_what_a_program_lives_without_is_no_cause(log):
 def test_an_exception_of_a_library_is_explained_by_where_it_comes_from():
     imported = TB + LIBRARY.format("frob/__init__.py", "<module>") + "FrobError: too old"
     first = explained(imported)[0]
-    assert "while `frob` was imported" in first.cause and "one small batch" not in first.fix
+    assert (
+        "`frob` raised it while it was imported" in first.cause
+        and "one small batch" not in first.fix
+    )
     called = explained(TB + LIBRARY.format("frob/core.py", "check") + "FrobError: too odd")[0]
-    assert "`frob` raised it" in called.cause and "pip show frob" in called.fix
+    assert "`frob` (core.py:7) raised it" in called.cause and "train.py:3" in called.fix
     assert "print the values" in explained(TB + "FrobError: too odd")[0].fix
 
 

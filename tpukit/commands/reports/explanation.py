@@ -75,7 +75,7 @@ def _explanation(explanation: Explanation, heading: str) -> list[str]:
     where = f"line {explanation.line}{times}, {explanation.id}, {explanation.confidence}"
     lines = [
         f"{heading} ({where}): {_cut(explanation.text)}",
-        f"  why: {explanation.cause}",
+        f"  why: {explanation.cause.removeprefix(f'`{explanation.text}`. ')}",
         f"  do:  {explanation.fix}",
     ]
     if explanation.entry.source:

@@ -12,6 +12,7 @@ from tpukit.knowledge.error_table import KnownError, Role
 
 Confidence = Literal["certain", "probable", "possible"]
 _PLACE = re.compile(r"\{(\w+)\}")
+_OPTIONAL = re.compile(r"\[\[(.*?)(?:\|(.*?))?\]\](?!\])")
 
 
 @dataclass
@@ -72,8 +73,18 @@ class Explanation:
 
 
 def fill(text: str, captures: Mapping[str, str]) -> str:
-    """The text with `{name}` replaced by what the log has there; by NAME where it has nothing."""
-    return _PLACE.sub(lambda match: captures.get(match[1], match[1].upper()), text)
+    """The text with `{name}` replaced by what the log has there; by NAME where it has nothing.
+
+    `[[with {name}|without]]`: the first part where the log has all of its names, else the second.
+    """
+
+    def chosen(match: re.Match[str]) -> str:
+        is_known = all(name in captures for name in _PLACE.findall(match[1]))
+        return match[1] if is_known else match[2] or ""
+
+    text = _OPTIONAL.sub(chosen, text)
+    text = _PLACE.sub(lambda match: captures.get(match[1], match[1].upper()), text)
+    return re.sub("^the program", "The program", text.strip())
 
 
 def shorten(text: str, width: int) -> str:
@@ -93,10 +104,7 @@ def logged_bytes(text: str) -> int | None:
 
 
 def advise(captures: Mapping[str, str]) -> str:
-    """What comes before the fix: the successor of a lost name, or a sentence on the sizes in an
-    out-of-memory text; empty where the log has neither."""
-    if captures.get("successor"):
-        return captures["successor"]
+    """What comes before the fix: a sentence on the sizes in an out-of-memory text; else empty."""
     sizes = {name: logged_bytes(value) for name, value in captures.items()}
     asked, limit = sizes.get("asked_bytes"), sizes.get("limit_bytes")
     if asked and limit:

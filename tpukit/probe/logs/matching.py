@@ -31,6 +31,10 @@ _LOUD = re.compile(
     r"|(?:[a-z_]\w*\.)+[A-Z]\w*: "
 )
 
+_BEFORE = re.compile(r"(?:(?:[A-Za-z_][\w.]*|[A-Z][\w ]{0,24}): ?|\(\d+\) ?|[->*] )*")
+"""What may stand before a text that is the whole message; after other words it is a part of one,
+whose cause the other words may decide."""
+
 
 @dataclass
 class Matcher:
@@ -125,7 +129,9 @@ class Matcher:
         mild = _is_mild(entry, line)
         if _can_be_quoted(entry) and is_quoted(line, start):
             return
-        confidence: Confidence = "certain" if entry.is_certain and not weak else "probable"
+        is_all = _BEFORE.fullmatch(line.text[:start]) is not None
+        is_sure = entry.is_certain and is_all and not weak
+        confidence: Confidence = "certain" if is_sure else "probable"
         known = self.found.get(entry.id)
         counted = self._counted.setdefault(entry.id, set())
         is_new = line.number not in counted and last not in counted

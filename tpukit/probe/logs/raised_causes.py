@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tpukit.knowledge.error_table import KnownError
-from tpukit.knowledge.releases import installed_release, lost_name, owner
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
+from tpukit.probe.logs.particulars import particulars
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 REPORTED = KnownError(
@@ -17,23 +17,21 @@ REPORTED = KnownError(
 UNKNOWN = KnownError(
     id="unknown-exception",
     cause="This exception ended the run; no entry of the table knows its text.",
-    fix="Start at that line: print the values that it uses, and run it alone on one small batch.",
+    fix="Start at [[{user}|that line]]: print the values that it uses, and run it alone on one "
+    "small batch.",
 )
 _AT_IMPORT = replace(
     UNKNOWN,
-    cause="It was raised while `{library}` was imported: its release and those of the packages "
-    "that it imports do not fit each other, or a library that it loads is missing.",
-    fix="`pip check` lists packages that conflict; install the releases that `{library}` names "
-    "(`pip install -U {library}` brings them), restart the notebook kernel, then search the text "
-    "in its issues.",
+    cause="{raiser} raised it while it was imported ({at}): its release and those of what it "
+    "imports do not fit each other, or a library that it loads is missing.",
+    fix="`pip check` lists packages that conflict; restart the kernel after installing. {remedy}",
 )
 _IN_LIBRARY = replace(
     UNKNOWN,
-    cause="`{library}` raised it about what it was given, or about this machine; no entry of the "
-    "table knows its text.",
-    fix="Read it as a statement about the arguments, the model or the settings of that call; "
-    "compare with the documentation of the installed release (`pip show {library}`), and search "
-    "the text in its issues.",
+    cause="{raiser} ({at}) raised it about what it was given, or about this machine; no entry of "
+    "the table knows its text.",
+    fix="Compare the arguments, the model or the settings of that call with its documentation. "
+    "{remedy}",
 )
 FAILED_CHECK = KnownError(
     id="native-check-failed",
@@ -56,11 +54,14 @@ _AFTERMATH = {
 _TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
 """Classes that code expects and handles: what was raised while handling them counts."""
 _NATIVE = ("terminate", "failed check")
-_WITHOUT_CLASS = (*_NATIVE, "error", "exception in a process")
+_WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
 """Names that `TracebackReader` gives to failures without a class."""
+_ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
+"""Python's own words before a name that is not there: a rule that matches within the name explains
+another exception."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
-_WIDTH = 160
+_WIDTH = 200
 
 
 def explain_raised(
@@ -75,7 +76,7 @@ def explain_raised(
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
     found: dict[str, Explanation] = {}
     for raised in chains:
-        if _is_explained(raised, known) or not _is_own(raised):
+        if _is_explained(raised, known, releases) or not _is_own(raised):
             continue
         chosen = _root(raised)
         key = re.sub(r"\d+", "0", f"{chosen.name} {chosen.message}")
@@ -88,7 +89,9 @@ def explain_raised(
     return list(found.values())[:_MOST_CAUSES]
 
 
-def _is_explained(raised: Raised, known: Mapping[int, Explanation]) -> bool:
+def _is_explained(
+    raised: Raised, known: Mapping[int, Explanation], releases: Mapping[str, str]
+) -> bool:
     """Whether the table explains a line of this chain; what it takes for a warning is the cause
     where it ended the run."""
     first = min(link.first_line for link in raised.chain())
@@ -100,6 +103,9 @@ def _is_explained(raised: Raised, known: Mapping[int, Explanation]) -> bool:
         is_raised = any(link.line.number == number for link in raised.chain())
         if is_raised and explanation.role != "consequence" and not explanation.shown:
             explanation.shown = _place(raised)
+            explanation.captures = particulars(
+                raised, explanation.captures, explanation.entry.topic, releases
+            )
         if explanation.role == "warning" and is_raised:
             explanation.role, explanation.mild = "cause", False
         explained = explained or explanation.role in ("cause", "consequence") or is_raised
@@ -129,63 +135,34 @@ def _explanation(
     raised: Raised, rules: Sequence[KnownError], releases: Mapping[str, str]
 ) -> Explanation:
     is_native = raised.name in _NATIVE
-    entry = {"error": REPORTED}.get(raised.name, FAILED_CHECK if is_native else UNKNOWN)
-    captures = {"raiser": "the program"}
-    if raised.frames and (package := raised.frames[-1].package):
-        captures["raiser"] = f"`{package}`"
-    if entry is UNKNOWN and raised.frames and (library := raised.frames[-1].library):
-        is_import = any(f.where == "<module>" and f.library for f in raised.frames)
+    entry = {"error": REPORTED, "compiler error": REPORTED}.get(
+        raised.name, FAILED_CHECK if is_native else UNKNOWN
+    )
+    captures: dict[str, str] = {}
+    if entry is UNKNOWN and raised.frames and raised.frames[-1].package:
+        is_import = any(f.where == "<module>" and f.package for f in raised.frames)
         entry = _AT_IMPORT if is_import else _IN_LIBRARY
-        captures["library"] = library
     for rule in rules:
         match = _matched(rule, raised)
         if match is not None:
-            entry, captures = rule, {**captures, **match}
+            entry, captures = rule, match
             break
     confidence: Confidence = "probable" if raised.frames or is_native else "possible"
     is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
     is_weak = raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned
-    note = ""
-    if entry.topic == "release":
-        note = _of_releases(raised, captures, releases)
+    captures = particulars(raised, captures, entry.topic, releases)
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
-        last_resort=is_weak, shown=_sentence(raised), note=note,
+        last_resort=is_weak, shown=_sentence(raised, entry.topic),
     )  # fmt: skip
 
 
-def _of_releases(raised: Raised, captures: dict[str, str], releases: Mapping[str, str]) -> str:
-    """Who asks for the name that is missing, of which release; adds what to do to `captures`."""
-    keys = (key for key in ("module", "package", "function", "kind") if key in captures)
-    place, name = captures.get(next(keys, ""), ""), captures.get("name", "")
-    is_module = not captures.keys().isdisjoint(("module", "package"))
-    library = place.partition(".")[0] if is_module else owner(place)
-    asking = [frame.package for frame in raised.frames if frame.where != "__getattr__"]
-    asker = asking[-1] if asking else ""
-    lost = lost_name(place, name.removeprefix(f"{place}."))
-    said = [f"{lost.words}."] if lost else []
-    if release := releases.get(library):
-        said.append(f"The log names {library} {release}.")
-    elif library and (release := installed_release(library)):
-        said.append(f"Installed here: {library} {release}.")
-    captures["successor"] = f"Instead: {lost.new}." if lost and lost.new else ""
-    captures["update"] = ""
-    if asker and asker != library:
-        said.append(f"`{asker}` asks for it.")
-        captures["update"] = f" (`pip install -U {asker}`)"
-    elif asker and not is_module:
-        said.append(
-            f"`{asker}` itself asks for it: what it is given (a model's own code, a config, an "
-            "object of another package) is of another time."
-        )
-    return " ".join(said)
-
-
 def _breadth(rule: KnownError) -> tuple[bool, bool, bool, bool]:
-    """Rules over the traceback come first, then those over the message, then any of a class, and
-    last those over single words."""
-    return rule.topic == "words", not rule.frames, not rule.message, "*" in rule.exception
+    """Rules over the traceback come first, then those over the message, then any of a class (also
+    where an empty expression is one of its), and last those over single words."""
+    is_any = not (rule.message and all(expression.pattern for expression in rule.message))
+    return rule.topic == "words", not rule.frames, is_any, "*" in rule.exception
 
 
 def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
@@ -199,8 +176,14 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
         return None
     if not rule.message:
         return {}
+    text = raised.message[:2000]
+    if rule.topic == "words":
+        text += f"\n{raised.details}"
+    about = None if rule.frames else _ABOUT_A_NAME.search(text)
     for expression in rule.message:
-        match = expression.search(raised.message[:2000])
+        match = expression.search(text)
+        if match and about and match.start() >= about.end():
+            continue
         if match is not None:
             return {name: value for name, value in match.groupdict().items() if value}
     return None
@@ -211,11 +194,13 @@ def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
     return any(part in path or part in frame.code for part in parts)
 
 
-def _sentence(raised: Raised) -> str:
+def _sentence(raised: Raised, topic: str) -> str:
     """The exception, quoted, and the line of the user's code that led to it."""
     text = f"{raised.name}: {raised.message}" if raised.message else raised.name
     if raised.name in _WITHOUT_CLASS:
         text = raised.message
+    if topic == "words" and raised.details and len(text) < _WIDTH:
+        text = " ".join(f"{text} {raised.details}".split())
     place = _place(raised)
     return f"`{shorten(text, _WIDTH)}`" + (f". {place}" if place else ".")
 

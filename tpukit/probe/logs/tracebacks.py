@@ -29,6 +29,7 @@ _FRAMES = [
         r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?",
         r"File (?P<path>[^\s\"]{1,400}?):(?P<line>\d+)(?:, in (?P<where>.{1,60}))?",
         r"(?P<path>[^\s:]{1,300}\.py):(?P<line>\d+) in (?P<where>\S{1,60})$",
+        r"\[(?P<path>[^\s\]]{1,300}\.py)\]\(http[^)]{1,300}\) in (?P<where>[\w.<>]{1,60})",
         r"(?P<path>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where>[\w.<>]{1,60})",
         r"(?P<path>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line>\d+)",
     )
@@ -70,12 +71,17 @@ _CLASSLESS = [
         (r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
          r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})",
          "error", "none"),
+        (r"\S+\.(?:cc?|cpp|cxx|cuh?|h|hpp):\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})",
+         "compiler error", "any"),
         (r"(?:[\w./+-]+(?:[:(]\d+\)?){0,2}: )?(?:fatal )?(?:error|ERROR|Error): "
          r"(?P<message>[A-Za-z'.-]+ .{5,})", "error", "none"),
         (r"(?P<message>(?:nvcc fatal\s+: |CMake Error\b|ptxas fatal\s+: "
          r"|(?:/\S+/)?ld: cannot find ).{3,})", "error", "none"),
         (r"\S+:\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})", "error", "any"),
-        (r"(?:[^\w\s]{1,2} )?(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
+        (r"(?P<message>cannot import name '\w+')$", "ImportError", "hard"),
+        (r"\S*python[\d.]*(?:\.exe)?: (?P<message>No module named \S+)", "ImportError", "any"),
+        (r"(?:[^\w\s]{1,2} )?(?:\[[^\]]{1,40}\] )?(?:Critical )?(?:Import )?"
+         r"(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
          r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
         (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword|missing \d+ required) .+)",
          "TypeError", "hard"),
@@ -90,7 +96,8 @@ _CLASSLESS = [
 """Failures without a class, or behind the words of a program that caught them: the form, the name
 and where it counts (lines of some levels; `none`: without level and indentation)."""
 _UNFINISHED = re.compile(
-    r"(?:\b(?:from|the|an?|of|with|for|to|and)|[,(]|\(look up to see its traceback\):"
+    r"(?:\b(?:from|the|an?|of|with|for|to|and|argument|attribute|named|name)|[,(]"
+    r"|cannot import name '\w+'|\(look up to see its traceback\):"
     r"|broadcasting:)$"
 )
 """End of a message that the program (or a terminal) has wrapped."""
@@ -99,6 +106,8 @@ _MOST_RAISED = 2000
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
 _MOST_SOURCE = 5
+_MOST_DETAILS = 400
+"""Characters."""
 LIBRARY = re.compile(
     r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|[/\\]python\d[.\d]*[/\\]lib[/\\]"
     r"|[/\\]Lib[/\\]|^<(?!ipython)|^lib[/\\]|[/\\]s?bin[/\\]"
@@ -125,6 +134,8 @@ class Frame:
     code: str = ""
     where: str = ""
     """The function; `<module>` where a module is imported or a script runs."""
+    marks: str = ""
+    """What Python prints below the code: `~~~^^^`, the part that was run."""
 
     @property
     def library(self) -> str:
@@ -136,7 +147,13 @@ class Frame:
     def package(self) -> str:
         """The package whose code this is: an installed one, a model's own code, a plug-in."""
         found = _PLUGIN.search(self.path) or _KNOWN_PACKAGE.search(self.path)
-        return self.library or (found[1] if found else "")
+        is_script = not self.library and self.where == "<module>"
+        return self.library or (found[1] if found and not is_script else "")
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether it is a plug-in's code, or a model's own."""
+        return _PLUGIN.search(self.path) is not None
 
     @property
     def in_library(self) -> bool:
@@ -156,6 +173,8 @@ class Raised:
     """First line of its traceback."""
     last_line: int = 0
     """Last line of its message."""
+    details: str = ""
+    """The next lines, which belong to its message where nothing else is there."""
     source: Raised | None = None
     """The exception that it was raised from, or while handling which it was raised."""
     while_handling: bool = False
@@ -163,6 +182,12 @@ class Raised:
     """A launcher's report of another process's exception, which follows."""
     is_handled: bool = False
     """The line above its traceback says that the program goes on without it."""
+
+    def add_detail(self, text: str, number: int) -> None:
+        """Adds the line after the last one, if there are not too many."""
+        if len(self.details) < _MOST_DETAILS:
+            self.details = f"{self.details}\n{text}" if self.details else text
+            self.last_line = number
 
     @property
     def class_name(self) -> str:
@@ -266,6 +291,10 @@ class TracebackReader:
         elif reader.awaits_code and reader.frames:
             reader.frames[-1].code = text[:200]
             reader.awaits_code = False
+        elif reader.is_open and reader.frames and _MARKERS.match(text):
+            reader.frames[-1].marks = text
+        elif last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
+            last.add_detail(text, line.number)
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
         raised = Raised(name, message.strip(), line, reader.frames, reader.first_line, line.number)

@@ -1,0 +1,186 @@
+"""What a traceback names beside the exception: who raised it, who asked, which value and line."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from tpukit.knowledge.releases import BREAKS, Lost, installed_release, lost_name, owner
+from tpukit.probe.logs.tracebacks import Frame, Raised
+
+_TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
+"""A name with its attributes, subscripts and calls, the shortest that fits."""
+_LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "get_loc"}
+_PASSING = {"torch", "hydra", "omegaconf", "fire", "click", "typer", "huggingface_hub", "ray"}
+"""Packages whose frames only pass a call on."""
+_MOST_TERMS = 3
+_DISTRIBUTIONS = {
+    "swift": "ms-swift", "PIL": "Pillow", "cv2": "opencv-python", "sklearn": "scikit-learn",
+    "rsl_rl": "rsl-rl-lib", "skimage": "scikit-image", "yaml": "PyYAML",
+}  # fmt: skip
+"""What pip calls a package, where its name is another."""
+_NONE_FORMS = {
+    "subscriptable": rf"({_TERM})\[", "callable": rf"({_TERM})\(",
+    "has no len": rf"len\(({_TERM})\)",
+    "iterable": rf"\bin ({_TERM})(?::|$|\])|= ({_TERM})$|\*({_TERM})[,)]",
+}  # fmt: skip
+"""Forms of the code that reads the value, by words of the message."""
+
+_NAMED = {
+    name: re.compile(form)
+    for name, form in {
+        "url": r"(?P<url>https?://[^\s'\"<>)`]{4,200}[^\s'\"<>)`.,:;])",
+        "repo": r"(?:huggingface\.co/(?:api/models/|datasets/)?|[Rr]epo(?:sitory)?:? |^)['\"]?"
+        r"(?P<repo>(?!api/|docs/)[\w.-]{2,60}/[\w.-]{2,90})(?=[/'\" ]|$)",
+        "path": r"(?P<path>(?:(?<![\w/:.])(?:[~.]{0,2}/|[A-Z]:\\)[^\s'\",;`)]{3,160}"
+        r"|[\w./-]{1,120}\.(?:json|safetensors|bin|pth?|ckpt|ya?ml|csv|so|onnx|gguf|parquet|h5|npz?|arrow|zip)))\b",
+        "suggested": r"Did you mean:? '(?P<suggested>\w+)'",
+        "missing": r"Missing key\(s\) in state_dict: [\"'](?P<missing>[^\"']+)",
+        "unexpected": r"Unexpected key\(s\) in state_dict: [\"'](?P<unexpected>[^\"']+)",
+    }.items()
+}
+"""What a message of any class may name."""
+
+
+def particulars(
+    raised: Raised, captures: Mapping[str, str], topic: str, releases: Mapping[str, str]
+) -> dict[str, str]:
+    """What the message named (`captures`), and beside it what the frames and the log's lines about
+    releases name: `raiser`, `asker`, `user`, `at`, `expression`, `reader`, `lost`, `remedy` ..."""
+    raiser = raised.frames[-1].package if raised.frames else raised.name.rpartition(".")[0]
+    raiser = raiser.partition(".")[0]
+    found = {"raiser": f"`{raiser}`" + _release(raiser, releases) if raiser else "the program"}
+    said = f"{raised.message[:2000]}\n{raised.details}"
+    found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
+    found |= captures
+    if user := raised.users_frame:
+        found["user"] = place(user)
+    if raised.frames:
+        found["at"] = place(raised.frames[-1])
+        code = raised.frames[-1].code
+        found["code"] = "" if code.startswith(("raise ", "assert ")) else code
+        asserted = re.match(r"assert (.+?)(?:, f?[\"'].*)?$", code)
+        found["condition"] = asserted[1] if asserted else ""
+    if value := next(_values(raised, captures.get("name", "")), None):
+        found["expression"], frame = value
+        found["reader"] = f"`{frame.package}` ({place(frame)})" if frame.package else place(frame)
+    found |= _of_release(raised, found, releases) if topic == "release" else _of_call(raised)
+    return {name: value for name, value in found.items() if value or name == "remedy"}
+
+
+def place(frame: Frame) -> str:
+    """`train.py:88`, without the folder."""
+    file = re.split(r"[/\\]", frame.path)[-1]
+    return f"{file}:{frame.line}" if frame.line else file
+
+
+def _release(package: str, releases: Mapping[str, str]) -> str:
+    return f" {releases[package]}" if package in releases else ""
+
+
+def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
+    """The expressions that were read when it was raised, each with the frame that reads it."""
+    forms = [form for words, form in _NONE_FORMS.items() if words in raised.message]
+    if raised.class_name == "KeyError" and name:
+        forms = [rf"({_TERM})(?:\[|\.(?:pop|index)\()[rbuf]?['\"]{re.escape(name)}['\"]"]
+    elif raised.class_name == "AttributeError" and name:
+        forms = [rf"({_TERM})\.{re.escape(name)}\b"]
+    for frame in reversed(raised.frames[-4:]):
+        terms = list(dict.fromkeys(_found(forms, frame.code)))
+        if len(terms) != 1 and (marked := _marked(frame)):
+            terms = [marked]
+        if 0 < len(terms) <= _MOST_TERMS:
+            yield "` or `".join(terms), frame
+        if frame.where not in _LOOKUPS and raised.class_name != "KeyError":
+            return
+
+
+def _found(forms: Iterable[str], code: str) -> Iterator[str]:
+    for form in forms:
+        for match in re.finditer(form, code):
+            yield next(filter(None, match.groups()))
+
+
+def _marked(frame: Frame) -> str:
+    """What is subscripted or called in the part of the code that Python marks by `~~~^^^`."""
+    before, length = frame.marks.find("^"), len(frame.marks)
+    for start in range(len(frame.code) - length + 1 if before > 0 else 0):
+        part = frame.code[start : start + length]
+        starts = part[0].isidentifier() and not f" {frame.code}"[start].isidentifier()
+        if starts and part[before] in "[(" and part[-1] in ")]":
+            return part[:before]
+    return ""
+
+
+# -- who has to change what ------------------------------------------------------------------------
+
+
+def _of_call(raised: Raised) -> dict[str, str]:
+    """Who called what raised it, and which side to change."""
+    calls = [f for f in raised.frames if f.package or not f.in_library]
+    calls = [f for f in calls if f.package not in _PASSING] or calls
+    if not calls:
+        return {"remedy": ""}
+    own = calls[-1]
+    caller = next((f for f in reversed(calls) if f.package != own.package), None)
+    if not own.package:
+        return {"remedy": f"The place to change is {place(own)}."}
+    if caller is None:
+        change = f"update `{own.package}` and what calls it, or go back to the release that worked"
+        return {"remedy": f"Otherwise {change}."}
+    other = f"the `{own.package}` that it was written for"
+    if caller.package:
+        return {"remedy": f"{_update(caller)} (its {place(caller)} calls it), or install {other}."}
+    return {"remedy": f"Change what {place(caller)} gives to `{own.package}`, or install {other}."}
+
+
+def _of_release(
+    raised: Raised, found: Mapping[str, str], releases: Mapping[str, str]
+) -> dict[str, str]:
+    """Who asks for a name that is missing, since which release, and which side to change."""
+    keys = (key for key in ("module", "package", "function", "kind") if key in found)
+    where, name = found.get(next(keys, ""), ""), found.get("name", "")
+    is_module = not found.keys().isdisjoint(("module", "package"))
+    library = where.partition(".")[0] if is_module else owner(where)
+    asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
+    asker = asking[-1] if asking and asking[-1].package else None
+    lost = lost_name(where, name.removeprefix(f"{where}."))
+    result = {"remedy": _exchange(library, asker, found.get("user", ""), lost, is_module)}
+    if lost:
+        result |= {"lost": lost.words, "new": lost.new}
+    if release := releases.get(library):
+        result["release"] = f"The log names {library} {release}."
+    elif library and (release := installed_release(library)):
+        result["release"] = f"Installed here: {library} {release}."
+    if asker and asker.package != library:
+        result["asker"] = f"`{asker.package}`"
+    return result
+
+
+def _exchange(
+    library: str, asker: Frame | None, user: str, lost: Lost | None, is_module: bool
+) -> str:
+    """Which of two packages to exchange, and for what."""
+    other = (
+        f"the `{library}` that it was written for" if library else "the release it was written for"
+    )
+    if library in BREAKS and not (lost and lost.had):
+        other += f" (often `pip install '{_pip(library)}<{BREAKS[library]}'`)"
+    if lost and lost.had:
+        other = f"{library} {lost.had} (`pip install '{_pip(library)}=={lost.had}.*'`)"
+    if asker and asker.package != library:
+        return f"{_update(asker)} (it asks for it), or install {other}."
+    if asker and is_module:
+        return f"Two releases of `{library}` are mixed: reinstall it, or install {other}."
+    if asker:
+        given = "a model's own code, a config, an object of another package"
+        return f"Update what `{library}` is given ({given}), or install {other}."
+    return f"Change {user}, or install {other}." if user else f"Update the caller, or take {other}."
+
+
+def _update(frame: Frame) -> str:
+    if frame.is_plugin:
+        return f"Update the plug-in `{frame.package}`"
+    return f"`pip install -U {_pip(frame.package)}`"
+
+
+def _pip(package: str) -> str:
+    return _DISTRIBUTIONS.get(package, package)
