@@ -231,7 +231,7 @@ def without_a_driver(y, _):
 def test_what_needs_values_ends_with_the_operator_and_the_line(then, said):
     setup = TrialSetup(TaskSource("", {}), TrainConfig(), "t4")
     runner = TrialRunner(setup)
-    runner._task = lambda: ModelTask(Linear(then), ["x=8"], {})
+    runner._forms = [ModelTask(Linear(then), ["x=8"], {})]
     error = runner.result(TrialRequest(8))["error"]
     assert said in error["message"] + error["hint"]
     assert re.search(r"test_traced_trial.py:\d+", error["message"])
@@ -280,7 +280,7 @@ def test_segments_grow_where_tpukit_trains_and_where_the_user_says_so(monkeypatc
 
     def reserved(task):
         runner = TrialRunner(TrialSetup(TaskSource("", {}), TrainConfig(), "t4"))
-        runner._task = lambda: task
+        runner._forms = [task]
         trial = runner.result(TrialRequest(4000))["trial"]
         return trial["used_bytes"], trial["allocated_bytes"]
 
