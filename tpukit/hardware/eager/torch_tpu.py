@@ -22,6 +22,7 @@ from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
 from tpukit.hardware.eager.devices import EagerDevice
 from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
+from tpukit.hardware.kept_programs import record_programs
 from tpukit.hardware.memory import LATE_FAILURE, Memory
 from tpukit.hardware.modules import move_tensors
 from tpukit.hardware.options import Precision
@@ -104,6 +105,7 @@ class TpuDevice(EagerDevice):
             ) from error
         # Operations are dispatched asynchronously: some have compiled only now.
         self._programs_seen = self._programs_made()
+        record_programs()
 
     def _programs_made(self) -> int:
         """Programs that were new to this process, those of a cache's files too."""
