@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
-from tpukit.hardware.eager.devices import EagerDevice
+from tpukit.hardware.eager.devices import EagerDevice, Gather
 from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
 from tpukit.hardware.kept_programs import record_programs
@@ -75,9 +75,10 @@ class TpuDevice(EagerDevice):
         return {name: tensor.contiguous().to(self.device) for name, tensor in batch.items()}
 
     def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
-        result = self._programs.run(function, batches, numbers)
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
+        gather: Gather,
+    ) -> Any:  # fmt: skip
+        result = self._programs.run(function, batches, numbers, gather)
         if self._programs.results:
             self.surface_errors(self._programs.results[:1])
         return result
