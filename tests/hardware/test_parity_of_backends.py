@@ -11,6 +11,7 @@ WAYS = {
     "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
     "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
     "two-ranks-accumulate-4": (["--devices", "2", "--accumulate", "4"], {}),
+    "two-ranks-recorded": (["--devices", "2", "--recorded"], {}),
     "fsdp-2": (["--devices", "2", "--shard"], {}),
     "fsdp-2-accumulate-2": (["--devices", "2", "--shard", "--accumulate", "2"], {}),
 }

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from tpukit.errors import HardwareError
 from tpukit.hardware import select, tpu_stack
 from tpukit.hardware.detect import TPU_VARIABLES
 from tpukit.hardware.options import HardwareOptions, choose_precision
-from tpukit.hardware.select import find_kind, keep_programs, prepare_environment, rank_count
+from tpukit.hardware.select import find_kind, prepare_environment, rank_count
 
 STEERING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", "TPU_PROCESS_ADDRESSES",
             "TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS",
@@ -218,21 +217,3 @@ def test_a_process_that_opened_a_tpu_is_known_by_torch_xlas_runtime(monkeypatch)
         assert not select.holds_tpu()
     monkeypatch.delitem(sys.modules, "torch_xla")
     assert not select.holds_tpu()
-
-
-@pytest.mark.xla
-def test_compiled_programs_are_kept_by_versions_and_read_from_a_read_only_folder(
-    tmp_path, monkeypatch
-):
-    for name in ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY"):
-        monkeypatch.setenv(name, "former")
-    keep_programs(tmp_path / "new")
-    programs = Path(os.environ["XLA_PERSISTENT_CACHE_PATH"])
-    assert programs.is_dir() and programs.parent == tmp_path / "new"
-    assert programs.name.startswith("torch_xla-")
-    assert os.environ["XLA_PERSISTENT_CACHE_READ_ONLY"] == "0"
-    monkeypatch.setattr(select, "is_writable", lambda folder: False)
-    keep_programs(tmp_path / "new")
-    assert os.environ["XLA_PERSISTENT_CACHE_READ_ONLY"] == "1"
-    with pytest.raises(HardwareError, match="cannot be made"):
-        keep_programs(tmp_path / "missing")

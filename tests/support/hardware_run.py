@@ -4,11 +4,13 @@ python hardware_run.py OUT [--hw ...]: rank 0 writes its observations to OUT (to
 """
 
 import argparse
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
+from tpukit.hardware.eager.compiling import uncompiled_passes
 from tpukit.hardware.modules import exchange
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -126,6 +128,7 @@ def main() -> None:
     parse.add_argument("--without-reduction", action="store_true")
     parse.add_argument("--alone", action="store_true", help="in a process group of one rank")
     parse.add_argument("--eager", action="store_true")
+    parse.add_argument("--recorded", action="store_true", help="as within a program of torch_tpu")
     asked = parse.parse_args()
     backend = open_backend(
         HardwareOptions(
@@ -137,7 +140,8 @@ def main() -> None:
         join_alone(backend, asked.shard)
     if asked.without_reduction:
         leave_out_reduction(backend)
-    model, optimizer, last, compiled = train(backend, asked.accumulate)
+    with uncompiled_passes() if asked.recorded else nullcontext():
+        model, optimizer, last, compiled = train(backend, asked.accumulate)
     sizes = shard_sizes(backend, model)
     parameters, plain = dict(backend.unwrap(model).named_parameters()), backend.unwrap(model)
     loss_and_norm = backend.to_host({"last": last})["last"].tolist()

@@ -217,9 +217,10 @@ def recomputed_dropout():
     return {"steps": found, "programs": backend.eager._programs.executed}
 
 
-def tasks(name):
-    """What the last of six steps of a task runs and the last of three validation batches, and how
-    far weights and means are from the CPU's."""
+def tasks(name, ranks=""):
+    """What the last of six steps of a task runs and the last of three validation batches, how far
+    weights and means are from the CPU's, and sums over ranks in a step's program; ranks: `alone`,
+    DDP in a process group of one, compared with a run without one."""
     from tpukit.tasks.eit.task import EITTask
     from tpukit.tasks.images.task import ImagesTask
     from tpukit.tasks.summarize.task import SummarizeTask
@@ -232,10 +233,16 @@ def tasks(name):
         "eit": lambda: EITTask(size="tiny"),
         "summarize": lambda: SummarizeTask(**gpt),
         "images": lambda: ImagesTask(model="test_convnext", image_size=32),
+        "batch norm": lambda: ImagesTask(model="test_resnet", image_size=96),
     }[name]().for_probing()
     batch = task.probe_batches(PlanSettings(4, 4, 1, 0))[0]
     torch.set_num_threads(1)
-    launches, validation, means, backend = {}, {}, [], opened(compile=True)
+    launches, validation, means, sums_over_ranks = {}, {}, [], []
+    backend = opened(compile=True)
+    if ranks:
+        from hardware_run import join_alone
+
+        join_alone(backend, shard=False)
 
     def trained(backend):
         config = TrainConfig(ema_decay=0.9, optimizer="sgd")
@@ -252,13 +259,59 @@ def tasks(name):
                 with counted(backend) as evaluated:
                     sums.add(sent)
         means.append(sums.read())
+        if backend.device.type == "tpu":
+            [program] = backend.eager._programs._known[learner].values()
+            sums_over_ranks.append(program.recording.text.count("stablehlo.all_reduce"))
         launches.update(found)
         validation.update(evaluated)
         return backend.to_host(learner.model_tensors())
 
-    left, right = trained(backend), trained(opened_cpu())
+    left, right = trained(backend), trained(opened(compile=True) if ranks else opened_cpu())
     difference = relative_difference(left, right)
-    return {**launches, "difference": difference, "validation": validation, "means": means}
+    return {
+        **launches, "difference": difference, "validation": validation, "means": means,
+        "sums": sums_over_ranks[0],
+        "gradients": sum(p.requires_grad for p in task.build_model(backend).parameters()),
+    }  # fmt: skip
+
+
+def generation(beams):
+    """Of 64 prompts: how many have the CPU's tokens, what was recorded, compilations after an
+    eighth of them and after all, and what these run."""
+    import numpy as np
+
+    from tpukit.hardware.eager.programs import StepPrograms
+    from tpukit.tasks.summarize.generation.beam import BeamGenerator
+    from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+    from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
+    from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
+
+    rng = np.random.default_rng(0)
+    lengths = rng.permutation(np.repeat([5, 9, 17, 30], 16))
+    prompts = [Prompt(n, rng.integers(8, 60, length)) for n, length in enumerate(lengths)]
+    decoding, recorded, own = Decoding(12, num_beams=int(beams)), [], StepPrograms.recorded
+    StepPrograms.recorded = lambda *given: recorded.append(given[1].__name__) or own(*given)
+
+    def generated(backend):
+        torch.manual_seed(3)
+        model = LanguageModel(DecoderConfig(2, 2, 32, 60, 64), backend)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.5)
+        model = backend.unwrap(backend.prepare(model.eval(), train=False))
+        plan = plan_generation(prompts, 8, 1, 1, decoding.num_beams)
+        kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
+        generator = kind(model, backend, plan, decoding, 60, 7)
+        tokens, counts = {}, []
+        for chunk in (plan.chunks[0][::8], *plan.chunks):
+            with counted(backend) as launched:
+                tokens |= generator.run(chunk)
+            counts.append(backend.compilations())
+        return tokens, counts, launched
+
+    tokens, counts, launched = generated(opened(compile=True))
+    expected, *_ = generated(opened_cpu())
+    same = sum(tokens[n] == expected[n] for n in expected)
+    return {"same": same, "recorded": recorded, "counts": counts, **launched}
 
 
 class Attending:
@@ -313,7 +366,8 @@ def operations(absent=""):
     """How often each operation occurs in a step's program, of a device that is here or is not."""
     from collections import Counter
 
-    from tpukit.hardware.eager.programs import StepPrograms, graphs
+    from tpukit.hardware.eager.programs import StepPrograms
+    from tpukit.hardware.eager.recorder import graphs
     from tpukit.probe.compiler.compile import program_text
     from tpukit.probe.compiler.torch_tpu_trace import open_tracing, trace_step
     from tpukit.tasks.images.task import ImagesTask

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import hashlib
 import os
 import resource
 import sys
@@ -24,6 +23,7 @@ from tpukit.hardware.detect import (
     is_emulated,
 )
 from tpukit.hardware.host import Host
+from tpukit.hardware.kept_programs import keep_programs
 from tpukit.hardware.kernels.choice import (
     keep_result,
     kernel_device,
@@ -36,13 +36,10 @@ from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
 from tpukit.hardware.tpu_stack import (
     AUTOLOAD_VARIABLE,
     RANKS_VARIABLE,
-    TpuStack,
     check_rank_count,
     choose_stack,
     installed_stack,
 )
-from tpukit.io.files import is_writable
-from tpukit.knowledge.versions import installed_versions
 
 if TYPE_CHECKING:
     from tpukit.hardware.backend import Backend, OpenedBackend
@@ -328,36 +325,6 @@ def _prepare_xla(options: HardwareOptions, hardware: Hardware) -> None:
         _limit_chips(options.devices, hardware.tpu)
     if options.compile_cache is not None:
         keep_programs(Path(options.compile_cache).absolute())
-
-
-def keep_programs(folder: Path, stack: TpuStack = "torch_xla") -> None:
-    """Has a TPU's stack read and keep programs below `folder`, those of these versions alone.
-
-    Raises HardwareError where there is neither something to read nor a place to write.
-    """
-    parts = [f"{name}-{found}" for name, found in installed_versions((stack, "libtpu")).items()]
-    programs, writable = folder / "-".join(parts), is_writable(folder)
-    if not (writable or folder.is_dir()):
-        raise HardwareError(
-            f"--compile-cache {folder}: it does not exist and cannot be made.",
-            "Name a folder you may write, or a former one that is attached.",
-            id="compile-cache",
-        )
-    if writable:
-        programs.mkdir(parents=True, exist_ok=True)
-    elif not programs.is_dir():
-        return
-    if stack == "torch_tpu":
-        # The third tier is files; the second, in memory, is what the ranks of a host share.
-        digest = hashlib.sha256(str(programs).encode()).hexdigest()[:12]
-        os.environ["TORCH_TPU_TIER2_COMPILATION_CACHE"] = f"tpukit-{digest}"
-        os.environ["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = str(programs)
-        # Else small programs are compiled beside reading their file, and the faster one is taken.
-        os.environ["TORCH_TPU_INTERNAL_TIER3_COMPILATION_CACHE_LOCAL_BACKUP_TASK"] = "0"
-        return
-    # What torch_xla.runtime.initialize_cache sets.
-    os.environ["XLA_PERSISTENT_CACHE_PATH"] = str(programs)
-    os.environ["XLA_PERSISTENT_CACHE_READ_ONLY"] = "0" if writable else "1"
 
 
 def _limit_chips(devices: int, tpu: TpuChips) -> None:

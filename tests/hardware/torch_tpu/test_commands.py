@@ -1,5 +1,6 @@
 """The command line on torch_tpu over the CPU plugin: our tasks, a user's own, kills, refusals."""
 
+import itertools
 import json
 import os
 import shutil
@@ -163,25 +164,54 @@ def test_a_second_start_of_a_task_compiles_nothing(task, runs, tmp_path):
         assert task[1](tmp_path / "run", *options, env=on_torch_tpu())["compilations"] == 0
 
 
-def test_programs_that_a_kill_left_unfinished_are_compiled_again(tmp_path):
-    """Halves of files, in memory and in the folder: a start says nothing of them, nor fails."""
+def flipped(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    file.write_bytes(content)
+
+
+def damage(place):
+    """All its programs but the first, each in the next way."""
+    first, *others = sorted(place.rglob("*.bin"))
+    for file, way in zip(others, itertools.cycle(DAMAGES), strict=False):
+        way(file, first)
+
+
+DAMAGES = [
+    lambda file, _: os.truncate(file, file.stat().st_size // 2),
+    lambda file, _: os.truncate(file, 0),
+    lambda file, _: flipped(file),
+    lambda file, first: shutil.copy(first, file),
+]
+
+
+def test_damaged_programs_are_compiled_again(tmp_path):
+    """In memory alone, then in the folder too: with a line, to the same weights."""
     folder, compiled = tmp_path / "cache", []
-    with forgotten_in_memory() as in_memory:
-        before = {*in_memory.glob("*")}
-        for name, torn in (("first", ""), ("second", "memory"), ("third", "both")):
-            if torn:
-                mine = {*in_memory.glob("*")} - before
-                for place in (*mine, *([folder] if torn == "both" else ())):
-                    for file in place.rglob("*.bin"):
-                        os.truncate(file, file.stat().st_size // 2)
-            done = tpukit(
-                "train", "--task", TINY, "--hw", "tpu", "--max-steps", "4", "--json",
-                "--compile-cache", folder, "--results-dir", tmp_path / name, env=on_torch_tpu(),
-            )  # fmt: skip
-            compiled.append(result(done)["compilations"])
-            assert "rror" not in done.stderr
-    assert compiled == [compiled[0], 0, compiled[0]]
-    assert compiled[0] > 0
+
+    def start(name):
+        done = tpukit(
+            "train", "--task", TINY, "--hw", "tpu", "--max-steps", "4", "--json",
+            "--compile-cache", folder, "--results-dir", tmp_path / name, env=on_torch_tpu(),
+        )  # fmt: skip
+        compiled.append(result(done)["compilations"])
+        assert "rror" not in done.stderr
+        assert same_bytes(tmp_path / name, tmp_path / "whole")
+        return done.stderr.count("are damaged or unfinished: they are compiled again")
+
+    with forgotten_in_memory() as memory:
+        before = {*memory.glob("*")}
+        assert start("whole") == 0
+        [in_memory] = {*memory.glob("*")} - before
+        damage(in_memory)
+        assert start("one tier") == 1
+        damage(in_memory)
+        damage(folder)
+        assert start("both tiers") == 1
+    with forgotten_in_memory():
+        assert start("again") == 0
+    assert compiled == [compiled[0], 0, compiled[0] - 1, 0]
+    assert compiled[0] > len(DAMAGES)
 
 
 def test_a_batch_search_measures_and_finds_what_fits(tmp_path):

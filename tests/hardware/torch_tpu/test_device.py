@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -12,10 +13,6 @@ from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.probe.trials.evaluators import COMPILER_ENVIRONMENT
 
 pytestmark = pytest.mark.torch_tpu
-ALONE = {
-    "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-    "TORCH_TPU_TOPOLOGY": "1,1,1",
-}  # fmt: skip
 WAYS = {
     "compiled": [],
     "eager": ["--eager"],
@@ -49,12 +46,8 @@ def reference(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_agree_with_the_cpu_after_20_steps(tmp_path, reference, way, unused_ports):
-    env = on_torch_tpu()
-    if "--alone" in WAYS[way]:
-        port, address = unused_ports
-        env |= {**ALONE, "MASTER_PORT": port}
-        env["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = f"localhost:{address}"
+def test_weights_agree_with_the_cpu_after_20_steps(tmp_path, reference, way, alone):
+    env = on_torch_tpu(**(alone if "--alone" in WAYS[way] else {}))
     run("hardware_run.py", tmp_path / "out.pt", "--hw", "tpu", *WAYS[way], env=env)
     left = torch.load(tmp_path / "out.pt")
     assert relative_difference(left["parameters"], reference["parameters"]) < 1e-4
@@ -65,14 +58,19 @@ def test_weights_agree_with_the_cpu_after_20_steps(tmp_path, reference, way, unu
 
 
 @pytest.fixture
-def unused_ports():
-    """Two free ports, as text."""
+def alone():
+    """Variables of a process group of one rank."""
     import socket
 
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
-        return str(first.getsockname()[1]), str(second.getsockname()[1])
+        port, address = (str(each.getsockname()[1]) for each in (first, second))
+    return {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+        "TORCH_TPU_TOPOLOGY": "1,1,1", "MASTER_PORT": port,
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES": f"localhost:{address}",
+    }  # fmt: skip
 
 
 def test_generators_are_saved_and_restored():
@@ -133,6 +131,28 @@ def test_a_step_and_a_validation_batch_of_each_task_are_one_program(task):
     assert ours == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_is_a_program_for_each_prefill_length_and_one_for_a_step(beams):
+    """Over 64 prompts, after a few of each length: the CPU's tokens, and nothing compiles."""
+    found = case("generation", str(beams))
+    assert found["same"] == 64
+    warm, after = found["counts"]
+    assert warm == after > 0
+    # Each program is recorded twice.
+    assert Counter(found["recorded"]) == {"_prefill": 2 * 4, "_decode": 2}
+    assert found["programs"] > 64 and found["others"] == 0
+
+
+def test_a_ddp_step_is_one_program_with_its_sums_over_ranks(alone):
+    """In a process group of one rank, with batch statistics that the ranks share."""
+    found = case("tasks", "batch norm", "alone", **alone)
+    assert (found["programs"], found["others"]) == (1, 0)
+    assert found["validation"] == {"programs": 1, "others": 0}
+    assert found["difference"] < 1e-4
+    # Each gradient, weights and losses, running statistics, and the buffers of rank 0.
+    assert found["sums"] == found["gradients"] + 3
+
+
 def test_kernels_in_a_program_compute_attention_and_its_gradients():
     """Once a trial in another process has found that they work on the device."""
     found = case("kernels", **{EMULATED_KERNELS: "1"})
@@ -154,6 +174,7 @@ def test_the_program_of_a_tpu_that_is_not_here_is_the_runs():
 @pytest.mark.parametrize(
     "untested",
     [
+        "sampling: the CPU plugin aborts on a cumsum, by itself too",
         "several ranks: the CPU plugin has no collectives between processes",
         "DDP's search for unused parameters: the CPU plugin has no pinned memory",
         "memory in use and its peak: the CPU plugin keeps no statistics",

@@ -40,7 +40,7 @@ from tpukit.hardware.eager.cpu_attention import cpu_attention
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
-from tpukit.hardware.eager.programs import in_order, recomputed
+from tpukit.hardware.eager.recomputation import in_order, recomputed
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
 from tpukit.hardware.kernels.torch_attention import RUNNING
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
@@ -207,11 +207,11 @@ class EagerBackend(TorchOps):
         return torch.autocast(self.device.type, dtype=dtype)
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
-        if not self.compiles or self.world_size > 1:
+        if not (self.compiles and self.parallelism.is_recordable):
             return function(batches, *numbers)
         token = RUNNING.set(self)
         try:
-            return self.eager.run(function, batches, numbers)
+            return self.eager.run(function, batches, numbers, self.all_gather_objects)
         finally:
             RUNNING.reset(token)
 

@@ -31,6 +31,8 @@ from tpukit.hardware.modules import state_from_text, state_text
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
+Gather = Callable[[Any], list[Any]]
+
 
 class EagerDevice:
     """What a CPU, a GPU and a TPU do differently."""
@@ -57,9 +59,10 @@ class EagerDevice:
         return (dict(batch) for batch in loader)
 
     def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
-        """See `Backend`."""
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
+        gather: Gather,
+    ) -> Any:  # fmt: skip
+        """See `Backend`; gather: its `all_gather_objects`."""
         return function(batches, *numbers)
 
     def limit_memory(self, limit_bytes: int) -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
+from tpukit.hardware.eager.compiling import is_recorded
 from tpukit.hardware.modules import local, repeated_blocks
 
 
@@ -21,8 +22,11 @@ class SingleProcess:
     """Where a model's parameters and gradients are over the ranks of a run: here on a single one.
 
     After the last micro-batch every rank holds the sum of all gradients, or its shard of it.
+    is_recordable: whether a step can be one program of torch_tpu.
     sync_batchnorm: whether BatchNorm normalizes by the rows of all ranks.
     """
+
+    is_recordable = True
 
     def __init__(
         self, place: Callable[[nn.Module], nn.Module], *, sync_batchnorm: bool = False
@@ -83,7 +87,10 @@ class Called(nn.Module):
 
 
 class DDP(SingleProcess):
-    """Every rank holds a replica; gradients are summed over the ranks."""
+    """Every rank holds a replica; gradients are summed over the ranks.
+
+    In a program of torch_tpu the sum is a part of it: DDP's own works outside of programs.
+    """
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         if not train:
@@ -96,9 +103,9 @@ class DDP(SingleProcess):
         return model.module.module if isinstance(model, DistributedDataParallel) else model
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel) and not is_recorded():
             return model(function, *arguments)
-        return function(model, *arguments)
+        return function(self.unwrap(model), *arguments)
 
     @contextmanager
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
@@ -110,12 +117,18 @@ class DDP(SingleProcess):
         ):
             warnings.filterwarnings("ignore", message=NONE_UNUSED)
             yield
+        if last and is_recorded():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
         if last:
             share_buffers(model)
 
 
 class FSDP(SingleProcess):
     """Every rank holds a shard of each parameter, its gradient and its optimizer state."""
+
+    is_recordable = False
 
     def __init__(
         self,

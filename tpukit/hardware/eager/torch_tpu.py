@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
-from tpukit.hardware.eager.devices import EagerDevice
+from tpukit.hardware.eager.devices import EagerDevice, Gather
 from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
+from tpukit.hardware.kept_programs import record_programs
 from tpukit.hardware.memory import LATE_FAILURE, Memory
 from tpukit.hardware.modules import move_tensors
 from tpukit.hardware.options import Precision
@@ -74,9 +75,10 @@ class TpuDevice(EagerDevice):
         return {name: tensor.contiguous().to(self.device) for name, tensor in batch.items()}
 
     def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
-        result = self._programs.run(function, batches, numbers)
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
+        gather: Gather,
+    ) -> Any:  # fmt: skip
+        result = self._programs.run(function, batches, numbers, gather)
         if self._programs.results:
             self.surface_errors(self._programs.results[:1])
         return result
@@ -104,6 +106,7 @@ class TpuDevice(EagerDevice):
             ) from error
         # Operations are dispatched asynchronously: some have compiled only now.
         self._programs_seen = self._programs_made()
+        record_programs()
 
     def _programs_made(self) -> int:
         """Programs that were new to this process, those of a cache's files too."""

@@ -16,16 +16,16 @@ from tpukit.errors import JobError
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.devices import Gather
 from tpukit.hardware.eager.distributed import SingleProcess
 from tpukit.hardware.eager.grad_scaling import PlainUpdate
-from tpukit.hardware.eager.programs import (
+from tpukit.hardware.eager.programs import StepPrograms, why_several
+from tpukit.hardware.eager.recorder import (
     NotOneProgramError,
     Recorder,
-    StepPrograms,
     graphs,
     living,
     recording_mode,
-    why_several,
 )
 from tpukit.hardware.eager.torch_tpu import TpuDevice, load_torch_tpu
 from tpukit.hardware.options import Precision
@@ -77,8 +77,9 @@ class TracingPrograms(StepPrograms):
         return [*(tensor for batch in batches for tensor in batch.values()), sent]
 
     def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
+        gather: Gather,
+    ) -> Any:  # fmt: skip
         try:
             found = self.recorded(function, batches, self.inputs(batches, numbers))
         except (NotOneProgramError, RuntimeError) as error:
@@ -129,9 +130,10 @@ class TracingDevice(TpuDevice):
         return self.programs.placeholder(tensor)
 
     def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
-    ) -> Any:
-        return self.programs.run(function, batches, numbers)
+        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
+        gather: Gather,
+    ) -> Any:  # fmt: skip
+        return self.programs.run(function, batches, numbers, gather)
 
     def surface_errors(self, results: Sequence[Tensor]) -> None:
         pass

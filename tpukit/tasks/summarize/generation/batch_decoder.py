@@ -5,7 +5,7 @@ length of a prefill. The cache is a ring: in each step all rows write into the s
 and a row sees the positions it wrote within its own length (see `KeyValues`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpukit.hardware.backend import Backend
+from tpukit.hardware.backend import Backend, Batch
 from tpukit.tasks.summarize.model.decoder import KeyValues, LanguageModel
 
 Array = np.ndarray[Any, Any]
@@ -32,33 +32,52 @@ class CacheShape:
         return self.rows // self.devices
 
 
+Choose = Callable[[Tensor, Tensor | None], Any]
+"""From logits (rows, vocabulary) and what the choice takes beside them to one tensor or several."""
+
+
 class BatchDecoder:
     """The KV cache of `shape.rows` rows and the model that fills it.
 
     Prompts come `shape.devices` at a time, one for each device's own rows; where shapes are free,
-    as many as are worth it, in one packed row.
+    as many as are worth it, in one packed row. A prefill and a step are one program each, their
+    choice of tokens included, where the hardware has programs.
     """
 
-    def __init__(self, model: LanguageModel, backend: Backend, shape: CacheShape) -> None:
+    def __init__(
+        self, model: LanguageModel, backend: Backend, shape: CacheShape, choose: Choose
+    ) -> None:
         self.model = model
         self.backend = backend
         self.shape = shape
-        self.lengths = np.zeros(shape.rows, np.int64)
+        self.choose = choose
+        self.packs = shape.devices == 1 and not backend.compiles_everything
+        layers = range(model.config.layers)
+        self._keys = [self._zeros(shape.positions) for _ in layers]
+        self._values = [self._zeros(shape.positions) for _ in layers]
+        self.restart()
+
+    def restart(self) -> None:
+        """All rows are free: what the cache holds is seen by none."""
+        self.lengths = np.zeros(self.shape.rows, np.int64)
         """Tokens of each row that are in the cache; 0 for a free row."""
         self.cache_position = 0
-        self.packs = shape.devices == 1 and not backend.compiles_everything
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._order: Array | None = None
+        """The rows that the next step's go on from, where that is part of its program."""
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[Array], rows: Sequence[Sequence[int]], length: int
-    ) -> Tensor:
-        """Puts each device's prompt into its rows; returns logits of the next token.
+        self,
+        prompts: Sequence[Array],
+        rows: Sequence[Sequence[int]],
+        length: int,
+        given: Array | None = None,
+    ) -> Any:
+        """Puts each device's prompt into its rows; returns the choice of the next tokens.
 
         prompts: one a device, or those of one row where `packs`; rows: for each, the rows of the
         cache that take it (none where a device has nothing to do and its prompt only fills the
-        shape). length: the prefill's fixed length. Returns (prompts, vocabulary).
+        shape). length: the prefill's fixed length.
         """
         of_rows = [prompts] if self.packs else [[prompt] for prompt in prompts]
         tokens = np.zeros((len(of_rows), length), np.int64)
@@ -71,29 +90,53 @@ class BatchDecoder:
             last[row] = ends - 1
         host = {"tokens": tokens, "last": last} | ({"starts": starts} if self.packs else {})
         (batch,) = self.backend.batches([{n: torch.from_numpy(array) for n, array in host.items()}])
+        batch |= self._places(prompts, rows, length) | self._given(given)
+        chosen = self.backend.run(self._prefill, [batch], 0.0)
+        for prompt, taken in zip(prompts, rows, strict=True):
+            self.lengths[list(taken)] = len(prompt)
+        return chosen
+
+    def _prefill(self, batches: Sequence[Batch], _: float | Tensor) -> Any:
+        [batch] = batches
         with self.backend.autocast():
             logits, keys, values = self.model(
                 batch["tokens"], batch["last"], keep_keys=True, starts=batch.get("starts")
             )
-        self._insert(keys, values, prompts, rows)
-        logits_a_prompt: Tensor = logits.flatten(0, 1).float()
-        return logits_a_prompt
+        for cache, new in ((self._keys, keys), (self._values, values)):
+            self._write(cache, new, batch)
+        return self.choose(logits.flatten(0, 1).float(), batch.get("given"))
 
     @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        """Feeds one token to every row, (rows,); returns logits (rows, vocabulary)."""
-        lengths = self._put(self.lengths)
-        cache_position = self._put(np.array([self.cache_position], np.int64))
-        cache_positions = torch.arange(self.shape.positions, device=self.backend.device)
+    def decode(self, tokens: Tensor, given: Array | None = None) -> Any:
+        """Feeds one token to every row, (rows,); returns the choice of the next tokens."""
+        batch = {
+            "tokens": tokens,
+            "lengths": self._put(self.lengths),
+            "cache_position": self._put(np.array([self.cache_position], np.int64)),
+            **self._given(given),
+        }
+        if self._order is not None:
+            batch["order"] = self._put(self._order)
+            self._order = np.arange(self.shape.rows)
+        chosen = self.backend.run(self._decode, [batch], 0.0)
+        self.cache_position = (self.cache_position + 1) % self.shape.positions
+        self.lengths[self.lengths > 0] += 1
+        return chosen
+
+    def _decode(self, batches: Sequence[Batch], _: float | Tensor) -> Any:
+        [batch] = batches
+        if "order" in batch:
+            for tensor in (*self._keys, *self._values):
+                tensor.copy_(tensor.index_select(0, batch["order"]))
+        lengths, cache_position = batch["lengths"], batch["cache_position"]
+        cache_positions = torch.arange(self.shape.positions, device=lengths.device)
         age = (cache_position - cache_positions).remainder(self.shape.positions)
         visible = age[None] <= lengths[:, None]
         positions = lengths.clamp(max=self.model.config.block_size - 1)[:, None]
         past = KeyValues(self._keys, self._values, cache_position, visible, age)
         with self.backend.autocast():
-            logits: Tensor = self.model(tokens[:, None], past=past, positions=positions)
-        self.cache_position = (self.cache_position + 1) % self.shape.positions
-        self.lengths[self.lengths > 0] += 1
-        return logits[:, 0].float()
+            logits: Tensor = self.model(batch["tokens"][:, None], past=past, positions=positions)
+        return self.choose(logits[:, 0].float(), batch.get("given"))
 
     def release(self, rows: Sequence[int]) -> None:
         """These rows are free: they see nothing until a prompt is put into them."""
@@ -103,15 +146,12 @@ class BatchDecoder:
     def reorder(self, order: Array, differing: int) -> None:
         """Row i goes on with what row `order[i]` holds; they differ in the newest positions only,
         `differing` of them."""
-        moved = np.flatnonzero(order != np.arange(self.shape.rows))
-        if not len(moved):
-            return
         self.lengths = self.lengths[order]
         if self.backend.compiles_everything:
-            index = self._put(order)
-            self._keys, self._values = (
-                [t.index_select(0, index) for t in kept] for kept in (self._keys, self._values)
-            )
+            self._order = order if self._order is None else self._order[order]
+            return
+        moved = np.flatnonzero(order != np.arange(self.shape.rows))
+        if not len(moved):
             return
         into, source = self._put(moved), self._put(order[moved])
         for part in self._newest(differing):
@@ -137,7 +177,7 @@ class BatchDecoder:
         parts = self._newest(seen)
         kept_rows = self._put(rows)
         self.shape = replace(self.shape, rows=len(rows), positions=positions)
-        rest = self._empty(self._keys[0])[:, :, seen:]
+        rest = self._zeros(positions - seen)
         for tensors in (self._keys, self._values):
             for layer, tensor in enumerate(tensors):
                 kept = tensor.index_select(0, kept_rows)
@@ -147,72 +187,89 @@ class BatchDecoder:
     def _put(self, array: Array) -> Tensor:
         return torch.from_numpy(array.copy()).to(self.backend.device)
 
-    def _insert(
-        self, keys: Tensor, values: Tensor, prompts: Sequence[Array], rows: Sequence[Sequence[int]]
-    ) -> None:
-        """Writes the prompts so that their last token is in the position before the next one."""
-        if not self._keys:
-            self._keys = [self._empty(layer) for layer in keys]
-            self._values = [self._empty(layer) for layer in values]
-            self.cache_position = max(map(len, prompts)) % self.shape.positions
+    def _given(self, array: Array | None) -> dict[str, Tensor]:
+        return {} if array is None else {"given": self._put(array)}
+
+    def _zeros(self, positions: int) -> Tensor:
+        """A layer's keys or values: of the type that a linear layer gives."""
+        config, kind = self.model.config, self.backend.device.type
+        dtype = self.model.token_embedding.weight.dtype
+        with self.backend.autocast():
+            if torch.is_autocast_enabled(kind):
+                dtype = torch.get_autocast_dtype(kind)
+        shape = (self.shape.rows, config.kv_heads or config.heads, positions, config.head_size)
+        return torch.zeros(shape, dtype=dtype, device=self.backend.device)
+
+    # -- writing prompts: their last token goes into the position before the next one --------------
+    def _places(
+        self, prompts: Sequence[Array], rows: Sequence[Sequence[int]], length: int
+    ) -> dict[str, Tensor]:
+        """Where in the cache prompts go, as `_write` takes it."""
+        if self.packs:
+            return {"runs": self._runs(prompts, rows)}
         starts = np.array([self.cache_position - len(prompt) for prompt in prompts], np.int64)
+        if self.shape.devices > 1:
+            return self._masks(starts, rows, length)
+        positions = (starts[0] + np.arange(length)) % self.shape.positions
+        return {
+            "rows": self._put(np.array(rows[0], np.int64)[:, None]),
+            "positions": self._put(positions[None]),
+        }
+
+    def _write(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
         write = self._write_everywhere if self.shape.devices > 1 else self._write_rows
         write = self._copy_rows if self.packs else write
-        write(self._keys, keys, starts, rows)
-        write(self._values, values, starts, rows)
+        write(cache, new, batch)
+
+    def _runs(self, prompts: Sequence[Array], rows: Sequence[Sequence[int]]) -> Tensor:
+        """(prompts, 5), on the host: a run of rows, the positions of its older part, the end of its
+        newer one, which begins at 0."""
+        found = []
         for prompt, taken in zip(prompts, rows, strict=True):
-            self.lengths[list(taken)] = len(prompt)
+            older, newer = self._newest(len(prompt))
+            stop = min(older.stop, self.shape.positions)
+            found.append([taken[0], taken[-1] + 1, older.start, stop, newer.stop])
+        return torch.tensor(found)
 
-    def _empty(self, layer: Tensor) -> Tensor:
-        _, heads, _, width = layer.shape
-        shape = (self.shape.rows, heads, self.shape.positions, width)
-        return torch.zeros(shape, dtype=layer.dtype, device=self.backend.device)
-
-    def _copy_rows(
-        self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]
-    ) -> None:
+    def _copy_rows(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
         """One device, whose prompts stand in one row; each goes into rows of the cache (one after
         the other), into a run of positions, or two."""
         at = 0
-        for length, taken in zip((self.cache_position - starts).tolist(), rows, strict=True):
-            older, newer = self._newest(length)
+        for first_row, end_row, start, stop, wrapped in batch["runs"].tolist():
+            middle = at + stop - start
             for layer, tensor in enumerate(cache):
-                first, second = (
-                    tensor[taken[0] : taken[-1] + 1, :, part] for part in (older, newer)
-                )
-                middle = at + first.shape[2]
-                first.copy_(new[layer][:, :, at:middle])
-                second.copy_(new[layer][:, :, middle : at + length])
-            at += length
+                rows = tensor[first_row:end_row]
+                rows[:, :, start:stop].copy_(new[layer][:, :, at:middle])
+                rows[:, :, :wrapped].copy_(new[layer][:, :, middle : middle + wrapped])
+            at = middle + wrapped
 
-    def _write_rows(
-        self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]
-    ) -> None:
+    def _write_rows(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
         """One device: writes the prompt's positions of its rows, and touches nothing else."""
-        if not rows[0]:
-            return
-        positions = (starts[0] + np.arange(new.shape[3])) % self.shape.positions
-        index, places = self._put(np.array(rows[0], np.int64)), self._put(positions)
+        index = (batch["rows"], batch["positions"])
         for layer, tensor in enumerate(cache):
-            prompt = new[layer].transpose(1, 2).expand(len(rows[0]), -1, -1, -1)
-            tensor.transpose(1, 2).index_put_((index[:, None], places[None]), prompt)
+            prompt = new[layer].transpose(1, 2).expand(len(index[0]), -1, -1, -1)
+            tensor.transpose(1, 2).index_put_(index, prompt)
 
-    def _write_everywhere(
-        self, cache: list[Tensor], new: Tensor, starts: Array, rows: Sequence[Sequence[int]]
-    ) -> None:
-        """Several devices behind one tensor: chosen element by element, so that no row's part
-        has to be known to another device."""
+    def _masks(
+        self, starts: Array, rows: Sequence[Sequence[int]], length: int
+    ) -> dict[str, Tensor]:
         devices, own = self.shape.devices, self.shape.rows_per_device
-        length = new.shape[3]
         source = (np.arange(self.shape.positions)[None] - starts[:, None]) % self.shape.positions
         taken = np.zeros((devices, own), bool)
         for device, chosen in enumerate(rows):
             taken[device, [row - device * own for row in chosen]] = True
         replaced = taken[:, :, None] & (source < length)[:, None, :]
-        place = self._put(np.minimum(source, length - 1))[:, None, :, None]
-        mask = self._put(replaced.reshape(self.shape.rows, 1, -1, 1))
+        return {
+            "sources": self._put(np.minimum(source, length - 1))[:, None, :, None],
+            "replaced": self._put(replaced.reshape(self.shape.rows, 1, -1, 1)),
+        }
+
+    def _write_everywhere(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
+        """Several devices behind one tensor: chosen element by element, so that no row's part
+        has to be known to another device."""
+        own, sources = self.shape.rows_per_device, batch["sources"]
         for layer, tensor in enumerate(cache):
             prompts = new[layer]
-            spread = prompts.gather(2, place.expand(-1, prompts.shape[1], -1, prompts.shape[3]))
+            spread = prompts.gather(2, sources.expand(-1, prompts.shape[1], -1, prompts.shape[3]))
             spread = spread[:, None].expand(-1, own, -1, -1, -1).reshape(tensor.shape)
-            cache[layer] = torch.where(mask, spread, tensor)
+            cache[layer] = torch.where(batch["replaced"], spread, tensor)

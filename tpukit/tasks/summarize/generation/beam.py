@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tpukit.tasks.summarize.generation.batch_decoder import Choose
 from tpukit.tasks.summarize.generation.continuous_batching import ChunkDecoding, Decoder
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 
@@ -87,6 +89,25 @@ class BeamGenerator(Decoder):
             decoding.run()
         return decoding.done
 
+    @property
+    def choose(self) -> Choose:
+        return partial(best_continuations, self.vocabulary)
+
+
+def best_continuations(
+    vocabulary: int, logits: Tensor, scores: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores and places of each group's 2 x beams best continuations, the best first.
+
+    scores (groups, beams): of the running beams. Where a group's beams all hold the same, they
+    share a row of logits.
+    """
+    assert scores is not None
+    logits = logits.repeat_interleave(scores.numel() // len(logits), 0)
+    total = logits[:, :vocabulary].log_softmax(-1) + scores.reshape(-1, 1)
+    best, places = total.reshape(len(scores), -1).topk(2 * scores.shape[1])
+    return best, places
+
 
 class _BeamDecoding(ChunkDecoding):
     """A group of rows a prompt."""
@@ -109,16 +130,15 @@ class _BeamDecoding(ChunkDecoding):
     def _fill(self) -> None:
         """The next prompts, as many as are prefilled together."""
         free = self.next_places(self.owners)
-        taken, logits = self.take_in([self.rows_of(g) if g is not None else () for g in free])
-        fresh = []
+        rows = [self.rows_of(g) if g is not None else () for g in free]
+        taken, fresh = self.next_prompts(rows), []
         scores = np.full((len(free), self.beams), IMPOSSIBLE, np.float32)
         for place, (prompt, number) in enumerate(zip(taken, free, strict=True)):
             if prompt and number is not None:
                 self.groups[number] = group = Group(prompt, self.beams)
                 scores[place] = group.scores
                 fresh.append((place, number))
-        # All beams of a new group hold the same: each prompt's logits are repeated for them.
-        best = self._best(logits.repeat_interleave(self.beams, 0), scores)
+        best = self._read(self.prefill(taken, rows, scores))
         order = np.arange(self.batch.shape.rows)
         for place, number in fresh:
             self._advance(number, [part[place] for part in best], order)
@@ -135,7 +155,7 @@ class _BeamDecoding(ChunkDecoding):
         for number, group in enumerate(self.groups):
             if group:
                 scores[number] = group.scores
-        best = self._best(self.batch.decode(tokens), scores)
+        best = self._read(self.batch.decode(tokens, scores))
         order = np.arange(self.batch.shape.rows)
         for number, group in enumerate(self.groups):
             if group:
@@ -146,14 +166,11 @@ class _BeamDecoding(ChunkDecoding):
         # The beams of a prompt share its keys and values: they differ in what they generated.
         self.batch.reorder(order, max((len(g.sequences[0]) for g in self.groups if g), default=0))
 
-    def _best(self, logits: Tensor, scores: Array) -> list[Array]:
-        """Scores, origins and tokens of each group's 2 x beams best continuations."""
-        groups, vocabulary = len(scores), self.decoder.vocabulary
-        running = torch.from_numpy(scores).to(logits.device).reshape(-1, 1)
-        total = logits[:, :vocabulary].log_softmax(-1) + running
-        values, places = total.reshape(groups, -1).topk(2 * self.beams)
-        self.decoder.backend.finish()
-        host = self.decoder.backend.to_host({"values": values, "places": places})
+    def _read(self, best: tuple[Tensor, Tensor]) -> list[Array]:
+        """Scores, origins and tokens of each group's best continuations."""
+        backend, vocabulary = self.decoder.backend, self.decoder.vocabulary
+        backend.finish()
+        host = backend.to_host({"values": best[0], "places": best[1]})
         flat = host["places"].numpy()
         return [host["values"].numpy(), flat // vocabulary, flat % vocabulary]
 

@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder, CacheShape
+from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder, CacheShape, Choose
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Prompt
 from tpukit.tasks.summarize.model.decoder import LanguageModel
 
@@ -33,6 +34,21 @@ class Decoder:
     """Tokens that may be chosen; a model may have more, to fill its matrices up."""
     end: int
     """The end token."""
+    kept: list[BatchDecoder] = field(default_factory=list)
+    """The last chunk's cache, of which the next one's programs are, where it has its shape."""
+
+    @property
+    def choose(self) -> Choose:
+        """How the next tokens are chosen."""
+        raise NotImplementedError
+
+    def batch_decoder(self, shape: CacheShape) -> BatchDecoder:
+        """A cache of this shape without prompts."""
+        if not self.kept or self.kept[0].shape != shape:
+            self.kept.clear()
+            self.kept.append(BatchDecoder(self.model, self.backend, shape, self.choose))
+        self.kept[0].restart()
+        return self.kept[0]
 
     @property
     def devices(self) -> int:
@@ -62,7 +78,7 @@ class ChunkDecoding:
         self.decoder = decoder
         self.decoding = decoder.decoding
         shape = CacheShape(rows, self.cache_positions(prompts), decoder.devices)
-        self.batch = BatchDecoder(decoder.model, decoder.backend, shape)
+        self.batch = decoder.batch_decoder(shape)
         self.waiting = list(reversed(prompts))
         self.tokens = np.zeros(rows, np.int64)
         """The token each row is fed next."""
@@ -109,19 +125,21 @@ class ChunkDecoding:
         self.tokens = self.tokens[rows]
         return kept
 
-    def take_in(self, rows: Sequence[Sequence[int]]) -> tuple[list[Prompt | None], Tensor]:
-        """Prefills a waiting prompt into all of `rows[place]`, for each place that has rows.
+    def next_prompts(self, rows: Sequence[Sequence[int]]) -> list[Prompt | None]:
+        """The waiting prompt that each place takes which has rows."""
+        return [self.waiting.pop() if own and self.waiting else None for own in rows]
 
-        Returns the prompt that each place took, and its logits, (places, vocabulary).
-        """
-        filler = self.waiting[-1].tokens
-        taken = [self.waiting.pop() if own and self.waiting else None for own in rows]
+    def prefill(
+        self, taken: Sequence[Prompt | None], rows: Sequence[Sequence[int]], given: Array | None
+    ) -> Any:
+        """Puts the prompt of each place into all of its rows; returns the choice that follows."""
+        filler = next(filter(None, taken)).tokens
         tokens = [prompt.tokens if prompt else filler for prompt in taken]
         into = [own if prompt else () for prompt, own in zip(taken, rows, strict=True)]
         length = (sum if self.batch.packs else max)(map(len, tokens))
         if self.decoder.backend.compiles_everything:
             length = self.decoder.plan.prefill_length(length)
-        return taken, self.batch.prefill(tokens, into, length)
+        return self.batch.prefill(tokens, into, length, given)
 
 
 class StreamingGenerator(Decoder):
@@ -132,6 +150,18 @@ class StreamingGenerator(Decoder):
         with self.backend.autocast():
             decoding.run()
         return decoding.done
+
+    @property
+    def choose(self) -> Choose:
+        return partial(next_tokens, self.vocabulary, self.decoding)
+
+
+def next_tokens(
+    vocabulary: int, decoding: Decoding, logits: Tensor, uniform: Tensor | None
+) -> Tensor:
+    """The next token of each row of logits: the best one, or one by a uniform number."""
+    logits = logits[:, :vocabulary]
+    return logits.argmax(-1) if uniform is None else sample_tokens(logits, uniform, decoding)
 
 
 class _StreamingDecoding(ChunkDecoding):
@@ -162,12 +192,13 @@ class _StreamingDecoding(ChunkDecoding):
     def _fill(self) -> None:
         """The next prompts, as many as are prefilled together."""
         places = self.next_places(self.owners)
-        taken, logits = self.take_in([() if row is None else (row,) for row in places])
+        rows = [() if row is None else (row,) for row in places]
+        taken = self.next_prompts(rows)
         for prompt, row in zip(taken, places, strict=True):
             if prompt and row is not None:
                 self._occupy(row, prompt)
         draws = [0.0 if row is None else self.draws[row, 0] for row in places]
-        chosen = self._choose(logits, np.array(draws, np.float32))
+        chosen = self.prefill(taken, rows, self._given(np.array(draws, np.float32)))
         self.decoder.backend.finish()
         (tokens,) = self._read([chosen])
         for prompt, row, token in zip(taken, places, tokens, strict=True):
@@ -191,7 +222,7 @@ class _StreamingDecoding(ChunkDecoding):
         tokens = batch["tokens"]
         steps = []
         for step in range(self.decoder.steps_a_read):
-            tokens = self._choose(self.batch.decode(tokens), self._draws_of_step(step))
+            tokens = self.batch.decode(tokens, self._given(self._draws_of_step(step)))
             backend.finish()
             steps.append(tokens)
         for chosen in self._read(steps):
@@ -220,13 +251,8 @@ class _StreamingDecoding(ChunkDecoding):
             self.owners[row] = None
             self.batch.release([row])
 
-    def _choose(self, logits: Tensor, draws: Array) -> Tensor:
-        """The next token of each row of `logits`."""
-        logits = logits[:, : self.decoder.vocabulary]
-        if not self.decoding.do_sample:
-            return logits.argmax(-1)
-        uniform = torch.from_numpy(draws).to(logits.device)
-        return sample_tokens(logits, uniform, self.decoding)
+    def _given(self, draws: Array) -> Array | None:
+        return draws if self.decoding.do_sample else None
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, decoding: Decoding) -> Tensor:
