@@ -19,9 +19,9 @@ MOST_BYTES = 2**20
 into 16 MiB of VMEM."""
 WIDE_BYTES, WIDEST_BYTES = 256, 512
 """Maximum bytes of one head of one token for every tile, and for those of `WIDE_TILES` in 16 bits
-(in 32, libtpu 0.0.21 cannot compile the backward pass)."""
-WIDE_TILES = (256,)
-"""Tiles of the widest heads: with 512 tokens their sums exceed VMEM, with 128 libtpu fails too."""
+(in 32, the backward pass exceeds VMEM with fewer tokens)."""
+WIDE_TILES = (256, 128)
+"""Tiles of the widest heads: with 512 tokens their sums exceed VMEM."""
 MOST_PAIRS = 2**18
 """Maximum queries x keys of a head with a bias; bias and gradient are double-buffered too."""
 SUBLANES = 16
