@@ -309,6 +309,37 @@ def test_the_compilers_reports_are_used_and_cached(tmp_path):
     assert "--hw tpu" in again["command"]
 
 
+COMPLEX = """
+import torch
+
+
+class Complex(torch.nn.Linear):
+    def forward(self, x):
+        doubled = super().forward(x).double()
+        return torch.complex(doubled, doubled).prod(1).real
+
+
+def make():
+    return Complex(16, 16)
+"""
+
+
+@pytest.mark.plan
+@pytest.mark.xla
+def test_a_failure_of_the_compiler_itself_is_no_lack_of_memory(tmp_path):
+    """libtpu 0.0.21 fails for complex numbers of 128 bits; the error's text is explained, too."""
+    model, log = tmp_path / "complex.py", tmp_path / "log.txt"
+    model.write_text(COMPLEX)
+    words = ["--model", f"{model}:make", "--input", "x=16", "--target", "v5e-1", "--start", "2"]
+    found = error(tpukit("probe-batch", *words, "--json", TPUKIT_CACHE_DIR=str(tmp_path)), 1)
+    assert found["id"] == "task-failed" and "--kernels off" in found["hint"]
+    message = "batch 2: the TPU compiler fails, not for lack of memory: INTERNAL: RET_CHECK"
+    assert found["message"].startswith(message)
+    log.write_text(f"tpukit: {found['message']}\n")
+    code, said, _ = tpukit("doctor", "--explain", str(log), "--json")
+    assert (code, json.loads(said)["explanations"][0]["id"]) == (1, "xla-compile-defect")
+
+
 @pytest.mark.plan
 @pytest.mark.xla
 def test_a_read_in_the_middle_of_the_step_is_reported_with_its_place():

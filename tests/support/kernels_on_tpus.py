@@ -32,6 +32,9 @@ CASES = [  # rows, width, tokens, types, causal, what comes beside
     (2, 64, 8192, BF16, True, "starts"), (4, 64, 1280, FP32, True, "starts"),
     (16, 32, 128, BF16, True, "starts"), (2, 256, 2048, BF16, True, "starts"),
     (4, 256, 256, BF16, True, ""), (2, 256, 512, BF16, False, "bias"),
+    (6, 128, 384, BF16, True, "starts"), (2, 128, 640, BF16, True, ""),
+    (2, 128, 384, BF16, True, "bias"), (4, 256, 1920, BF16, True, "starts"),
+    (2, 256, 384, BF16, False, "bias"), (8, 256, 128, BF16, True, ""),
 ]  # fmt: skip
 
 

@@ -18,10 +18,8 @@ MOST_BYTES = 2**20
 """Maximum bytes of one head of one tensor; six of them, double-buffered, and an accumulator fit
 into 16 MiB of VMEM."""
 WIDE_BYTES, WIDEST_BYTES = 256, 512
-"""Maximum bytes of one head of one token for every tile, and for those of `WIDE_TILES` in 16 bits
-(in 32, libtpu 0.0.21 cannot compile the backward pass)."""
-WIDE_TILES = (256,)
-"""Tiles of the widest heads: with 512 tokens their sums exceed VMEM, with 128 libtpu fails too."""
+"""Maximum bytes of one head of one token for tiles of 512, whose sums exceed VMEM beyond it, and in
+16 bits for the others (in 32, the backward pass exceeds VMEM with fewer tokens)."""
 MOST_PAIRS = 2**18
 """Maximum queries x keys of a head with a bias; bias and gradient are double-buffered too."""
 SUBLANES = 16
@@ -63,8 +61,7 @@ def fits(
     heads, queries, width = query.shape[1:]
     keys = key.shape[-2]
     token = width * query.element_size()
-    tile = tiles_of(token)[-1]
-    whole = queries % tile == 0 and keys % tile == 0 and width % SUBLANES == 0
+    whole = queries % TILES[-1] == keys % TILES[-1] == width % SUBLANES == 0
     widest = WIDEST_BYTES if query.element_size() == 2 else WIDE_BYTES
     held = token <= widest and token * max(queries, keys) <= MOST_BYTES
     if bias is not None:
@@ -74,7 +71,7 @@ def fits(
 
 def tiles_of(token_bytes: int) -> tuple[int, ...]:
     """The tiles for a head of this number of bytes a token."""
-    return TILES if token_bytes <= WIDE_BYTES else WIDE_TILES
+    return TILES if token_bytes <= WIDE_BYTES else TILES[1:]
 
 
 def share_of_tiles(query: Tensor, *, causal: bool) -> float:

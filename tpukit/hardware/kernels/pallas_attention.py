@@ -197,11 +197,10 @@ def _backward_step(
             return key_sum, value_sum
 
         zeros = jnp.zeros((width, count), jnp.float32)
-        carried = zeros, zeros
-        if causal:
-            carried = add(number, carried, masked=True)
         first = number + 1 if causal else 0
-        key_sum, value_sum = lax.fori_loop(first, query.shape[-1] // tile, add, carried)
+        carried = lax.fori_loop(first, query.shape[-1] // tile, add, (zeros, zeros))
+        # The diagonal comes last: before the loop, libtpu 0.0.21 fails for 128 x 128 tiles.
+        key_sum, value_sum = add(number, carried, masked=True) if causal else carried
         of_key[row] = (key_sum * scale).astype(of_key.dtype)
         of_value[row] = value_sum.astype(of_value.dtype)
 

@@ -62,7 +62,7 @@ class CachedCompiler:
         self._compiler: TpuCompiler | None = None
 
     def compile(self, program: Program, effort: Effort) -> Compiled:
-        """The program with its costs."""
+        """The program with its costs; raises `CompilerRefusedError` where memory is not why."""
         key = {
             "program": program_key(program),
             "topology": self.target.topology,
@@ -85,11 +85,7 @@ class CachedCompiler:
         except CompilerRefusedError as error:
             text = str(error)
             if not is_out_of_memory_text(text):
-                raise JobError(
-                    f"the TPU compiler does not compile the step: {summary_line(text)}",
-                    "This is not a lack of memory: try a smaller model to find the operation.",
-                    id="task-failed",
-                ) from error
+                raise
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
             if not largest:
                 operations = located_operations(program_text(program, places=True))
@@ -121,7 +117,16 @@ class CompiledTrials:
             self.task, self.config, backend, request.batch, request.accumulate
         )
         before = self.compiler.compiles
-        training, evaluation = self._compile(step, request)
+        try:
+            training, evaluation = self._compile(step, request)
+        except CompilerRefusedError as error:
+            raise JobError(
+                f"batch {request.batch}: the TPU compiler fails, not for lack of memory:"
+                f" {summary_line(str(error))}",
+                "Another batch (--start, --max) or length of rows, attention without its kernels"
+                " (--kernels off) or a newer libtpu may compile; else halve the model to find why.",
+                id="task-failed",
+            ) from error
         compiles = self.compiler.compiles - before
         trial = Trial(
             batch=request.batch,
