@@ -45,7 +45,7 @@ class CheckedFolder:
         self.record()
 
     def record(self) -> None:
-        """Adds programs that are new to the list, and takes those off it that are gone."""
+        """Adds programs that are new to the list, and takes off it what was removed."""
         listed = self._listed()
         now = {name: listed.get(name) or self._checksum(name) for name in self._programs()}
         if now != listed:
