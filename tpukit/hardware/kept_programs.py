@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +31,7 @@ class CheckedFolder:
 
     @property
     def checksums(self) -> Path:
-        """A line `checksum  file` for each program; the last one of a file counts."""
+        """A line `checksum  file` for each program."""
         return self.path / "programs.sha256"
 
     def damaged(self) -> set[str]:
@@ -43,17 +42,15 @@ class CheckedFolder:
     def remove(self, names: set[str]) -> None:
         for name in names:
             (self.path / name).unlink(missing_ok=True)
-        if names:
-            kept = {name: sum_ for name, sum_ in self._listed().items() if name not in names}
-            write_file(self.checksums, _lines(kept.items()).encode())
+        self.record()
 
     def record(self) -> None:
-        """Adds programs that are new."""
+        """Adds programs that are new to the list, and takes off it what was removed."""
         listed = self._listed()
-        new = [(name, self._checksum(name)) for name in self._programs() if name not in listed]
-        if new:
-            with self.checksums.open("a") as file:
-                file.write(_lines(new))
+        now = {name: listed.get(name) or self._checksum(name) for name in self._programs()}
+        if now != listed:
+            lines = "".join(f"{checksum}  {name}\n" for name, checksum in now.items())
+            write_file(self.checksums, lines.encode())
 
     def _programs(self) -> list[str]:
         return [str(file.relative_to(self.path)) for file in self.path.rglob("*.bin")]
@@ -65,15 +62,10 @@ class CheckedFolder:
         return ""
 
     def _listed(self) -> dict[str, str]:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             lines = self.checksums.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return {}
-        return {name: sum_ for sum_, _, name in (line.partition("  ") for line in lines)}
-
-
-def _lines(checksums: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"{sum_}  {name}\n" for name, sum_ in checksums)
+            return {name: checksum for checksum, _, name in (li.partition("  ") for li in lines)}
+        return {}
 
 
 _WRITTEN: list[CheckedFolder] = []

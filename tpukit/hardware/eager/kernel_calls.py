@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.eager.host_state import host_state, set_host_state
+from tpukit.hardware.eager.programs import host_state, set_host_state
 from tpukit.hardware.kernels.flash_attention import Kernel, Shapes, results_of, with_shapes
 
 

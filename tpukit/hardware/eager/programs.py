@@ -2,6 +2,8 @@
 with donated arguments."""
 
 import hashlib
+import pickle
+import random
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,19 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.eager.devices import Gather
-from tpukit.hardware.eager.host_state import (
-    Plain,
-    first_changed,
-    host_state,
-    plain_values,
-    set_host_state,
-)
 from tpukit.hardware.eager.recorder import (
     NotOneProgramError,
     Recorder,
@@ -43,6 +39,8 @@ SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""
 UNKNOWN_ARGUMENT = "identified an argument that was not provided"
 """Its error for a tensor that one of its operators used without asking Python."""
+Plain = list[tuple[Any, dict[str, Any]]]
+"""Objects with their attributes that are numbers or texts."""
 COMPUTED = object()
 """The place of a tensor among what a step returns."""
 
@@ -254,6 +252,40 @@ class StepPrograms:
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         arguments = [places.get(id(kept.tensor), kept.tensor) for kept in found.kept]
         return StepProgram(runner, recording, arguments, plain)
+
+
+def plain_values(owner: Any) -> Plain:
+    model = getattr(owner, "model", None)
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    things = [*filter(None, [getattr(owner, "task", None)]), *modules]
+    return [
+        (thing, {n: v for n, v in vars(thing).items() if type(v) in (int, float, bool, str)})
+        for thing in things
+    ]
+
+
+def first_changed(plain: Plain) -> str | None:
+    """The first attribute that has another value now, as `Class.attribute`."""
+    for thing, values in plain:
+        now = vars(thing)
+        for name, value in values.items():
+            if now.get(name) != value:
+                return f"{type(thing).__name__}.{name}"
+    return None
+
+
+def host_state() -> bytes:
+    """The host's random generators."""
+    of_torch = torch.get_rng_state().numpy()
+    return pickle.dumps((random.getstate(), np.random.get_state(), of_torch))
+
+
+def set_host_state(state: bytes) -> None:
+    """Sets them as they were."""
+    own, of_numpy, of_torch = pickle.loads(state)
+    random.setstate(own)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(torch.from_numpy(of_torch))
 
 
 def _difference(before: str, now: str) -> str:

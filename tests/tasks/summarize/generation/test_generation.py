@@ -147,6 +147,22 @@ def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-un
     assert len(rows) > 2 and len(positions) > 1
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_chunks_share_a_cache(pair, monkeypatch, options, devices):  # type: ignore[no-untyped-def]
+    """A chunk of the same shape goes on in the cache of the one before it, and sees none of it."""
+    _, ours = pair
+    how = {"batch_size": 6, "devices": devices}
+    prompts = [Prompt(p.row, p.tokens[:3]) for p in make_prompts(24)]
+    whole = generate(ours, prompts, Decoding(12, **options), **how)
+    monkeypatch.setattr(plan_generation.__module__ + ".BATCHES_PER_CHUNK", 1)
+    caches, start = [], BatchDecoder.restart
+    monkeypatch.setattr(BatchDecoder, "restart", lambda self: caches.append(self) or start(self))
+    monkeypatch.setattr(continuous_batching, "WORTH_TIGHTENING", 0.0)
+    assert generate(ours, prompts, Decoding(12, **options), **how) == whole
+    assert len({*caches}) == 1 and len(caches) > 4
+
+
 def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
     _, ours = pair
     for prompt in (prompts := make_prompts(5)):
