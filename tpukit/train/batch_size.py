@@ -318,7 +318,7 @@ class Traffic(TorchDispatchMode):
     forward pass."""
 
     def __init__(self, ops: TracedOps) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops = ops
         self.bytes = 0
 
