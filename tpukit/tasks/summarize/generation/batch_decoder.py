@@ -17,6 +17,8 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.tasks.summarize.model.decoder import KeyValues, LanguageModel
 
 Array = np.ndarray[Any, Any]
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types of linear layers under autocast, by precision."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,8 @@ class BatchDecoder:
 
     def _zeros(self, positions: int) -> Tensor:
         """A layer's keys or values: of the type that a linear layer gives."""
-        config, kind = self.model.config, self.backend.device.type
-        dtype = self.model.token_embedding.weight.dtype
-        with self.backend.autocast():
-            if torch.is_autocast_enabled(kind):
-                dtype = torch.get_autocast_dtype(kind)
+        config, weight = self.model.config, self.model.token_embedding.weight
+        dtype = HALVES.get(self.backend.precision, weight.dtype)
         shape = (self.shape.rows, config.kv_heads or config.heads, positions, config.head_size)
         return torch.zeros(shape, dtype=dtype, device=self.backend.device)
 
