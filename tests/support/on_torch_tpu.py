@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from no_dropout import without_dropout
-from runs import relative_difference
+from runs import joint_difference, relative_difference
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -267,9 +267,9 @@ def tasks(name, ranks=""):
         return backend.to_host(learner.model_tensors())
 
     left, right = trained(backend), trained(opened(compile=True) if ranks else opened_cpu())
-    difference = relative_difference(left, right)
     return {
-        **launches, "difference": difference, "validation": validation, "means": means,
+        **launches, "difference": relative_difference(left, right),
+        "joint_difference": joint_difference(left, right), "validation": validation, "means": means,
         "sums": sums_over_ranks[0],
         "gradients": sum(p.requires_grad for p in task.build_model(backend).parameters()),
     }  # fmt: skip

@@ -148,6 +148,15 @@ def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Te
     )
 
 
+def joint_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """|left - right| / |right| of all tensors as one vector, in the 2-norm."""
+    assert left.keys() == right.keys()
+    squares = [((left[n] - right[n]).double().square().sum(), right[n].double().square().sum())
+               for n in left]  # fmt: skip
+    apart, whole = (sum(each) for each in zip(*squares, strict=True))
+    return float(apart / whole) ** 0.5
+
+
 def same_bytes(left: Path, right: Path) -> bool:
     """Whether two runs' newest checkpoints hold the same weights, average and optimizer."""
     files = ("model.safetensors", "ema.safetensors", "optimizer.safetensors")

@@ -108,7 +108,7 @@ def size_batch(
     first: see `early_child`.
     """
     from tpukit.commands.reports.batch import as_fields, as_text
-    from tpukit.probe.batch.recommend import recommend_form
+    from tpukit.probe.batch.forms import recommend_form
     from tpukit.probe.targets import GpuTarget
     from tpukit.train.task import chosen_settings, form_name, forms_of
 

@@ -33,6 +33,10 @@ class DeviceUsage:
     """Operators (`aten::nonzero`) that left the device so far, cutting a graph."""
 
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What linear layers compute in under autocast, by precision."""
+
+
 class BackendState(TypedDict, total=False):
     """State that a rank saves beside tensors, as JSON."""
 

@@ -148,8 +148,8 @@ def test_a_ddp_step_is_one_program_with_its_sums_over_ranks(alone):
     found = case("tasks", "batch norm", "alone", **alone)
     assert (found["programs"], found["others"]) == (1, 0)
     assert found["validation"] == {"programs": 1, "others": 0}
-    # The largest of a tensor: biases of 1e-8 hold rounding alone.
-    assert found["difference"] < 1e-3
+    # Of all weights (measured: 3e-6); biases of norm 1e-8 hold rounding alone, 5e-4 of theirs.
+    assert found["joint_difference"] < 1e-5 and found["difference"] < 1e-3
     # Each gradient, weights and losses, running statistics, and the buffers of rank 0.
     assert found["sums"] == found["gradients"] + 3
 

@@ -9,7 +9,8 @@ from simulated import Simulated, recommend
 
 from tpukit.errors import OutOfMemoryError
 from tpukit.io.units import GIB
-from tpukit.probe.batch.recommend import CPU_SEARCH_SECONDS, Recommendation, recommend_form
+from tpukit.probe.batch.forms import recommend_form
+from tpukit.probe.batch.recommend import CPU_SEARCH_SECONDS, Recommendation
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.probe.targets import find_any
 from tpukit.probe.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest, TrialSetup

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.backend import (
+    HALVES,
     Average,
     BackendState,
     Batch,
@@ -57,8 +58,6 @@ from tpukit.hardware.optimizers import (
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.io.process import allowed_cores, die_with_parent, output_sent_to
 from tpukit.knowledge.accelerators import peak_flops
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class EagerBackend(TorchOps):
@@ -201,7 +200,7 @@ class EagerBackend(TorchOps):
 
     # -- the step ---------------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
-        dtype = DTYPES.get(precision or self.precision)
+        dtype = HALVES.get(precision or self.precision)
         if dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)

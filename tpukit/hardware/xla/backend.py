@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
+    HALVES,
     Average,
     BackendState,
     Batch,
@@ -61,7 +62,6 @@ from tpukit.hardware.xla.optimizer import (
 from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SECONDS_BETWEEN_SAMPLES = 0.02
 """Period of the samples of a TPU's memory in seconds; libtpu keeps no peak."""
 
@@ -159,7 +159,7 @@ class XlaBackend(XlaOps):
     # -- the step ---------------------------------------------------------------------------------
     @contextmanager
     def autocast(self, precision: Precision | None = None) -> Iterator[None]:
-        dtype = DTYPES.get(precision or self.precision)
+        dtype = HALVES.get(precision or self.precision)
         with running(self), torch.autocast("xla", dtype=dtype) if dtype else nullcontext():
             yield
             # Casts kept for the next pass of an outer context would make that another graph.

@@ -38,8 +38,10 @@ class TracedCosts:
     def memory_bytes(self, rows: int, accumulate: int) -> int:
         # A second micro-batch adds to the gradients of the first; more take no more.
         trial = self._trial(rows, min(accumulate, 2))
-        used = trial.used_bytes if self.on_gpu else trial.allocated_bytes
-        assert used is not None and trial.memory is not None
+        assert trial.used_bytes and trial.allocated_bytes and trial.memory
+        used = trial.used_bytes
+        if not self.on_gpu:
+            used = trial.allocated_bytes - trial.memory["workspaces"]
         whole = sum(trial.memory[kind] for kind in SHARDED)
         return used - whole + whole // self.shards
 

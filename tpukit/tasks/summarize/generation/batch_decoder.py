@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.backend import HALVES, Backend, Batch
 from tpukit.tasks.summarize.model.decoder import KeyValues, LanguageModel
 
 Array = np.ndarray[Any, Any]
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Types of linear layers under autocast, by precision."""
 
 
 @dataclass(frozen=True)
