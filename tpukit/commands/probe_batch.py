@@ -7,7 +7,7 @@ import typer
 
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
-from tpukit.commands.options.training import SettingSources, read_settings
+from tpukit.commands.options.training import SourceOptions, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.batch import comparison
 from tpukit.commands.sizing import check_search, early_child, size_batch, size_model, task_source
@@ -64,7 +64,7 @@ ModelOption = Annotated[
 
 
 def probe_batch(
-    sources: SettingSources,
+    sources: SourceOptions,
     search: SearchOptions,
     place: PlaceOptions,
     own: OwnOptions,
