@@ -61,7 +61,7 @@ class HostParts:
         measured = MeasuredEvaluator(source, config, PREDICTION_SECONDS)
         predicting = predicting_evaluator(source, config, target, PREDICTION_SECONDS)
         with PredictedBeside(measured, predicting, _log) as evaluator:
-            [trial] = evaluator.evaluate([TrialRequest(batch)])
+            trial = evaluator.evaluate(TrialRequest(batch))
         return _beside(trial)
 
     def largest(self, task: str, settings: Mapping[str, Any]) -> Answer:
@@ -74,7 +74,7 @@ class HostParts:
             found = Recommender(predicting, search, _log).recommend()
         batches = [batch for batch in (found.largest, found.smallest_failed) if batch]
         with MeasuredEvaluator(source, config, None) as measured:
-            trials = measured.evaluate([TrialRequest(batch) for batch in batches])
+            trials = [measured.evaluate(TrialRequest(batch)) for batch in batches]
         values = {str(trial.batch): {"fits": trial.fits, "used_bytes": trial.used_bytes}
                   for trial in trials}  # fmt: skip
         text = ", ".join(f"{t.batch} {'fits' if t.fits else 'does not fit'}" for t in trials)
@@ -87,7 +87,7 @@ class HostParts:
         """Two samples a device, four whose process is killed with the device open, two again."""
         source = TaskSource("tpukit.probe.selftest.selftest_task:SelfTestTask", {"kill_above": 2})
         with MeasuredEvaluator(source, TrainConfig(hw=self.hw, kernels="off"), None) as measured:
-            trials = [measured.evaluate([TrialRequest(batch)])[0] for batch in (2, 4, 2)]
+            trials = [measured.evaluate(TrialRequest(batch)) for batch in (2, 4, 2)]
         text = ", ".join(f"{t.batch} {'fits' if t.fits else t.error}" for t in trials)
         seconds = [round(trial.seconds, 1) for trial in trials]
         answer: Answer = {"message": text, "values": {"seconds": seconds}}
