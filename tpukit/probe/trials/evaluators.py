@@ -166,8 +166,8 @@ class MeasuredEvaluator(ChildEvaluator):
         self.environment = {}
         self.versions = {}
         self._next: Child | None = None
-        if kind == "tpu":
-            # A process that is killed may keep the device for a while.
+        if kind != "cpu":
+            # A process that is killed may keep the device, or its memory, for a while.
             self._end = Child.finish
 
     def evaluate(self, request: TrialRequest) -> Trial:
@@ -188,8 +188,11 @@ class MeasuredEvaluator(ChildEvaluator):
             super().close()
 
     def _start_child(self) -> Child:
-        child = self._next or super()._start_child()
-        self._next = None if self.on_cpu else super()._start_child()
+        child, self._next = self._next, None
+        if child is None or child.has_ended:
+            child = super()._start_child()
+        if not self.on_cpu:
+            self._next = super()._start_child()
         return child
 
     def close(self) -> None:
