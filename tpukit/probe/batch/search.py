@@ -28,8 +28,6 @@ LEAST_GROWTH = 1.2
 FILLED = 0.9
 """Part of the memory that ends a compiler's search: a larger batch is slower, and leaves no margin.
 """
-APART = 0.9
-"""Maximum ratio of two batches for a slope; closer ones show noise."""
 WORTH_IN_SPEED = 0.1
 """Minimum relative gain in samples a second for which a search by speed goes on."""
 MOST, MOST_COMPILED = 4096, 1024
@@ -256,19 +254,13 @@ def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
     if trial is None or trial.used_bytes is None or trial.limit_bytes is None:
         return None
     slope = (trial.used_bytes - (trial.fixed_bytes or 0)) / low
-    before = _previous_fit(bracket, at_most=APART * low) or _previous_fit(bracket)
+    before = max((b for b, t in bracket.trials.items() if t.fits and b < low), default=None)
     if before is not None and (earlier := bracket.trials[before].used_bytes) is not None:
         # Flatter than the share that grows: the smaller batch's peak was not in its step.
         slope = max(slope, (trial.used_bytes - earlier) / (low - before))
     if slope <= 0:
         return None
     return low + (share * trial.limit_bytes - trial.used_bytes) / slope
-
-
-def _previous_fit(bracket: Bracket, at_most: float = math.inf) -> int | None:
-    """The largest batch that fits below `low`, and is not above `at_most`."""
-    below = [b for b, trial in bracket.trials.items() if trial.fits and b < bracket.low]
-    return max((b for b in below if b <= at_most), default=None)
 
 
 def _crossing(bracket: Bracket, high: int) -> float | None:
