@@ -29,11 +29,9 @@ CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
 """Relative differences in speed that count as none; a roofline is no more precise."""
 WORTH_A_TRIAL = 0.75
 """Part of the largest batch below which one more trial within the margin is worth its time."""
-FAR = 0.5
-"""Part of the largest batch to try where a line leads to none within the margin: memory may hardly
+PARTS = (0.87, 0.75, 0.5)
+"""Parts of the largest batch to try where a line leads to none within the margin: memory may hardly
 grow near the limit."""
-PARTS = (0.93, 0.87, 0.81, 0.76, 0.66)
-"""Parts of the largest batch that are tried for the margin where a trial takes no time."""
 FAST_SETTING_BIAS = 0.02
 """Part of the memory by which the compiler's fast setting mostly reports too little."""
 FAST_SETTING_MOST = 0.05
@@ -215,12 +213,12 @@ class Recommender:
         draft = search(self._try, settings, TOLERANCE, within, affordable=self._affordable)
         if draft.low == 0:
             return draft
-        batches = self._worth_confirming(draft)
-        trials = self._confirm_all(batches, ("the largest", "within the margin"))
-        if not any(trial.fits for trial in trials):
-            if slow := [trial.batch for trial in trials if trial.slow]:
-                return replace(draft, ended="time", too_slow=min(slow))
-            start = int((1 - TOLERANCE) * min(batches)) or 1
+        batch = self._worth_confirming(draft)
+        trial = self._confirm(batch, "the largest")
+        if trial.slow:
+            return replace(draft, ended="time", too_slow=batch)
+        if not trial.fits:
+            start = int((1 - TOLERANCE) * batch) or 1
             search(self._confirm, replace(settings, start=start), TOLERANCE)
         return replace(self._bracket(), ended=draft.ended, too_slow=draft.too_slow)
 
@@ -240,29 +238,19 @@ class Recommender:
         draft = search(self._try, settings, 0.0, affordable=self._affordable)
         if draft.low == 0 or draft.ended == "time":
             return draft
-        both = [b for b in (draft.low, draft.low + settings.multiple_of) if b <= settings.top]
-        self._confirm_all(both, ("the largest", "the next one"))
         found = search(self._confirm, replace(settings, start=draft.low))
         return self._bracket() if self.why_fast else found
 
-    def _worth_confirming(self, draft: Bracket) -> list[int]:
-        """Batches for full effort by the fast setting's trials: the largest, with the fast
-        setting's bias left free, and one that leaves the margin too; the largest comes first. One
-        alone where the largest draft leaves the margin."""
+    def _worth_confirming(self, draft: Bracket) -> int:
+        """The batch for full effort, by the fast setting's trials: the largest, or the largest that
+        leaves the margin where that one does; the fast setting's bias is left free."""
         most, unit = draft.trials[draft.low], self.settings.multiple_of
         fits = sorted((b, trial.used_bytes or 0) for b, trial in draft.trials.items() if trial.fits)
-        points = [(0, most.fixed_bytes or 0), *fits]
         room = (most.limit_bytes or 0) * (1 - FAST_SETTING_BIAS)
-        largest = min(int(_batch_at(room, points)) // unit * unit or unit, draft.low)
         if most.leaves_margin(self.settings.margin):
-            best = _batch_at(room * (1 - self.settings.margin), points)
-            best = int(best) // unit * unit or unit
-            return [min(best, largest)]
-        # Memory grows more slowly near the limit: the line before it leads to less than there is.
-        before = [point for point in points if point[1] <= room * (1 - self.settings.margin)]
-        within = before if 1 < len(before) < len(points) else points
-        margin = self._rounded(_batch_at(room * (1 - self.settings.margin), within))
-        return sorted({largest, min(margin, largest)}, reverse=True)
+            room *= 1 - self.settings.margin
+        batch = int(_batch_at(room, [(0, most.fixed_bytes or 0), *fits])) // unit * unit or unit
+        return min(batch, draft.low)
 
     def _bracket(self) -> Bracket:
         """The largest batch that is confirmed, and the smallest that failed above it."""
@@ -271,19 +259,13 @@ class Recommender:
         failed = [t.batch for t in whole if not t.fits and not t.slow and t.batch > low]
         return Bracket(low=low, high=min(failed, default=None))
 
-    def _confirm_all(self, batches: Sequence[int], whys: Sequence[str]) -> list[Trial]:
-        # Evaluation keeps nothing for a backward pass: beside training's memory one look is enough.
-        pairs = zip(batches, whys, strict=False)
-        return [self._confirm(b, why, evaluate=b == min(batches)) for b, why in pairs]
-
-    def _confirm(self, batch: int, why: str, *, evaluate: bool = True) -> Trial:
+    def _confirm(self, batch: int, why: str) -> Trial:
         """A trial at full effort, or at the fast one where memory is short."""
         effort: Effort = "fast" if self.why_fast else "full"
         compiles = isinstance(self.evaluator.target, Target)
         how = f"at the compiler's {effort} effort" if compiles else "traced"
         try:
-            request = TrialRequest(batch, effort=effort, evaluate=evaluate)
-            trial = self.run(request, f"{why}, {how}")
+            trial = self.run(TrialRequest(batch, effort=effort), f"{why}, {how}")
         except JobError as error:
             if error.id != COMPILER_MEMORY or self.why_fast:
                 raise
@@ -294,7 +276,7 @@ class Recommender:
                 f"{FAST_SETTING_MOST:.0%} of the TPU's memory left for what that does not report."
             )
             self.log(f"  {self.why_fast}")
-            return self._confirm(batch, why, evaluate=evaluate)
+            return self._confirm(batch, why)
         return replace(trial, fits=self._is_confirmed(trial))
 
     def _is_confirmed(self, trial: Trial) -> bool:
@@ -343,9 +325,8 @@ class Recommender:
     def _choose(self, largest: int) -> tuple[int, str | None]:
         """The fastest batch that leaves the margin free; near ties go to the larger one."""
         margin = f"{self.settings.margin:.0%}"
-        shares = (*PARTS, FAR) if isinstance(self.evaluator.target, GpuTarget) else (FAR,)
         guesses: list[Callable[[int], int | None]] = [self._guess_within_margin]
-        guesses += [partial(self._part, share) for share in shares]
+        guesses += [partial(self._part, share) for share in PARTS]
         while True:
             candidates = self._within_margin(largest)
             most = max(candidates, default=0)
