@@ -167,11 +167,6 @@ def test_silent_failures_are_halved():
     assert len(curve.tried) <= 12
 
 
-def test_a_maximum_below_one_multiple_is_refused():
-    with pytest.raises(ValueError, match="multiple"):
-        search(Curve([1] * 8, 2), SearchSettings(4, 4, multiple_of=8))
-
-
 @pytest.mark.parametrize(
     ("least", "base", "a_sample", "growth", "largest", "trials"),
     [

@@ -170,7 +170,8 @@ def search(
     """
     step = settings.multiple_of
     bracket = Bracket(top=settings.top)
-    batch, reason = _first(settings), "the start"
+    batch = min(max(settings.start // step * step, step), bracket.top)
+    reason = "the start"
     while True:
         bracket.record(try_batch(batch, reason), step)
         bracket.ended = bracket.end(step, tolerance, by_speed=by_speed)
@@ -201,13 +202,6 @@ def line_end(bracket: Bracket) -> int | None:
     """The largest batch by the line through what was tried; None where memory is unknown."""
     line = _linear_limit(bracket)
     return int(line) if line is not None and line > bracket.low else None
-
-
-def _first(settings: SearchSettings) -> int:
-    step, top = settings.multiple_of, settings.top
-    if top < step:
-        raise ValueError(f"max {settings.max} is below one multiple of {step}")
-    return min(max(settings.start // step * step, step), top)
 
 
 def _above(
