@@ -294,15 +294,13 @@ class Recommender:
             return known
         steps = request.accumulate
         accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
-        self.log(f"Batch {request.batch}{accumulation} ({why}){self._expected(request)} ...")
+        seconds = self._expected_seconds(request)
+        about = f", about {format_duration(max(1.0, seconds))}" if seconds is not None else ""
+        self.log(f"Batch {request.batch}{accumulation} ({why}){about} ...")
         trial = self.evaluator.evaluate(replace(request, form=self.form))
         self.trials.append(trial)
         self.log(f"  {trial.describe()}")
         return trial
-
-    def _expected(self, request: TrialRequest) -> str:
-        seconds = self._expected_seconds(request)
-        return f", about {format_duration(max(1.0, seconds))}" if seconds is not None else ""
 
     def _expected_seconds(self, request: TrialRequest) -> float | None:
         """The expected duration of a measured trial, by the nearest one before it."""
@@ -314,12 +312,9 @@ class Recommender:
 
     def _known(self, request: TrialRequest) -> Trial | None:
         """The last trial that was at least as thorough as this request."""
-        for trial in reversed(self.trials):
-            same = (trial.batch, trial.accumulate) == (request.batch, request.accumulate)
-            thorough = request.effort == "fast" or trial.effort != "fast"
-            if same and thorough:
-                return trial
-        return None
+        same = (t for t in reversed(self.trials)
+                if (t.batch, t.accumulate) == (request.batch, request.accumulate))  # fmt: skip
+        return next((t for t in same if request.effort == "fast" or t.effort != "fast"), None)
 
     # -- the one to use ---------------------------------------------------------------------------
     def _choose(self, largest: int) -> tuple[int, str | None]:
