@@ -101,11 +101,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=MODELS)
     options = parser.parse_args()
-    from tpukit.probe.compiler.client import check_versions
+    from tpukit.probe.compiler.client import find_client
 
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"models": {}}
     kept.update(target=TARGET, saved_at=SAVED_AT, compiled_at=COMPILED_AT,
-                versions=check_versions())  # fmt: skip
+                versions=dict(find_client().versions))  # fmt: skip
     for name in options.models:
         saved, in_tiles = slopes(saved_bytes, name, SAVED_AT)
         [compiled] = slopes(compiled_bytes, name, COMPILED_AT)

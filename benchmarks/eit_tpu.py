@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--effort", default="full", choices=["fast", "full"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from tpukit.probe.compiler.client import check_versions
+    from tpukit.probe.compiler.client import find_client
     from tpukit.probe.targets import find_target
 
     devices = str(find_target(options.target).devices)
@@ -91,7 +91,7 @@ def main() -> None:
         for rows in options.rows if form == "lean" else [options.reference_rows]:
             answers.append(ask(form, options.target, rows, options.effort))
             print(json.dumps(answers[-1], indent=1), file=sys.stderr, flush=True)
-    result = {"versions": check_versions(), "answers": answers}
+    result = {"versions": dict(find_client().versions), "answers": answers}
     if options.out:
         write_result(options.out, result)
     print(json.dumps(result, indent=2))

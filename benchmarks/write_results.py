@@ -199,7 +199,7 @@ def probe_peers() -> str:
         "probe-batch: other batch finders", "probe_peers.py", names,
         "The largest batch under a memory limit on a CPU, by tpukit, Lightning and accelerate, "
         "each answer checked by training with it and with a tenth more. tpukit's trials run in "
-        "processes of their own, on an eager CPU forks of one that has imported the libraries.",
+        "processes of their own.",
         table(["task, limit and hardware", "finder", "largest batch", "trials", "seconds", "trains",
                "a tenth more trains"], rows),
     )  # fmt: skip

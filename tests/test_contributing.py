@@ -40,18 +40,6 @@ def test_paths_of_the_guide_exist():
     assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
-def test_names_of_the_guide_exist():
-    """The constants and classes that the recipes send people to."""
-    for name, path in (("TRAINING_PANELS", "tpukit/commands/options/training.py"),
-                       ("TrainConfig", "tpukit/train/config.py"),
-                       ("Schedule", "tpukit/train/config.py"),
-                       ("learning_rate", "tpukit/train/schedule.py"),
-                       ("QUICK", "tpukit/probe/machine/checks/__init__.py"),
-                       ("OUT_OF_MEMORY_TEXTS", "tpukit/hardware/memory.py")):  # fmt: skip
-        assert f"`{name}`" in GUIDE and path in GUIDE
-        assert re.search(rf"\b{name}\b", (ROOT / path).read_text(encoding="utf-8"))
-
-
 def test_commands_of_the_guide_and_the_workflows_exist():
     texts = [GUIDE, *(text for path in CONFIGS for text in strings(read(path)))]
     made = {target for text in texts for target in MAKE.findall(text)}
@@ -83,18 +71,3 @@ def test_workflows_lint_test_and_build():
     assert set(runs) == {"lint", "suite", "wheel"}
     assert "make lint" in runs["lint"] and "make test" in runs["suite"]
     assert "make wheel" in runs["wheel"]
-
-
-def test_hooks_run_the_tools_of_the_development_extra():
-    hooks = [
-        hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]
-    ]
-    tools = {Path(hook["entry"].split()[0]).name for hook in hooks}
-    assert tools == {"ruff", "mypy"}
-    assert {hook["language"] for hook in hooks} == {"system"}
-
-
-def test_the_license_is_the_one_that_is_named():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert settings["project"]["license"] == "Apache-2.0"
-    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ LINES = (
     "--help", "--version", "train --help", "doctor --help", "data --help",
     "train --task images --help", "test --help", "predict --help", "probe-batch --help",
     "summarize-train --help", "doctor --quick --json", "train --lr fast", "doctor --fix",
+    "doctor old.py", "doctor old.py --diff", "doctor --explain log",
 )  # fmt: skip
 
 
@@ -30,6 +31,8 @@ LINES = (
 def imported(tmp_path_factory):
     """Exit code and modules after each line, in a fork of a process that has only the app."""
     folder = tmp_path_factory.mktemp("modules")
+    (folder / "old.py").write_text("import torch_xla.core.xla_model as xm\nxm.mark_step()\n")
+    (folder / "log").write_text("CUDA out of memory. Tried to allocate 2.00 GiB\n")
     lines = json.dumps([line.split() for line in LINES])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, lines], cwd=folder,
@@ -47,6 +50,8 @@ def test_nothing_heavy_is_imported(imported, line):
     code, modules = imported[line]
     assert code in (0, 1, 2)
     assert not HEAVY & set(modules)
+    assert "numpy" not in modules or "doctor" not in line
+    assert "libcst" not in modules or "--quick" not in line
 
 
 def test_completion_imports_nothing_heavy():

@@ -2,8 +2,6 @@
 
 import base64
 import re
-import subprocess
-import sys
 import time
 import uuid
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from kernels import error_of, execute, notebook_of, printed, shown
 from nbclient.exceptions import DeadKernelError
-from runs import MARK, environment, latest, marked_processes
+from runs import MARK, latest, marked_processes
 
 from tpukit.commands.reports.inline import (
     metrics_table,
@@ -225,15 +223,3 @@ def test_the_best_value_of_a_row_is_bold():
     ((table),) = shown
     assert ">2.000<" in table["text/html"] and "<b>1.000</b>" in table["text/html"]
     assert "&lt;b&gt;" in table["text/html"] and "1.000" in table["text/plain"]
-
-
-def test_importing_tpukit_imports_no_ipython():
-    script = (
-        "import tpukit, sys; tpukit.load_ipython_extension; "
-        "print({'torch', 'IPython', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stdout == "set()\n"

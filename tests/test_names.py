@@ -48,12 +48,3 @@ def test_no_two_public_classes_or_functions_share_a_name():
 def test_every_allowed_name_is_still_shared():
     names = [name for path in modules() for name in public_names(path.read_text(encoding="utf-8"))]
     assert [name for name in SHARED_NAMES if names.count(name) < 2] == []
-
-
-def test_names_that_are_shared_are_found():
-    source = (
-        "class A: ...\ndef b(): ...\nasync def c(): ...\ndef _d(): ...\nif x:\n    class E: ...\n"
-    )
-    assert public_names(source) == ["A", "b", "c"]
-    places = [("a", "x.py"), ("a", "y.py"), ("b", "x.py"), ("main", "x.py"), ("main", "y.py")]
-    assert shared(places, {"main": ""}) == {"a": ["x.py", "y.py"]}

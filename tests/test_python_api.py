@@ -32,7 +32,7 @@ PUBLIC = {
     "TpukitError", "TrainingDefaults", "evaluate", "find_batch", "fit", "infer", "load", "named",
     "predict", "show", "stack_samples",
 }  # fmt: skip
-HEAVY = {"torch", "numpy", "typer", "matplotlib", "safetensors"}
+HEAVY = {"torch", "numpy", "IPython", "matplotlib", "safetensors"}
 SHORT = {"hw": "cpu", "max_steps": 6, "ckpt_every": 3, "log_every": 2}
 """Options of a run of milliseconds."""
 
@@ -51,12 +51,15 @@ def test_no_public_name_is_a_subpackage():
 
 
 def test_importing_is_cheap():
-    script = "import tpukit, sys; print(*{m.partition('.')[0] for m in sys.modules})"
+    """The magic of notebooks as well."""
+    names = "print(*{m.partition('.')[0] for m in sys.modules}); "
+    script = f"import tpukit, sys; {names}tpukit.load_ipython_extension; {names}"
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert not HEAVY & set(done.stdout.split())
+    alone, magic = (set(line.split()) for line in done.stdout.splitlines())
+    assert not (HEAVY | {"typer"}) & alone and not HEAVY & magic
 
 
 # -- a notebook -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tpukit.errors import TpukitError, UsageError
 from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import process_name
 from tpukit.hardware.launch.launcher import torchrun_command
-from tpukit.io.folders import VARIABLE, cache_folder, own_temporary_folder
+from tpukit.io.folders import VARIABLE, cache_folder
 from tpukit.io.secrets import without_secrets
 from tpukit.tasks.eit.data.dataset import find_normalisation
 from tpukit.tasks.eit.data.samples import read_sample
@@ -94,15 +94,6 @@ def test_training_writes_to_its_folders_alone(tmp_path):
     assert (places["run"] / "config.toml").exists()
     left = {name: [p for p in folder.rglob("*") if p.is_file()] for name, folder in places.items()}
     assert not left["home"] and not left["cwd"] and not left["tmp"]
-
-
-def test_temporary_files_are_the_users_own(tmp_path_factory, monkeypatch):
-    base = tmp_path_factory.getbasetemp().parent / "s"
-    base.mkdir(exist_ok=True)
-    monkeypatch.setenv("TMPDIR", str(base))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    with own_temporary_folder():
-        assert stat.S_IMODE(Path(tempfile.gettempdir()).stat().st_mode) == 0o700
 
 
 # -- loads -------------------------------------------------------------------------------------

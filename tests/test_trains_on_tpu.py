@@ -115,16 +115,25 @@ def test_a_model_that_trains_does():
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_the_operator_that_reads_values_is_named_with_its_line():
-    found = failure(ReadsValues())
-    assert "aten::_local_scalar_dense would leave the TPU" in found
-    assert line_of("# read here") in found
+SLOW = pytest.mark.slow
 
 
-def test_what_is_compiled_in_each_step_is_named_with_its_line():
-    found = failure(Counts())
-    assert "3 programs were compiled after the second step" in found
-    assert line_of("# cut here") in found
+@pytest.mark.parametrize(
+    ("model", "inputs", "said", "place"),
+    [
+        (ReadsValues, IMAGES, "aten::_local_scalar_dense would leave the TPU", "# read here"),
+        (Counts, IMAGES, "3 programs were compiled after the second step", "# cut here"),
+        pytest.param(ChoosesRows, IMAGES, "aten::nonzero would leave", "# chosen here", marks=SLOW),
+        pytest.param(GrowsTexts, torch.randn(8, 4, 3), "compiled after the second step",
+                     "# padded here", marks=SLOW),
+        pytest.param(AsksForTheDevice, IMAGES, "a step differs from the CPU's: loss by", None,
+                     marks=SLOW),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line_or_tensor(model, inputs, said, place):
+    found = failure(model(), inputs)
+    assert said in found
+    assert (line_of(place) if place else "most in gradients of `") in found
 
 
 def test_a_place_that_is_not_found_is_not_lost_silently(monkeypatch):
@@ -159,27 +168,6 @@ def test_the_convolutions_of_a_sample_are_counted():
         model = kind(nn.Conv2d(3, 8, 3, padding=1), nn.Linear(16, 16))
         task = testing.GivenModel(model, torch.zeros(5, 3, 16, 16), None)
         assert testing._convolutions(task) == known * 2 * 8 * 3 * 9 * 16 * 16
-
-
-@pytest.mark.slow
-def test_the_operator_whose_shape_depends_on_values_is_named_with_its_line():
-    found = failure(ChoosesRows())
-    assert "aten::nonzero would leave the TPU" in found
-    assert line_of("# chosen here") in found
-
-
-@pytest.mark.slow
-def test_a_shape_that_grows_is_named_with_its_line():
-    found = failure(GrowsTexts(), torch.randn(8, 4, 3))
-    assert "programs were compiled after the second step" in found
-    assert line_of("# padded here") in found
-
-
-@pytest.mark.slow
-def test_another_result_than_the_cpu_s_is_named_with_its_tensor():
-    found = failure(AsksForTheDevice())
-    assert "a step differs from the CPU's: loss by" in found
-    assert "most in gradients of `" in found
 
 
 @pytest.mark.slow

@@ -10,11 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
-from typer.testing import CliRunner
-
-from tpukit.cli import COMMANDS, app
-
 ROOT = Path(__file__).parent.parent
 
 BANNED = {
@@ -174,15 +169,6 @@ def _values(value: Any, key: str = "") -> Iterator[str]:
 
 
 # -- tests -------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "command", [[], *([name] for name in COMMANDS), ["data", "eit"], ["data", "dialogues"]]
-)
-def test_help_texts(command):
-    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "2000"})
-    assert shown.exit_code == 0, shown.output
-    assert banned_terms(re.sub(r"[│╭╮╰╯─]+", " ", shown.output)) == []
-
-
 def test_strings_docstrings_and_comments():
     found = complaints(text for path in files("tpukit/**/*.py") for text in python_texts(path))
     assert not found, "\n".join(found)
@@ -211,12 +197,6 @@ def test_docstrings_of_constants_begin_with_a_noun():
     assert not found, "\n".join(found)
 
 
-def test_docstrings_of_constants_are_found():
-    source = 'A = 1\n"""Of one."""\nclass B:\n    c: int = 2\n    """Seconds."""\n'
-    assert [*constant_docs(source)] == [(2, "Of one."), (5, "Seconds.")]
-    assert SUBJECTLESS.match("Of one.") and not SUBJECTLESS.match("Offset in bytes.")
-
-
 def test_tables():
     tables = files("tpukit/**/*.toml")
     assert len(tables) >= 8
@@ -224,25 +204,11 @@ def test_tables():
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a value that bites", "x is no TOML", "memory to\n    live within", "how many rows at once",
-     "a multilayer perceptron", "on the usual port", "The old call is gone."],
-)  # fmt: skip
-def test_banned_terms_are_found(text):
-    assert len(banned_terms(text)) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["there is no such file", "it is no longer needed", "the id xla-module-gone", "processors",
-     "a Perceptronist", "an exponential moving average", "unusual"],
-)  # fmt: skip
-def test_other_words_are_left_alone(text):
-    assert banned_terms(text) == []
-
-
-def test_banned_words_in_names_are_found():
-    assert banned_words("ProcessGauges") == ["Gauges (say: meter)"]
-    assert len(banned_words("_tell_figures")) == 2
-    assert banned_words("telltale_intelligent") == []
+def test_banned_words_are_found():
+    """The checks above can fail."""
+    for text in ("a value that bites", "x is no TOML", "memory to\n    live within"):
+        assert len(banned_terms(text)) == 1
+    for text in ("there is no such file", "it is no longer needed", "unusual"):
+        assert banned_terms(text) == []
+    assert len(banned_words("_tell_figures")) == 2 and banned_words("telltale") == []
+    assert [*constant_docs('A = 1\n"""Of one."""\n')] == [(2, "Of one.")]

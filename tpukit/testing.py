@@ -161,18 +161,15 @@ def _default_loss(output: Any, inputs: Any) -> Tensor:
 # -- what is asserted ----------------------------------------------------------------------------
 def _fits(source: TaskSource, target: Target, batch: int, seconds: float) -> list[str]:
     """What the trace and the TPU compiler find."""
-    evaluator = CompilerEvaluator(source, TrainConfig(), target, seconds)
     try:
-        trial = evaluator.evaluate_together([TrialRequest(batch)])[0]
-        if trial.fits and (trial.used_bytes or 0) > NEARLY_FULL * (trial.limit_bytes or 0):
-            request = TrialRequest(batch, effort="full", evaluate=False)
-            trial = evaluator.evaluate_together([request])[0]
+        with CompilerEvaluator(source, TrainConfig(), target, seconds) as evaluator:
+            trial = evaluator.evaluate(TrialRequest(batch))
+            if trial.fits and (trial.used_bytes or 0) > NEARLY_FULL * (trial.limit_bytes or 0):
+                trial = evaluator.evaluate(TrialRequest(batch, effort="full", evaluate=False))
     except TpukitError as error:
         if error.id not in ("leaves-device", "task-failed"):
             raise
         return [f"{error.message} {error.hint or ''}".strip()]
-    finally:
-        evaluator.close()
     return [] if trial.fits else [_too_large(trial, target, batch)]
 
 

@@ -70,40 +70,6 @@ def test_report_shows_no_secret(tmp_path):
         assert secret not in done.stdout
 
 
-def test_quick_starts_no_torch():
-    script = (
-        "import sys, json\nfrom tpukit.cli import run\n"
-        "code = run(['doctor', '--quick'])\n"
-        "heavy = {'torch', 'torch_xla', 'accelerate', 'timm', 'jax', 'numpy', 'libcst'}\n"
-        "print(json.dumps([code, sorted(heavy & set(sys.modules))]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
-    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["t.py"], ["--explain", "log"], ["t.py", "--diff"]], ids=" ".join
-)
-def test_code_and_logs_start_no_torch(tmp_path, arguments):
-    (tmp_path / "t.py").write_text(XM + "xm.mark_step()\n")
-    (tmp_path / "log").write_text(LOGS["cuda-oom"])
-    script = (
-        f"import sys, json\nfrom tpukit.cli import run\ncode = run(['doctor', *{arguments!r}])\n"
-        "heavy = {'torch', 'torch_xla', 'accelerate', 'timm', 'jax', 'numpy'}\n"
-        "print(json.dumps([code, sorted(heavy & set(sys.modules))]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
-        check=False, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
-    assert json.loads(done.stdout.splitlines()[-1]) == [int("--explain" in arguments), []], (
-        done.stderr
-    )
-
-
 def test_every_check_runs_though_one_fails():
     env = {"PJRT_DEVICE": "TPU"}
     found = answer("--quick", env=env, code=1)

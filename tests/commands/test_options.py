@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tpukit.commands.options.option_sets import Given, field_docs, options_of, with_option_sets
 from tpukit.commands.options.training import (
     TRAINING_PANELS,
-    SettingSources,
+    SourceOptions,
     TrainingOptions,
     read_settings,
 )
@@ -79,7 +79,7 @@ def parsed():
 
         @app.command()
         @with_option_sets
-        def train(training: TrainingOptions, sources: SettingSources) -> None:
+        def train(training: TrainingOptions, sources: SourceOptions) -> None:
             made.append(read_settings(training, sources, {"size": None, "model": "gpt2"}))
 
         CliRunner().invoke(app, arguments, catch_exceptions=False)

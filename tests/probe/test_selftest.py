@@ -10,9 +10,12 @@ from runs import SUPPORT, environment, script, tpukit
 
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
+from tpukit.probe.batch.search import SearchSettings
 from tpukit.probe.machine.checks import CheckOptions
+from tpukit.probe.selftest import host_parts
 from tpukit.probe.selftest.device_parts import DeviceParts
 from tpukit.probe.selftest.parts import OF_TASKS, PARTS, Part, run_selftest
+from tpukit.probe.targets import find_target
 from tpukit.registry.declared import ClassSource
 
 TWO = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"}
@@ -142,15 +145,18 @@ def test_no_time_left_is_a_skip():
     assert "--time-limit" in result.verdict.message
 
 
+@pytest.fixture
+def on_a_v5e(tmp_path, monkeypatch):
+    """The parts on a CPU that stands in for a TPU."""
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(host_parts, "target_here", lambda _: find_target("v5e-1"))
+    return host_parts.HostParts("cpu")
+
+
 @pytest.mark.plan
 @pytest.mark.slow
-def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
-    """The TPU's parts, with another device in its place."""
-    from tpukit.probe.selftest.host_parts import HostParts
-    from tpukit.probe.targets import find_target
-
-    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
-    answer = HostParts("cpu", find_target("v5e-1")).prediction("eit", {"size": "tiny"}, 8)
+def test_what_is_measured_stands_beside_the_prediction(on_a_v5e):
+    answer = on_a_v5e.prediction("eit", {"size": "tiny"}, 8)
     assert answer["values"]["predicted"]["target"] == "v5e-1"
     assert answer["values"]["used_bytes"] > 0
     assert "measured" in answer["message"]
@@ -159,15 +165,9 @@ def test_what_is_measured_stands_beside_the_prediction(tmp_path, monkeypatch):
 
 @pytest.mark.plan
 @pytest.mark.slow
-def test_the_batch_that_the_compiler_names_is_tried(tmp_path, monkeypatch):
-    from tpukit.probe.batch.search import SearchSettings
-    from tpukit.probe.selftest import host_parts
-    from tpukit.probe.targets import find_target
-
-    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path))
+def test_the_batch_that_the_compiler_names_is_tried(on_a_v5e, monkeypatch):
     monkeypatch.setattr(host_parts, "SearchSettings", lambda **_: SearchSettings(start=2, max=2))
-    task = f"{SUPPORT / 'probe_tasks.py'}:Hungry"
-    answer = host_parts.HostParts("cpu", find_target("v5e-1")).largest(task, {})
+    answer = on_a_v5e.largest(f"{SUPPORT / 'probe_tasks.py'}:Hungry", {})
     assert answer["message"] == "named 2 a device: 2 fits"
     assert answer["values"]["2"]["used_bytes"] > 0
     assert "warning" not in answer

@@ -3,9 +3,7 @@
 import ctypes
 import os
 import signal
-import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -188,44 +186,3 @@ class Selects(Hungry):
 
     def misbehave(self, batch) -> None:
         self.seen = batch["x"][batch["x"] > 0].sum()
-
-
-class Noted(Hungry):
-    """Writes down which process builds the task, and which ones build a model."""
-
-    name = "noted"
-
-    def __init__(self, **settings) -> None:
-        super().__init__(**settings)
-        self.note("task")
-
-    def build_model(self, ops) -> nn.Module:
-        self.note("model")
-        return super().build_model(ops)
-
-    def note(self, what: str) -> None:
-        with Path(os.environ["TPUKIT_NOTES"]).open("a") as notes:
-            notes.write(f"{what} {os.getpid()}\n")
-
-
-class Parallel(Noted):
-    """Computes on all cores when it is built, and in each loss."""
-
-    name = "parallel"
-
-    def __init__(self, **settings) -> None:
-        super().__init__(**settings)
-        self.table = torch.rand(2_000_000).exp()
-
-    def loss(self, model, batch):
-        return {"loss": super().loss(model, batch)["loss"] + 0.0 * self.table.exp().sum()}
-
-
-class Threaded(Noted):
-    """Starts a thread that goes on, as some libraries do."""
-
-    name = "threaded"
-
-    def __init__(self, **settings) -> None:
-        super().__init__(**settings)
-        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()

@@ -24,7 +24,6 @@ _TABLES = {
     "commands",
     "disks",
     "machine",
-    "busy_ports",
     "reachable",
     "read_only",
     "missing_programs",
@@ -95,9 +94,6 @@ class RecordedHost(Host):
 
     def package_text(self, path: str) -> str | None:
         return self._table("package_files").get(path)
-
-    def port_is_free(self, port: int) -> bool:
-        return str(port) not in self._table("busy_ports")
 
     def reaches(self, name: str, port: int, seconds: float) -> bool:
         return bool(self._table("reachable").get(name, False))

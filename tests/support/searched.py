@@ -13,5 +13,5 @@ spec = {"spec": task, "settings": json.loads(settings), "data_path": ""}
 source = TaskSource("tpukit.registry.classes:load_task", spec)
 config = TrainConfig(hw="cpu", memory_limit=int(limit) or None)
 with MeasuredEvaluator(source, config, None) as evaluator:
-    trials = evaluator.evaluate([TrialRequest(int(batch)) for batch in batches])
+    trials = [evaluator.evaluate(TrialRequest(int(batch))) for batch in batches]
 print(json.dumps([dataclasses.asdict(trial) for trial in trials]))

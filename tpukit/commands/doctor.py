@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from tpukit.commands.options.option_sets import with_option_sets
+from tpukit.commands.options.option_sets import options_of, with_option_sets
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError
+from tpukit.io.ranges import Range, setting
 
 app = typer.Typer()
 
@@ -18,6 +19,8 @@ LOG_SECONDS = 20.0
 """Time limit of `--explain`."""
 LIVE_SECONDS = 120.0
 """Default time limit of the checks that import torch."""
+MOST_SECONDS = 86400.0
+"""Longest time limit."""
 EXCLUSIVE: Mapping[str, Sequence[str]] = {
     "--explain": ("paths",),
     "--report": ("paths", "--explain"),
@@ -44,87 +47,58 @@ class SuccessorChoice(StrEnum):
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Code to scan, and what to do with it."""
+    """What to do with the code that is scanned."""
 
-    paths: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PATH...]", help="Python files, notebooks or folders to scan instead."
-        ),
-    ] = None
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Rewrite calls that have a single replacement.")
-    ] = False
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show the changes of --fix without applying them.")
-    ] = False
-    to: Annotated[
-        SuccessorChoice | None,
-        typer.Option(
-            "--to",
-            help="Find what the code needs to move there: CUDA code to a TPU (torch_xla), or"
-            " torch_xla code to torch_tpu.",
-        ),
-    ] = None
-    sarif: Annotated[
-        Path | None,
-        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0 as well."),
-    ] = None
+    fix: bool = False
+    """Rewrite calls that have a single replacement."""
+    diff: bool = False
+    """Show the changes of --fix without applying them."""
+    to: SuccessorChoice | None = None
+    """Find what the code needs to move there: CUDA code to a TPU (torch_xla), or torch_xla code to
+    torch_tpu."""
+    sarif: Path | None = setting(None, metavar="FILE")
+    """Write the findings as SARIF 2.1.0 as well."""
 
 
 @dataclass(frozen=True)
 class LogOptions:
     """An error log to explain."""
 
-    explain: Annotated[
-        str | None,
-        typer.Option(
-            "--explain", metavar="FILE", help="Explain an error log (`-`: standard input)."
-        ),
-    ] = None
-    knowledge: Annotated[
-        list[Path] | None,
-        typer.Option("--knowledge", metavar="FILE", help="TOML file with additional known errors."),
-    ] = None
+    explain: str | None = setting(None, metavar="FILE")
+    """Explain an error log (`-`: standard input)."""
+    knowledge: list[Path] | None = setting(None, metavar="FILE")
+    """TOML file with additional known errors."""
 
 
 @dataclass(frozen=True)
 class MachineOptions:
     """What of this machine is checked."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="Skip the checks that import torch.")] = (
-        False
-    )
-    report: Annotated[
-        bool, typer.Option("--report", help="Print a report for an issue, without secrets.")
-    ] = False
-    selftest: Annotated[
-        bool,
-        typer.Option(
-            "--selftest",
-            help="Compute, train, kill and resume on the hardware here, in 10 minutes at most,"
-            " and print a report to send.",
-        ),
-    ] = False
-    hw: Annotated[HardwareChoice, typer.Option("--hw", help="Hardware to train on.")] = (
-        HardwareChoice.auto
-    )
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            "--time-limit",
-            min=1.0,
-            help="Seconds for the checks that import torch (120), or for --selftest (600).",
-        ),
-    ] = None
+    quick: bool = False
+    """Skip the checks that import torch."""
+    report: bool = False
+    """Print a report for an issue, without secrets."""
+    selftest: bool = False
+    """Compute, train, kill and resume on the hardware here, in 10 minutes at most, and print a
+    report to send."""
+    hw: HardwareChoice = HardwareChoice.auto
+    """Hardware to train on."""
+    time_limit: float | None = setting(None, Range(1, MOST_SECONDS, whole=False))
+    """Time for the checks that import torch (default: 2m), or for --selftest (10m)."""
 
 
 @app.command()
 @with_option_sets
 def doctor(
-    code: ScanOptions,
-    log: LogOptions,
-    machine: MachineOptions,
+    code: Annotated[ScanOptions, options_of(ScanOptions)],
+    log: Annotated[LogOptions, options_of(LogOptions)],
+    machine: Annotated[MachineOptions, options_of(MachineOptions)],
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH...]", help="Python files, notebooks or folders to scan instead."
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="List every passed check and every finding.")
@@ -136,17 +110,17 @@ def doctor(
 
     Without arguments, check whether this machine is ready to train.
     """
-    _refuse_mixtures(code, log, machine)
+    _refuse_mixtures(paths, code, log, machine)
     output = Output(as_json=json)
     if log.explain is not None:
         from tpukit.commands.reports.explanation import explain_file
 
         failed = explain_file(log.explain, log.knowledge or [], LOG_SECONDS, output)
-    elif code.paths:
+    elif paths:
         from tpukit.commands.reports.code import scan_code
 
         failed = scan_code(
-            code.paths, output, fix=code.fix and not code.diff, show=code.fix or code.diff,
+            paths, output, fix=code.fix and not code.diff, show=code.fix or code.diff,
             strict=strict, verbose=verbose, moves=code.to.value if code.to else "",
             sarif=code.sarif,
         )  # fmt: skip
@@ -173,9 +147,11 @@ def _check(options: MachineOptions, output: Output, *, strict: bool, verbose: bo
     )
 
 
-def _refuse_mixtures(code: ScanOptions, log: LogOptions, machine: MachineOptions) -> None:
+def _refuse_mixtures(
+    paths: Sequence[str] | None, code: ScanOptions, log: LogOptions, machine: MachineOptions
+) -> None:
     given = {
-        "paths": bool(code.paths),
+        "paths": bool(paths),
         "--explain": log.explain is not None,
         "--quick": machine.quick,
         "--report": machine.report,
@@ -187,7 +163,7 @@ def _refuse_mixtures(code: ScanOptions, log: LogOptions, machine: MachineOptions
                 f"doctor: {option} cannot be combined with {', '.join(others)}.",
                 "Run them one after the other.",
             )
-    if (code.fix or code.diff or code.to or code.sarif) and not code.paths:
+    if (code.fix or code.diff or code.to or code.sarif) and not paths:
         raise ConfigError(
             "doctor: --fix, --diff, --to and --sarif need paths.",
             "Name files: tpukit doctor train.py --diff",

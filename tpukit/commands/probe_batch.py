@@ -1,19 +1,19 @@
 """`tpukit probe-batch`: the batch that fits, measured on this machine or by the TPU compiler."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
-
-import typer
 
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
-from tpukit.commands.options.training import SettingSources, read_settings
+from tpukit.commands.options.training import SourceOptions, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.batch import comparison
 from tpukit.commands.sizing import check_search, early_child, size_batch, size_model, task_source
 from tpukit.errors import ConfigError, OutOfMemoryError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import prepare_environment
+from tpukit.io.ranges import setting
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import TrainConfig
 
@@ -27,52 +27,38 @@ PlaceOptions = Annotated[
     Given, options_of(TrainConfig, {HARDWARE: HARDWARE_FIELDS, TASK: ("data_path",)})
 ]
 """Options of the hardware and the data."""
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=HARDWARE,
-        help="TPU to compile for (v5e-8, v6e-1, ...), or GPUs to predict for (t4, 2xt4, a100-40,"
-        " 24GB), instead of measuring.",
-    ),
-]
-CompareOption = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=HARDWARE,
-        metavar="TARGET,TARGET,...",
-        help="Targets side by side, in place of --target: t4,l4,a100-40.",
-    ),
-]
-InputOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        rich_help_panel=OWN_MODEL,
-        metavar="NAME=SHAPE[:DTYPE[<N]]",
-        help="An input of --model, without the batch: image=3x224x224, 'ids=128:int64<1000'.",
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        rich_help_panel=OWN_MODEL,
-        help="my_file.py:make_model, or package.module:function; without a colon the task's"
-        " setting `model`.",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class ProbedPlaces:
+    """Devices in place of this machine's."""
+
+    target: str | None = None
+    """TPU to compile for (v5e-8, v6e-1, ...), or GPUs to predict for (t4, 2xt4, a100-40, 24GB),
+    instead of measuring."""
+    compare: str | None = setting(None, metavar="TARGET,TARGET,...")
+    """Targets side by side, in place of --target: t4,l4,a100-40."""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model without a task."""
+
+    model: str | None = None
+    """my_file.py:make_model, or package.module:function; without a colon the task's setting
+    `model`."""
+    inputs: list[str] | None = setting(None, metavar="NAME=SHAPE[:DTYPE[<N]]")
+    """An input of --model, without the batch: image=3x224x224, 'ids=128:int64<1000'."""
 
 
 def probe_batch(
-    sources: SettingSources,
+    sources: SourceOptions,
     search: SearchOptions,
     place: PlaceOptions,
     own: OwnOptions,
+    places: Annotated[ProbedPlaces, options_of(ProbedPlaces, {HARDWARE: ("target", "compare")})],
+    bare: Annotated[OwnModel, options_of(OwnModel, {OWN_MODEL: ("model", "inputs")})],
     task: TaskOption = DEFAULT_TASKS["probe-batch"],
-    model: ModelOption = None,
-    inputs: InputOption = None,
-    target: TargetOption = None,
-    compare: CompareOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -81,6 +67,8 @@ def probe_batch(
     Trials run the training step in child processes.
     """
     output, settings = Output(as_json=json), SearchSettings(**search)
+    target, compare = places.target, places.compare
+    model, inputs = bare.model, bare.inputs
     targets = [target] if compare is None else [name.strip() for name in compare.split(",")]
     if target and compare is not None:
         raise ConfigError("--target and --compare exclude each other.", "Give one of them.")

@@ -153,20 +153,12 @@ def _activity(process: int) -> str:
     with suppress(psutil.Error):
         first = psutil.Process(process)
         family = [first, *first.children(recursive=True)]
-        before = _processor_seconds(family)
+        for member in family:
+            member.cpu_percent()  # the next call counts from here
         time.sleep(BUSY_SECONDS)
-        busy = (_processor_seconds(family) - before) / BUSY_SECONDS
+        busy = sum(member.cpu_percent() for member in family if member.is_running()) / 100
         return f"{len(family)} processes, {busy:.1f} cores busy"
     return "its processes are not visible"
-
-
-def _processor_seconds(family: Sequence[psutil.Process]) -> float:
-    total = 0.0
-    for member in family:
-        with suppress(psutil.Error):
-            times = member.cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def _log_in_cache(command: Sequence[str]) -> Path:

@@ -70,15 +70,16 @@ def _name_ending_run(request: TrainingRequest, output: Output, process: int) -> 
 
 # -- a trained run -------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
-class TaskOptions:
+class TrainedSource:
     """The task of a trained run, beside what the run records."""
 
-    task: Annotated[
-        str | None, typer.Option("--task", help="FILE:CLASS of the run's task, if it has moved.")
-    ] = None
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting of the task.")
-    ] = None
+    task: str | None = None
+    """FILE:CLASS of the run's task, if it has moved."""
+    settings: list[str] | None = None
+    """NAME=VALUE: a setting of the task."""
+
+
+TaskOptions = Annotated[TrainedSource, options_of(TrainedSource)]
 
 
 def use_in_all_ranks(

@@ -9,7 +9,7 @@ import typer
 from tpukit.commands.options.option_sets import OwnOptions
 from tpukit.commands.options.training import (
     PlanOption,
-    SettingSources,
+    SourceOptions,
     TrainingOptions,
     read_settings,
 )
@@ -19,7 +19,7 @@ from tpukit.commands.running import run_training
 
 def summarize_train(
     training: TrainingOptions,
-    sources: SettingSources,
+    sources: SourceOptions,
     own: OwnOptions,
     plan: PlanOption = None,
     export: Annotated[

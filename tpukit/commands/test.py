@@ -12,7 +12,13 @@ from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import DEFAULT_TASKS, build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, shown_in_cell
-from tpukit.commands.running import TaskOptions, UseHardware, hardware_options, use_in_all_ranks
+from tpukit.commands.running import (
+    TaskOptions,
+    TrainedSource,
+    UseHardware,
+    hardware_options,
+    use_in_all_ranks,
+)
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
 from tpukit.train.config import build
@@ -90,7 +96,7 @@ def evaluation(trained: TrainedTask, options: EvaluationOptions, own: Given) -> 
 
 
 def _open(
-    run: Path | None, checkpoint: Path | None, options: TaskOptions, output: Output
+    run: Path | None, checkpoint: Path | None, options: TrainedSource, output: Output
 ) -> TrainedTask:
     from tpukit.registry.trained import open_checkpoint_file, open_trained
 

@@ -4,7 +4,7 @@ from tpukit.commands.options.option_sets import OwnOptions
 from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
 from tpukit.commands.options.training import (
     PlanOption,
-    SettingSources,
+    SourceOptions,
     TrainingOptions,
     read_settings,
 )
@@ -14,7 +14,7 @@ from tpukit.commands.running import run_training
 
 def train(
     training: TrainingOptions,
-    sources: SettingSources,
+    sources: SourceOptions,
     own: OwnOptions,
     plan: PlanOption = None,
     task: TaskOption = DEFAULT_TASKS["train"],

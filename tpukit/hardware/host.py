@@ -7,11 +7,10 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,16 +114,6 @@ class Host:
         """A file of an installed package, `torch/version.py`; the package is not imported."""
         texts = (self.read(f"{folder}/{path}") for folder in sys.path if folder)
         return next((text for text in texts if text is not None), None)
-
-    def port_is_free(self, port: int) -> bool:
-        """Whether this process could listen on a port."""
-        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                server.bind(("", port))
-            except OSError:
-                return False
-        return True
 
     def reaches(self, name: str, port: int, seconds: float) -> bool:
         """Whether a server on the network answers."""

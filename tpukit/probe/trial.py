@@ -47,14 +47,12 @@ class TrialSetup:
     """TPU to compile for; None: measure on this machine."""
     world_size: int = 1
     """Ranks of a measured trial."""
-    forks: bool = False
-    """Run each trial in a fork of the child, before which no device and no thread is started."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> TrialSetup:
         """The setup from the fields of `dataclasses.asdict`."""
         task, config = TaskSource(**fields["task"]), TrainConfig(**fields["config"])
-        return cls(task, config, fields["target"], fields["world_size"], fields["forks"])
+        return cls(task, config, fields["target"], fields["world_size"])
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,6 @@ class TrialRequest:
     """How hard the TPU compiler optimizes; measured trials ignore it."""
     evaluate: bool = True
     """Compile the evaluation program too, at full effort."""
-    fresh: bool = False
-    """Measure it in a fresh process."""
     fitted: int = 0
     """Largest batch that has fitted: ambiguous failures of larger ones count as out of memory."""
 
@@ -149,8 +145,6 @@ class Trial:
     devices: int | None = None
     samples: int | None = None
     """Training samples, where they are known."""
-    fresh: bool = True
-    """Whether its process had run no other trial."""
     predicted: Prediction | None = None
     """The prediction for a trial measured on a GPU or TPU. On a TPU `used_bytes` is then the larger
     one of the predicted and the measured memory usage."""

@@ -152,9 +152,15 @@ def find_source(spec: str) -> ClassSource | None:
 
 def source_of(cls: type) -> ClassSource:
     """The source of a class of this package."""
-    found = _read(Path(inspect.getfile(cls)), cls.__name__, cls.__module__)
+    file = Path(inspect.getfile(cls))
+    found = _class_in(file, _tree_of(file), cls.__name__, cls.__module__)
     assert found is not None, f"{cls.__name__} is in a file of its module"
     return found
+
+
+@cache
+def _tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def setting_fields(source: ClassSource) -> list[OptionField]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.hardware.launch.child import Child, ChildDiedError, first_ready
+from tpukit.hardware.launch.child import Child, ChildDiedError
 
 CHATTER = """
 import sys, time
@@ -126,15 +126,6 @@ def test_leaving_ends_the_child_and_closes_everything():
         assert is_alive(pid)
     assert not is_alive(pid)
     assert open_descriptors() == before
-
-
-def test_the_death_of_one_child_does_not_wait_for_the_others(child):
-    child.send({"do": "hang"})
-    with Child({}, ("-c", ECHO)) as other:
-        other.send({"do": "die", "signal": signal.SIGKILL})
-        assert first_ready([child, other], time.monotonic() + 60) is other
-        with pytest.raises(ChildDiedError, match="SIGKILL"):
-            other.receive(time.monotonic() + 60)
 
 
 def test_a_child_that_is_done_ends_by_itself(tmp_path):

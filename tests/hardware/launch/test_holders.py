@@ -84,17 +84,17 @@ def test_a_busy_tpu_is_an_error_with_a_way_on(text):
 
 
 def test_the_search_tries_a_busy_device_again_in_a_new_process(monkeypatch):
-    answers = [JobError("--hw tpu: the TPU is busy; ..."), [Trial(2, fits=True)]]
+    answers = [JobError("--hw tpu: the TPU is busy; ..."), Trial(2, fits=True)]
 
-    def evaluate(self, requests):
+    def evaluate(self, request):
         answer = answers.pop(0)
         if isinstance(answer, JobError):
             raise answer
         return answer
 
     monkeypatch.setattr(evaluators, "PAUSES", (0.0,))
-    monkeypatch.setattr(evaluators.ChildEvaluator, "evaluate_together", evaluate)
+    monkeypatch.setattr(evaluators.ChildEvaluator, "evaluate", evaluate)
     with MeasuredEvaluator(TaskSource("", {}), TrainConfig(hw="cpu"), None) as evaluator:
-        [trial] = evaluator.evaluate([TrialRequest(2)])
+        trial = evaluator.evaluate(TrialRequest(2))
     assert trial.fits
     assert answers == []

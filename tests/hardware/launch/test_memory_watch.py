@@ -107,13 +107,14 @@ def test_the_ranks_of_a_machine_share_what_is_left(ranks, code, monkeypatch):
 
 HOARDS = """
 import numpy as np
-from tpukit.probe.trial import TaskSource, TrialSetup
+from tpukit.probe.trial import TaskSource, TrialRequest, TrialSetup
 from tpukit.probe.trials.worker import TrialRunner
 from tpukit.train.config import TrainConfig
 
 held = []
 TrialRunner._forms = property(lambda self: held.extend(np.ones(2**22) for _ in range(48)))
-TrialRunner(TrialSetup(TaskSource("", {}), TrainConfig(hw="cpu"), forks=True)).prepare()
+runner = TrialRunner(TrialSetup(TaskSource("", {}), TrainConfig(hw="cpu")))
+assert not runner.result(TrialRequest(1))["trial"]["fits"]
 print(len(held))
 """
 

@@ -1,7 +1,5 @@
 """The search among a task's forms, against searches of each form alone and against enumeration."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,9 +26,8 @@ class Forms:
         self.versions: dict[str, str] = {}
         self.on_cpu, self.by_speed = on_cpu, by_speed
 
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        assert len({request.form for request in requests}) == 1
-        return self.forms[requests[0].form].evaluate(requests)
+    def evaluate(self, request: TrialRequest) -> Trial:
+        return self.forms[request.form].evaluate(request)
 
 
 def chosen(evaluator, **given) -> Recommendation:
@@ -180,8 +177,8 @@ class InThisProcess:
             TrialSetup(TaskSource(TASK_FACTORY, arguments), TrainConfig(), "2GB")
         )
 
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        return [Trial(**self.runner.result(request)["trial"]) for request in requests]
+    def evaluate(self, request: TrialRequest) -> Trial:
+        return Trial(**self.runner.result(request)["trial"])
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The recommendation and the accumulation, on trials of a simulated evaluator."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 from simulated import Simulated, recommend
@@ -80,7 +79,6 @@ def test_the_largest_and_the_recommended_are_confirmed_at_full_effort():
     found = recommend(evaluator, start=20)
     full = [request for request in evaluator.requests if request.effort == "full"]
     assert [request.batch for request in full] == [found.largest, found.recommended]
-    assert [request.evaluate for request in full] == [False, True]
     assert 19 <= found.largest <= 20
     assert 16 <= found.recommended <= 19
 
@@ -177,11 +175,11 @@ class SmallMachine(Simulated):
 
     lacks = ("full",)
 
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        if requests[0].effort in self.lacks:
-            self.requests += requests
+    def evaluate(self, request: TrialRequest) -> Trial:
+        if request.effort in self.lacks:
+            self.requests.append(request)
             raise JobError("no memory.", id=COMPILER_MEMORY)
-        return super().evaluate(requests)
+        return super().evaluate(request)
 
 
 @pytest.mark.parametrize(
@@ -246,26 +244,6 @@ def test_nothing_fits():
 def test_everything_fits_up_to_the_maximum():
     found = recommend(Simulated(), max=16)
     assert (found.largest, found.smallest_failed) == (16, None)
-
-
-class Leaky(Simulated):
-    """Processes that ran trials before leave less memory: from 20 samples on they fail."""
-
-    def trial(self, request: TrialRequest) -> Trial:
-        trial = super().trial(request)
-        return dataclasses.replace(
-            trial,
-            fresh=request.fresh,
-            fits=trial.fits and (request.fresh or request.batch < 20),
-        )
-
-
-def test_a_failure_that_decides_is_tried_again_in_a_fresh_process():
-    evaluator = Leaky()
-    found = Recommender(evaluator, SearchSettings(), lambda line: None).recommend()
-    assert (found.largest, found.smallest_failed, found.exact) == (30, 31, True)
-    assert TrialRequest(31, fresh=True) in evaluator.requests
-    assert len({trial.batch for trial in found.trials}) == len(found.trials) < 12
 
 
 # -- time, speed and data --------------------------------------------------------------------------

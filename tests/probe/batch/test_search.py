@@ -140,36 +140,20 @@ def test_a_compiler_that_recomputes_near_the_limit_takes_few_trials(
         assert found.high - found.low <= max(1, TOLERANCE * found.low)
 
 
-def test_a_linear_model_is_found_at_once():
-    curve = Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB)
-    assert search(curve, SearchSettings(4, 200)).low == 40
-    assert len(curve.tried) == 3
-
-
-def test_nothing_fits():
-    curve = Curve([20 * GIB] * 64, 16 * GIB)
-    found = search(curve, SearchSettings(16, 64))
-    assert (found.low, found.high) == (0, 1)
-    assert 1 in curve.tried
-
-
-def test_never_fails_up_to_the_maximum():
-    curve = Curve([GIB] * 100, 16 * GIB)
-    found = search(curve, SearchSettings(4, 100))
-    assert (found.low, found.high) == (100, None)
-    assert 100 in curve.tried
-
-
-def test_silent_failures_are_halved():
-    curve = Curve([b * GIB for b in range(1, 1025)], 100 * GIB, reports=False)
-    found = search(curve, SearchSettings(1024, 1024))
-    assert found.low == 100
-    assert len(curve.tried) <= 12
-
-
-def test_a_maximum_below_one_multiple_is_refused():
-    with pytest.raises(ValueError, match="multiple"):
-        search(Curve([1] * 8, 2), SearchSettings(4, 4, multiple_of=8))
+@pytest.mark.parametrize(
+    ("curve", "start", "low", "high", "most"),
+    [
+        (Curve([GIB + b * 2**28 for b in range(1, 201)], 11 * GIB, fixed=GIB), 4, 40, 41, 3),
+        (Curve([20 * GIB] * 64, 16 * GIB), 16, 0, 1, 12),
+        (Curve([GIB] * 100, 16 * GIB), 4, 100, None, 6),
+        (Curve([b * GIB for b in range(1, 1025)], 100 * GIB, reports=False), 1024, 100, 101, 12),
+    ],
+    ids=["linear", "nothing-fits", "everything-fits", "silent"],
+)
+def test_a_curve_is_known_after_a_few_trials(curve, start, low, high, most):
+    found = search(curve, SearchSettings(start, len(curve.used)))
+    assert (found.low, found.high) == (low, high)
+    assert {low or high, high or low} <= {*curve.tried} and len(curve.tried) <= most
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_releases_that_were_seen_to_compile_need_nothing(torch, torch_xla, libtp
     installed |= {"torch": torch, "torch_xla": torch_xla, "libtpu": libtpu}
     installed |= {"jax": jax, "jaxlib": jax}
     found = client.find_client(pytest.fail)
-    assert found.environment == {} and found.versions == installed == client.check_versions()
+    assert found.environment == {} and found.versions == installed
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,6 @@ def test_jax_is_installed_beside_once(here, installed, attached):
     assert found.environment["PYTHONPATH"].startswith(str(found.folder))
     assert (found.folder / "jax/__init__.py").exists()
     assert client.find_client(pytest.fail) == client.find_client() == found
-    with pytest.raises(HardwareError, match="not in this environment"):
-        client.check_versions()
 
 
 def test_what_cannot_be_installed_says_how_wheels_are_attached(installed, attached):
@@ -118,15 +116,12 @@ def test_what_cannot_be_installed_says_how_wheels_are_attached(installed, attach
         client.find_client()
 
 
-def test_another_system_is_named(monkeypatch):
-    monkeypatch.setattr(client.sys, "platform", "darwin")
-    with pytest.raises(HardwareError) as caught:
+def test_another_system_or_processor_is_named(monkeypatch):
+    monkeypatch.setattr(client.platform, "machine", lambda: "aarch64")
+    with pytest.raises(HardwareError, match=r"Linux on x86-64 only; .* aarch64") as caught:
         client.find_client()
     assert caught.value.id == "no-compiler"
-    assert "Linux" in caught.value.message
-
-
-def test_another_processor_is_named(monkeypatch):
-    monkeypatch.setattr(client.platform, "machine", lambda: "aarch64")
-    with pytest.raises(HardwareError, match="aarch64"):
+    monkeypatch.undo()
+    monkeypatch.setattr(client.sys, "platform", "darwin")
+    with pytest.raises(HardwareError, match="Linux on x86-64 only"):
         client.find_client()

@@ -45,20 +45,20 @@ def test_bytes_of_a_shape_count_padding(shape, expected):
 
 
 def test_collectives_are_named_and_weighed():
-    assert hlo.collectives(PROGRAM) == {"all-gather": 1, "all-reduce": 1}
-    assert hlo.collective_bytes(PROGRAM) == 4 * 2**20 + 4 * 8 * 128 + 4 * 64 * 128
+    counts, size = hlo.collectives(PROGRAM)
+    assert counts == {"all-gather": 1, "all-reduce": 1}
+    assert size == 4 * 2**20 + 4 * 8 * 128 + 4 * 64 * 128
 
 
 def test_a_collective_between_on_chip_buffers_still_uses_the_links():
     summed = "  %r = f32[1024]{0:T(1024)S(1)} all-reduce(%x), channel_id=1"
-    assert hlo.collective_bytes(summed) == 4096
+    assert hlo.collectives(summed)[1] == 4096
 
 
 def test_pieces_of_one_collective_count_once():
     piece = "  %g{n} = f32[8]{{0}} all-gather(%x), channel_id=7, dimensions={{0}}"
     program = "\n".join(piece.format(n=n) for n in range(5))
-    assert hlo.collectives(program) == {"all-gather": 1}
-    assert hlo.collective_bytes(program) == 32
+    assert hlo.collectives(program) == ({"all-gather": 1}, 32)
 
 
 def test_the_largest_buffers_at_the_peak_and_their_places():

@@ -54,7 +54,7 @@ EXPECTED = {
         "kind": "cpu", "place": "this machine", "devices": 1, "memory": 16303428 * 1024,
         "bf16": "emulated",
         "verdicts": {
-            "device": "pass", "tpu-free": "skip", "torch-and-torch-xla": "pass", "port": "warn",
+            "device": "pass", "tpu-free": "skip", "torch-and-torch-xla": "pass",
             "number-formats": "pass", "libtpu": "skip",
         },
     },

@@ -45,7 +45,7 @@ def test_a_measured_trial_has_the_prediction_beside_it():
     measured = MeasuredEvaluator(task, config, None)
     compiled = CompilerEvaluator(task, config, find_target("v5e-1"), None)
     with predictions.PredictedBeside(measured, compiled, said.append) as evaluator:
-        [trial] = evaluator.evaluate([TrialRequest(2)])
+        trial = evaluator.evaluate(TrialRequest(2))
     assert trial.fits
     assert trial.step_seconds == pytest.approx(2 / trial.samples_per_second)
     assert trial.predicted.target == "v5e-1"
@@ -62,7 +62,7 @@ def test_a_prediction_that_fails_costs_no_trial():
     measured = MeasuredEvaluator(source("Hungry"), config, None)
     compiled = CompilerEvaluator(source("Hungry"), config, find_target("v5e-1"), 1.0)
     with predictions.PredictedBeside(measured, compiled, said.append) as evaluator:
-        trials = evaluator.evaluate([TrialRequest(2)]) + evaluator.evaluate([TrialRequest(3)])
+        trials = [evaluator.evaluate(TrialRequest(n)) for n in (2, 3)]
     assert [(trial.fits, trial.predicted) for trial in trials] == [(True, None)] * 2
     [line] = said
     assert line.startswith("No predictions: batch 2")
@@ -97,9 +97,9 @@ def test_a_measured_trial_has_a_gpus_prediction_beside_it():
     with predictions.PredictedBeside(
         MeasuredEvaluator(task, config, None), TracedEvaluator(task, config, t4, None), print
     ) as evaluator:
-        [trial] = evaluator.evaluate([TrialRequest(2)])
+        trial = evaluator.evaluate(TrialRequest(2))
     with TracedEvaluator(task, config, t4, None) as traced:
-        [alone] = traced.evaluate([TrialRequest(2)])
+        alone = traced.evaluate(TrialRequest(2))
     beside = sum(t4.context_bytes) // 2
     found = trial.predicted
     assert (found.target, found.used_bytes) == ("t4", alone.used_bytes - beside)
@@ -134,8 +134,8 @@ def test_memory_that_a_device_does_not_tell_is_the_compilers(sampled, taken):
             self.trial, self.versions = Trial(4, fits=True, **found), {}
             self.target = find_target("v5e-1")
 
-        def evaluate(self, requests):
-            return [self.trial]
+        def evaluate(self, request):
+            return self.trial
 
         def close(self):
             pass
@@ -143,7 +143,7 @@ def test_memory_that_a_device_does_not_tell_is_the_compilers(sampled, taken):
     measured = Answers(used_bytes=sampled and sampled * 2**30)
     compiled = Answers(used_bytes=12 * 2**30, limit_bytes=16 * 2**30)
     with predictions.PredictedBeside(measured, compiled, print) as evaluator:
-        [trial] = evaluator.evaluate([TrialRequest(4)])
+        trial = evaluator.evaluate(TrialRequest(4))
     assert trial.used_bytes == taken * 2**30
     assert trial.limit_bytes == 16 * 2**30
     assert trial.predicted.measured_bytes == (sampled and sampled * 2**30)

@@ -3,6 +3,7 @@
 import signal
 import threading
 
+import psutil
 import pytest
 
 from tpukit.errors import JobError
@@ -11,11 +12,7 @@ from tpukit.io.units import GIB
 from tpukit.probe.compiler.hlo import requested_and_limit
 from tpukit.probe.targets import find_target
 from tpukit.probe.trial import TaskSource, Trial, TrialRequest
-from tpukit.probe.trials import evaluators
-from tpukit.probe.trials.evaluators import (
-    CompilerEvaluator,
-    MeasuredEvaluator,
-)
+from tpukit.probe.trials.evaluators import ChildEvaluator, CompilerEvaluator, MeasuredEvaluator
 from tpukit.train.config import TrainConfig
 
 
@@ -102,55 +99,33 @@ def test_a_compiler_that_is_killed_is_no_batch_too_large():
     """It runs on this machine: what the system kills says nothing about the TPU's memory."""
     nothing = TaskSource("none:none", {})
     with CompilerEvaluator(nothing, TrainConfig(), find_target("v5e-8"), None) as evaluator:
-        evaluator._children = {n: Child({}, ("-c", SLEEPING)) for n in (0, 1)}
-        threading.Timer(0.5, evaluator._children[1]._process.kill).start()
+        evaluator._child = Child({}, ("-c", SLEEPING))
+        threading.Timer(0.5, evaluator._child._process.kill).start()
         with pytest.raises(JobError, match=r"batch 8: .* ended by SIGKILL") as caught:
-            evaluator.evaluate_together([TrialRequest(4), TrialRequest(8)])
+            evaluator.evaluate(TrialRequest(8))
     assert caught.value.id == "compiler-killed" and "dmesg" in caught.value.hint
 
 
 SLEEPING = "import time; time.sleep(300)"
-COMPILING = """
-import json, sys, time
-from pathlib import Path
-
-folder, lives, descriptor = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-for line in sys.stdin:
-    batch = json.loads(line)["batch"]
-    with (folder / str(batch)).open("a") as tries:
-        tries.write("x")
-        tries.flush()
-        time.sleep(0.5 * (batch == 4))
-        if batch == 8 and tries.tell() <= lives:
-            print("Error: out of memory: 1.00 GiB of 2.00 GiB are available, 0.5 stay.\\nTry.")
-            sys.exit(1)
-    answer = {"trial": {"batch": batch, "fits": True}, "reusable": True}
-    open(descriptor, "w", closefd=False).write(json.dumps(answer) + "\\n")
+LACKING = """
+import sys
+print("Error: out of memory: 1.00 GiB of 2.00 GiB are available, 0.5 stay.\\nTry.")
+sys.exit(1)
 """
 
 
 @pytest.mark.plan
-@pytest.mark.parametrize("deaths", [1, 2])
-def test_a_compiler_without_memory_beside_another_is_tried_alone(deaths, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluators, "can_compile_two", lambda: True)
-    command = ("-c", COMPILING, str(tmp_path), str(deaths))
-    monkeypatch.setattr(CompilerEvaluator, "_start_child", lambda self: Child({}, command))
-    requests = [TrialRequest(4, effort="full"), TrialRequest(8, effort="full")]
-    target = find_target("v5e-8")
-    with CompilerEvaluator(TaskSource("", {}), TrainConfig(), target, None) as evaluator:
-        if deaths == 1:
-            assert [trial.batch for trial in evaluator.evaluate(requests)] == [4, 8]
-        else:
-            with pytest.raises(JobError, match=r"batch 8: .* full effort .* 1.00 GiB") as caught:
-                evaluator.evaluate(requests)
-            assert caught.value.id == "compiler-memory" and "--max" in caught.value.hint
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"4": "xx", "8": "xx"}
+def test_a_compiler_without_memory_on_this_machine_says_so(monkeypatch):
+    monkeypatch.setattr(CompilerEvaluator, "_start_child", lambda self: Child({}, ("-c", LACKING)))
+    evaluator = CompilerEvaluator(TaskSource("", {}), TrainConfig(), find_target("v5e-8"), None)
+    with pytest.raises(JobError, match=r"batch 8: .* full effort .* 1.00 GiB") as caught:
+        evaluator.evaluate(TrialRequest(8, effort="full"))
+    assert caught.value.id == "compiler-memory" and "--max" in caught.value.hint
 
 
 NAMED = """
 import json, os, sys
 descriptor = int(sys.argv[1])
-sys.stdin.readline()
 for line in sys.stdin:
     batch = json.loads(line)["batch"]
     trial = {"batch": batch, "fits": True, "unread": batch == 8, "used_bytes": os.getpid()}
@@ -158,21 +133,33 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """The process of each of four trials."""
+    monkeypatch.setattr(ChildEvaluator, "_start_child", lambda self: Child({}, ("-c", NAMED)))
+
+    def run(evaluator):
+        with evaluator:
+            return [evaluator.evaluate(TrialRequest(n)).used_bytes for n in (4, 8, 16, 20)]
+
+    return run
+
+
 @pytest.mark.plan
-def test_a_process_that_could_not_read_a_program_is_replaced(monkeypatch):
+def test_a_process_that_could_not_read_a_program_is_replaced(processes, monkeypatch):
     """What it had read of the text stays in its memory."""
-    child = ("-c", NAMED)
-    monkeypatch.setattr(CompilerEvaluator, "_start_child", lambda self: _with_setup(child))
-    target = find_target("v5e-8")
-    with CompilerEvaluator(TaskSource("", {}), TrainConfig(), target, None) as evaluator:
-        process = {n: evaluator.evaluate([TrialRequest(n)])[0].used_bytes for n in (4, 8, 16, 20)}
-    assert process[4] == process[8] != process[16] == process[20]
+    evaluator = CompilerEvaluator(TaskSource("", {}), TrainConfig(), find_target("v5e-8"), None)
+    first, second, third, fourth = processes(evaluator)
+    assert first == second != third == fourth
 
 
-def _with_setup(command):
-    child = Child({}, command)
-    child.send({})
-    return child
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_each_measured_trial_has_a_process_of_its_own(on_cpu, processes):
+    evaluator = MeasuredEvaluator(TaskSource("", {}), TrainConfig(hw="cpu"), None)
+    evaluator.on_cpu = on_cpu
+    used = processes(evaluator)
+    assert len(set(used)) == 4
+    assert not any(psutil.pid_exists(process) for process in used)
 
 
 @pytest.mark.parametrize(("compiles", "seconds"), [(None, 600), (True, 1800)])

@@ -1,4 +1,4 @@
-"""Trials in child processes: forks of one, and what becomes of several ranks' results."""
+"""Trials in child processes, and what becomes of several ranks' results."""
 
 import json
 import sys
@@ -9,7 +9,6 @@ from runs import SUPPORT, result, script
 
 from tpukit.hardware.launch import launcher
 from tpukit.probe.trial import TASK_FACTORY, TaskSource, TrialRequest, TrialSetup
-from tpukit.probe.trials.evaluators import MeasuredEvaluator
 from tpukit.probe.trials.worker import TrialRunner
 from tpukit.train.config import TrainConfig
 
@@ -81,55 +80,18 @@ def test_a_gpu_s_library_that_fails_by_the_size_is_short_of_memory(monkeypatch):
         assert "CUBLAS" in runner.result(alone)["error"]["message"]
 
 
-def searched(task: str, *batches: int, limit: int = 0, env=None, **settings) -> list[dict]:
-    """The trials of a search, whose processes are forks."""
+def searched(task: str, *batches: int, limit: int = 0, **settings) -> list[dict]:
+    """The trials of these batches on a CPU."""
     spec = f"{SUPPORT / 'probe_tasks.py'}:{task}"
-    return result(script("searched.py", spec, json.dumps(settings), limit, *batches, env=env))
+    return result(script("searched.py", spec, json.dumps(settings), limit, *batches))
+
+
+def test_a_trial_after_a_failed_one_has_the_memory_that_it_had_before():
+    trials = searched("Hungry", 3, 400, 3, limit=400_000_000)
+    assert [trial["fits"] for trial in trials] == [True, False, True]
+    assert trials[0]["used_bytes"] == pytest.approx(trials[2]["used_bytes"], rel=0.02)
 
 
 def test_a_search_says_what_has_fitted():
     trials = searched("Cublas", 4, 8, bad_rows=6, width=64)
     assert [trial["fits"] for trial in trials] == [True, False]
-
-
-@pytest.fixture
-def processes(tmp_path):
-    """The processes that build a task, and those that build a model, in a search of this task."""
-    notes = tmp_path / "notes"
-
-    def search(task: str) -> tuple[list[str], list[str]]:
-        trials = searched(task, 2, 3, 400, 3, limit=400_000_000, env={"TPUKIT_NOTES": str(notes)})
-        assert [trial["fits"] for trial in trials] == [True, True, False, True]
-        assert trials[1]["used_bytes"] == pytest.approx(trials[3]["used_bytes"], rel=0.02)
-        assert all(trial["fresh"] for trial in trials)
-        lines = [line.split() for line in notes.read_text().splitlines()]
-        return tuple([pid for kind, pid in lines if kind == what] for what in ("task", "model"))
-
-    return search
-
-
-@pytest.mark.parametrize("task", ["Noted", "Parallel"])
-def test_trials_on_a_cpu_are_forks_that_share_one_task(processes, task):
-    tasks, models = processes(task)
-    assert len(tasks) == 1
-    assert len(set(models) - set(tasks)) == 4
-
-
-def test_a_task_with_a_thread_of_its_own_is_not_forked(processes):
-    tasks, models = processes("Threaded")
-    assert tasks == models
-    assert len(set(tasks)) == 4
-
-
-def test_a_fork_takes_no_less_memory_than_a_process(tmp_path, monkeypatch):
-    """Stacks of the threads that a fork lacks would hold the trial's own, outside of the limit."""
-    monkeypatch.setenv("TPUKIT_NOTES", str(tmp_path / "notes"))
-    used = {}
-    for task in ("Noted", "Threaded"):
-        spec = {"spec": f"{SUPPORT / 'probe_tasks.py'}:{task}", "settings": {}, "data_path": ""}
-        source = TaskSource("tpukit.registry.classes:load_task", spec)
-        config = TrainConfig(hw="cpu", memory_limit=400_000_000)
-        with MeasuredEvaluator(source, config, None) as evaluator:
-            [trial] = evaluator.evaluate([TrialRequest(2)])
-        used[task] = trial.used_bytes
-    assert used["Noted"] > used["Threaded"] - 4 * 2**20

@@ -5,12 +5,14 @@ import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from enum import EnumType
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 
 from tpukit.errors import ConfigError
+from tpukit.io.ranges import flag, range_problems, ranges_of
 from tpukit.io.units import parse_bytes, parse_duration
 from tpukit.registry.declared import source_of
 
@@ -19,7 +21,8 @@ Given = dict[str, Any]
 """Options by field name; those that were not given are left out."""
 
 PLAIN_TYPES = (bool, int, float, str, Path)
-ALIASES = {"devices": "--nproc"}
+FLAGS = {"devices": ("--devices", "--nproc"), "settings": ("--set",), "inputs": ("--input",)}
+"""Options that are not named as their field alone is."""
 PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_time": (parse_duration, "DURATION"),
     "collective_timeout": (parse_duration, "DURATION"),
@@ -54,12 +57,12 @@ def options_of(config: type, panels: Mapping[str | None, Sequence[str]] | None =
         given: Annotated[Given, options_of(TrainConfig, {"Hardware": ("hw", "devices")})]
     """
     hints, docs = get_type_hints(config), field_docs(config)
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    fields = {field.name: field for field in dataclasses.fields(config)}
     return OptionSet([
-        option_parameter(name, hints[name], help_text(docs[name], defaults[name]),
-                         defaults[name], panel)
-        for panel, names in (panels or {None: [*defaults]}).items()
-        for name in names
+        option_parameter(name, hints[name], help_text(docs[name], field.default), field.default,
+                         panel, field.metadata.get("metavar"))
+        for panel, names in (panels or {None: [*fields]}).items()
+        for name, field in ((name, fields[name]) for name in names)
     ])  # fmt: skip
 
 
@@ -76,7 +79,7 @@ def help_text(doc: str, default: Any) -> str:
 
 
 def option_parameter(
-    name: str, hint: Any, text: str, default: Any, panel: str | None
+    name: str, hint: Any, text: str, default: Any, panel: str | None, shown: str | None = None
 ) -> inspect.Parameter:
     """A parameter that typer reads as the option of a field; its value is None if not given."""
     hint = next((part for part in _parts(hint) if part is not type(None)), hint)
@@ -84,16 +87,15 @@ def option_parameter(
     kind: Any = str
     if get_origin(hint) is Literal:
         metavar = "|".join(map(str, get_args(hint)))
-    elif hint in PLAIN_TYPES:
-        kind = hint
+    elif hint in PLAIN_TYPES or get_origin(hint) is list or isinstance(hint, EnumType):
+        kind, metavar = hint, metavar or shown
     else:
         parser, metavar = read_value, "VALUE"
-    flag = f"--{name.replace('_', '-')}"
-    names = [flag, ALIASES[name]] if name in ALIASES else [flag]
+    names = FLAGS.get(name, (flag(name),))
     if kind is bool and default is not False:
-        names = [f"{flag}/--no-{flag[2:]}"]
+        names = (f"{flag(name)}/{flag(f'no-{name}')}",)
     if parser is not None:
-        parser = _naming(flag, parser)
+        parser = _naming(names[0], parser)
     option = typer.Option(*names, rich_help_panel=panel, help=text, parser=parser, metavar=metavar)
     return inspect.Parameter(
         name,
@@ -116,53 +118,48 @@ def read_value(text: str) -> Any:
         return text
 
 
-def _naming(flag: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:
+def _naming(option: str, parser: Callable[[str], Any]) -> Callable[[str], Any]:
     """The parser, its errors beginning with the option."""
 
     def parse(text: str) -> Any:
         try:
             return parser(text)
         except ConfigError as error:
-            raise ConfigError(f"{flag}: {error.message}", error.hint) from error
+            raise ConfigError(f"{option}: {error.message}", error.hint) from error
 
     return parse
 
 
 def with_option_sets(command: Command, own: Sequence[inspect.Parameter] = ()) -> Command:
-    """Lets a parameter stand for several options.
+    """Lets a parameter that is annotated with `options_of` stand for several options.
 
-    Annotated with a dataclass of options, it receives that dataclass built; annotated with
-    `options_of`, a dict of the options that were given. Typer sees one flat signature.
+    It receives what was given, as a dict or built as the dataclass that it is annotated with. Typer
+    sees one flat signature.
 
     own: what the set `OWN` stands for, known when a command line is read: the options that a task
         declares. Those whose name the command has already are left out.
     """
     hints = get_type_hints(command, include_extras=True)
-    dataclass_sets: dict[str, Any] = {n: h for n, h in hints.items() if dataclasses.is_dataclass(h)}
-    given_sets = {n: s for n, h in hints.items() if (s := _option_set(h)) is not None}
+    sets = {name: found for name, hint in hints.items() if (found := _option_set(hint))}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in dataclass_sets:
-            parameters += _field_parameters(dataclass_sets[name])
-        elif name in given_sets:
-            parameters += given_sets[name].parameters
+        if name in sets:
+            parameters += sets[name].parameters
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
     taken = {parameter.name for parameter in parameters}
     own = [parameter for parameter in own if parameter.name not in taken]
-    given_sets = {n: OptionSet(own) if s is OWN else s for n, s in given_sets.items()}
+    sets = {name: OptionSet(own) if found is OWN else found for name, found in sets.items()}
     parameters += own
 
     @functools.wraps(command)
     def flat(**values: Any) -> Any:
-        built: dict[str, Any] = {
-            name: options(**{f.name: values.pop(f.name) for f in dataclasses.fields(options)})
-            for name, options in dataclass_sets.items()
-        }
-        for name, options in given_sets.items():
+        for name, options in sets.items():
             given = {p.name: values.pop(p.name) for p in options.parameters}
-            built[name] = {n: v for n, v in given.items() if v is not None}
-        return command(**built, **values)
+            given = {n: v for n, v in given.items() if v is not None}
+            kind = get_args(hints[name])[0]
+            values[name] = _built(kind, given) if dataclasses.is_dataclass(kind) else given
+        return command(**values)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -172,19 +169,14 @@ def with_option_sets(command: Command, own: Sequence[inspect.Parameter] = ()) ->
     return cast(Command, flat)
 
 
+def _built(kind: Any, given: Given) -> Any:
+    """The dataclass of what was given. Raises ConfigError for a number out of its range."""
+    built = kind(**given)
+    if problems := range_problems(given, ranges_of(kind)):
+        raise ConfigError(" ".join(problems))
+    return built
+
+
 def _option_set(hint: Any) -> OptionSet | None:
     found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, OptionSet)]
     return found[0] if found else None
-
-
-def _field_parameters(options: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(options, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(options)
-    ]

@@ -65,10 +65,6 @@ PlanOption = Annotated[
 ]
 
 
-def _option(name: str, text: str) -> Any:
-    return typer.Option(name, rich_help_panel="Settings", help=text)
-
-
 STEPS_WORTH_COMPILING = 500
 """Optimizer steps of a run on GPUs that gain more than torch.compile takes: minutes, on the few
 cores of a notebook."""
@@ -78,14 +74,17 @@ cores of a notebook."""
 class SettingSources:
     """Sources of settings beside their own options."""
 
-    preset: Annotated[str | None, _option("--preset", "quick, safe, balanced or fast.")] = None
-    config: Annotated[
-        str | None,
-        _option("--config", "A TOML file; options override it, it overrides the preset."),
-    ] = None
-    settings: Annotated[
-        list[str] | None, _option("--set", "NAME=VALUE: any other training or task setting.")
-    ] = None
+    preset: str | None = None
+    """quick, safe, balanced or fast."""
+    config: str | None = None
+    """A TOML file; options override it, it overrides the preset."""
+    settings: list[str] | None = None
+    """NAME=VALUE: any other training or task setting."""
+
+
+SourceOptions = Annotated[
+    SettingSources, options_of(SettingSources, {"Settings": ("preset", "config", "settings")})
+]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,6 @@ from tpukit.train.run_log import loss_curve, read_metrics
 if TYPE_CHECKING:
     from tpukit.registry.trained import TrainedTask
     from tpukit.train.requests import TrainingResult
-
-BARS = "▁▂▃▄▅▆▇█"
-CURVE_WIDTH = 60
 
 
 def show(
@@ -77,8 +74,6 @@ def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
     last = train[-1]
     yield "steps", f"{last['step']} of {decided.get('total_steps', '?')}"
     yield "loss", f"{train[0]['loss']:.4g} -> {last['loss']:.4g}"
-    if len(train) > 1:
-        yield "", draw_bars([row["loss"] for row in train])
     if valid:
         yield "validation", _numbers(valid[-1])
         best = min(valid, key=lambda row: row.get("valid_loss", math.inf))
@@ -90,14 +85,3 @@ def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
 def _numbers(row: Mapping[str, Any]) -> str:
     values = {name: value for name, value in row.items() if name not in ("kind", "step")}
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-
-
-def draw_bars(values: Sequence[float]) -> str:
-    """Values as one line of bars, on a logarithmic scale where all are positive."""
-    step = max(1, math.ceil(len(values) / CURVE_WIDTH))
-    shown = [value for value in values[::step] if math.isfinite(value)]
-    if all(value > 0 for value in shown):
-        shown = [math.log(value) for value in shown]
-    low, high = min(shown, default=0.0), max(shown, default=0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in shown)

@@ -147,10 +147,6 @@ class Child(AbstractContextManager["Child"]):
         """Whether the child itself has ended; its own children may still keep its pipe open."""
         return self._process.poll() is not None
 
-    def fileno(self) -> int:
-        """The pipe of the answers, for `select`."""
-        return self._answers
-
     def _read_line(self, deadline: float) -> bytes | None:
         """The next line of the answers; None when the child has ended or its time is up."""
         while b"\n" not in self._buffer:
@@ -163,7 +159,7 @@ class Child(AbstractContextManager["Child"]):
             if not select.select([self._answers], [], [], wait)[0]:
                 if has_ended:
                     return None
-                self.shorten_output()
+                self._shorten_output()
                 continue
             chunk = os.read(self._answers, 1 << 20)
             if not chunk:
@@ -172,7 +168,7 @@ class Child(AbstractContextManager["Child"]):
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
-    def shorten_output(self) -> None:
+    def _shorten_output(self) -> None:
         """Empties the file of its output where that has grown beyond all measure."""
         if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
             self._output.truncate(0)
@@ -234,15 +230,3 @@ class Child(AbstractContextManager["Child"]):
         os.close(self._answers)
         self._answers = -1
         self._output.close()
-
-
-def first_ready(children: Sequence[Child], deadline: float) -> Child:
-    """The first child that answers or ends; any of them once the time is up."""
-    while time.monotonic() < deadline:
-        answered, _, _ = select.select(children, [], [], SECONDS_BETWEEN_LOOKS)
-        ready = answered or [child for child in children if child.has_ended]
-        if ready:
-            return ready[0]
-        for child in children:
-            child.shorten_output()
-    return children[0]

@@ -15,13 +15,12 @@ from tpukit.probe.batch.search import (
     Bracket,
     Ending,
     SearchSettings,
-    TryBatch,
     line_end,
     search,
 )
 from tpukit.probe.roofline import samples_per_second
 from tpukit.probe.targets import GpuTarget, Target
-from tpukit.probe.trial import COMPILER_MEMORY, Trial, TrialRequest
+from tpukit.probe.trial import COMPILER_MEMORY, Effort, Trial, TrialRequest
 
 Log = Callable[[str], None]
 CPU_TRIAL_SECONDS, CPU_SEARCH_SECONDS = 120.0, 900.0
@@ -30,10 +29,9 @@ CLOSE_IN_SPEED = {"measured": 0.03, "estimated": 0.25}
 """Relative differences in speed that count as none; a roofline is no more precise."""
 WORTH_A_TRIAL = 0.75
 """Part of the largest batch below which one more trial within the margin is worth its time."""
-FAR_WITHIN = 0.5
-"""Part of the largest batch to try where a line leads to none within the margin."""
-PARTS = (0.93, 0.87, 0.81, 0.76, 0.66)
-"""Parts of the largest batch that are tried for the margin where a trial takes no time."""
+PARTS = (0.87, 0.75, 0.5)
+"""Parts of the largest batch to try where a line leads to none within the margin: memory may hardly
+grow near the limit."""
 FAST_SETTING_BIAS = 0.02
 """Part of the memory by which the compiler's fast setting mostly reports too little."""
 FAST_SETTING_MOST = 0.05
@@ -65,11 +63,11 @@ class Evaluator(Protocol):
         """Whether speed alone decides, and not the memory that a batch fills."""
         ...
 
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """One trial each, at the same time where there is room for that.
+    def evaluate(self, request: TrialRequest) -> Trial:
+        """Runs a trial.
 
         Raises:
-            TpukitError: a trial failed for another reason than memory.
+            TpukitError: it failed for another reason than memory.
         """
         ...
 
@@ -205,7 +203,8 @@ class Recommender:
     def _search(self) -> Bracket:
         settings, top = self.settings, self.settings.top
         if self.evaluator.target is None:
-            return self._search_measured()
+            by_speed = self.evaluator.by_speed
+            return search(self._try, settings, by_speed=by_speed, affordable=self._affordable)
         if settings.start >= top and self._confirm(top, "the only batch").fits:
             return Bracket(low=top, ended="max")
         if settings.exact or isinstance(self.evaluator.target, GpuTarget):
@@ -214,34 +213,14 @@ class Recommender:
         draft = search(self._try, settings, TOLERANCE, within, affordable=self._affordable)
         if draft.low == 0:
             return draft
-        batches = self._worth_confirming(draft)
-        what = "the largest, and one within the margin" if len(batches) > 1 else "the largest"
-        trials = self._confirm_together(batches, what)
-        if not any(trial.fits for trial in trials):
-            if slow := [trial.batch for trial in trials if trial.slow]:
-                return replace(draft, ended="time", too_slow=min(slow))
-            start = int((1 - TOLERANCE) * min(batches)) or 1
+        batch = self._worth_confirming(draft)
+        trial = self._confirm(batch, "the largest")
+        if trial.slow:
+            return replace(draft, ended="time", too_slow=batch)
+        if not trial.fits:
+            start = int((1 - TOLERANCE) * batch) or 1
             search(self._confirm, replace(settings, start=start), TOLERANCE)
         return replace(self._bracket(), ended=draft.ended, too_slow=draft.too_slow)
-
-    def _search_measured(self) -> Bracket:
-        """The largest batch that fits; the next one fails in a fresh process too, so that memory
-        which earlier trials kept is not the cause."""
-        found = self._measure(self._try, self.settings)
-        failed = found.trials[found.high] if found.high is not None else None
-        if failed is None or failed.fresh:
-            return found
-        self.trials.remove(failed)
-        if not self._try(failed.batch, "once more, in a fresh process", fresh=True).fits:
-            return found
-        # The shared process was the cause: run every further trial in a fresh one.
-        self.trials = [trial for trial in self.trials if trial.fits or trial.fresh]
-        again = replace(self.settings, start=failed.batch)
-        return self._measure(partial(self._try, fresh=True), again)
-
-    def _measure(self, try_batch: TryBatch, settings: SearchSettings) -> Bracket:
-        by_speed = self.evaluator.by_speed
-        return search(try_batch, settings, by_speed=by_speed, affordable=self._affordable)
 
     def _affordable(self, bracket: Bracket) -> float:
         """The largest batch whose trial ends within the limits on trial and search time."""
@@ -259,29 +238,19 @@ class Recommender:
         draft = search(self._try, settings, 0.0, affordable=self._affordable)
         if draft.low == 0 or draft.ended == "time":
             return draft
-        both = [b for b in (draft.low, draft.low + settings.multiple_of) if b <= settings.top]
-        self._confirm_together(both, "the largest and the next one")
         found = search(self._confirm, replace(settings, start=draft.low))
         return self._bracket() if self.why_fast else found
 
-    def _worth_confirming(self, draft: Bracket) -> list[int]:
-        """Batches for full effort by the fast setting's trials: the largest, with the fast
-        setting's bias left free, and one that leaves the margin too; the largest comes first. One
-        alone where the largest draft leaves the margin."""
+    def _worth_confirming(self, draft: Bracket) -> int:
+        """The batch for full effort, by the fast setting's trials: the largest, or the largest that
+        leaves the margin where that one does; the fast setting's bias is left free."""
         most, unit = draft.trials[draft.low], self.settings.multiple_of
         fits = sorted((b, trial.used_bytes or 0) for b, trial in draft.trials.items() if trial.fits)
-        points = [(0, most.fixed_bytes or 0), *fits]
         room = (most.limit_bytes or 0) * (1 - FAST_SETTING_BIAS)
-        largest = min(int(_batch_at(room, points)) // unit * unit or unit, draft.low)
         if most.leaves_margin(self.settings.margin):
-            best = _batch_at(room * (1 - self.settings.margin), points)
-            best = int(best) // unit * unit or unit
-            return [min(best, largest)]
-        # Memory grows more slowly near the limit: the line before it leads to less than there is.
-        before = [point for point in points if point[1] <= room * (1 - self.settings.margin)]
-        within = before if 1 < len(before) < len(points) else points
-        margin = self._rounded(_batch_at(room * (1 - self.settings.margin), within))
-        return sorted({largest, min(margin, largest)}, reverse=True)
+            room *= 1 - self.settings.margin
+        batch = int(_batch_at(room, [(0, most.fixed_bytes or 0), *fits])) // unit * unit or unit
+        return min(batch, draft.low)
 
     def _bracket(self) -> Bracket:
         """The largest batch that is confirmed, and the smallest that failed above it."""
@@ -290,19 +259,13 @@ class Recommender:
         failed = [t.batch for t in whole if not t.fits and not t.slow and t.batch > low]
         return Bracket(low=low, high=min(failed, default=None))
 
-    def _confirm_together(self, batches: Sequence[int], what: str) -> list[Trial]:
-        # Evaluation keeps nothing for a backward pass: beside training's memory one look is enough.
-        requests = [TrialRequest(b, effort="full", evaluate=b == min(batches)) for b in batches]
-        return self._confirm_each(requests, what)
-
-    def _confirm_each(self, requests: Sequence[TrialRequest], why: str) -> list[Trial]:
-        """Trials of these requests at full effort, or at the fast one where memory is short."""
-        if self.why_fast:
-            requests = [replace(request, effort="fast") for request in requests]
+    def _confirm(self, batch: int, why: str) -> Trial:
+        """A trial at full effort, or at the fast one where memory is short."""
+        effort: Effort = "fast" if self.why_fast else "full"
         compiles = isinstance(self.evaluator.target, Target)
-        how = f"at the compiler's {requests[0].effort} effort" if compiles else "traced"
+        how = f"at the compiler's {effort} effort" if compiles else "traced"
         try:
-            trials = self.run(requests, f"{why}, {how}")
+            trial = self.run(TrialRequest(batch, effort=effort), f"{why}, {how}")
         except JobError as error:
             if error.id != COMPILER_MEMORY or self.why_fast:
                 raise
@@ -313,8 +276,8 @@ class Recommender:
                 f"{FAST_SETTING_MOST:.0%} of the TPU's memory left for what that does not report."
             )
             self.log(f"  {self.why_fast}")
-            return self._confirm_each(requests, why)
-        return [replace(trial, fits=self._is_confirmed(trial)) for trial in trials]
+            return self._confirm(batch, why)
+        return replace(trial, fits=self._is_confirmed(trial))
 
     def _is_confirmed(self, trial: Trial) -> bool:
         """Whether it fits at full effort, or in its place with what the fast one may not report."""
@@ -322,52 +285,43 @@ class Recommender:
             return trial.fits
         return self.why_fast is not None and trial.leaves_margin(FAST_SETTING_MOST)
 
-    def _try(self, batch: int, why: str, *, fresh: bool = False) -> Trial:
-        return self.run([TrialRequest(batch, fresh=fresh)], why)[0]
+    def _try(self, batch: int, why: str) -> Trial:
+        return self.run(TrialRequest(batch), why)
 
-    def _confirm(self, batch: int, why: str) -> Trial:
-        return self._confirm_each([TrialRequest(batch, effort="full")], why)[0]
+    def run(self, request: TrialRequest, why: str) -> Trial:
+        """The trial of this request; runs and logs it where there is none yet."""
+        if known := self._known(request):
+            return known
+        steps = request.accumulate
+        accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
+        seconds = self._expected_seconds(request)
+        about = f", about {format_duration(max(1.0, seconds))}" if seconds is not None else ""
+        self.log(f"Batch {request.batch}{accumulation} ({why}){about} ...")
+        trial = self.evaluator.evaluate(replace(request, form=self.form))
+        self.trials.append(trial)
+        self.log(f"  {trial.describe()}")
+        return trial
 
-    def run(self, requests: Sequence[TrialRequest], why: str) -> list[Trial]:
-        """The trials of these requests; runs and logs the new ones."""
-        missing = [request for request in requests if self._known(request) is None]
-        if missing:
-            steps = missing[0].accumulate
-            accumulation = f" x {steps} accumulation steps" if steps > 1 else ""
-            batches = " and ".join(str(request.batch) for request in missing)
-            self.log(f"Batch {batches}{accumulation} ({why}){self._expected(missing[0])} ...")
-            of_form = [replace(request, form=self.form) for request in missing]
-            trials = self.evaluator.evaluate(of_form)
-            self.trials += trials
-            for trial in trials:
-                self.log(f"  {f'{trial.batch}: ' * (len(trials) > 1)}{trial.describe()}")
-        return [known for request in requests if (known := self._known(request))]
-
-    def _expected(self, request: TrialRequest) -> str:
-        """The expected duration of a measured trial, by the largest one before it."""
+    def _expected_seconds(self, request: TrialRequest) -> float | None:
+        """The expected duration of a measured trial, by the nearest one before it."""
         timed = [t for t in self.trials if t.fits and t.samples_per_second]
         if not timed:
-            return ""
-        known = max(timed, key=lambda t: t.batch * t.accumulate)
-        seconds = known.expected_seconds(request.batch, request.accumulate)
-        return f", about {format_duration(max(1.0, seconds))}"
+            return None
+        known = min(timed, key=lambda t: abs(t.batch - request.batch))
+        return known.expected_seconds(request.batch, request.accumulate)
 
     def _known(self, request: TrialRequest) -> Trial | None:
         """The last trial that was at least as thorough as this request."""
-        for trial in reversed(self.trials):
-            same = (trial.batch, trial.accumulate) == (request.batch, request.accumulate)
-            thorough = request.effort == "fast" or trial.effort != "fast"
-            if same and thorough and (trial.fresh or not request.fresh):
-                return trial
-        return None
+        same = (t for t in reversed(self.trials)
+                if (t.batch, t.accumulate) == (request.batch, request.accumulate))  # fmt: skip
+        return next((t for t in same if request.effort == "fast" or t.effort != "fast"), None)
 
     # -- the one to use ---------------------------------------------------------------------------
     def _choose(self, largest: int) -> tuple[int, str | None]:
         """The fastest batch that leaves the margin free; near ties go to the larger one."""
         margin = f"{self.settings.margin:.0%}"
-        guesses = [self._guess_within_margin, self._guess_far_within]
-        if isinstance(self.evaluator.target, GpuTarget):
-            guesses[1:1] = [partial(self._part, share) for share in PARTS]
+        guesses: list[Callable[[int], int | None]] = [self._guess_within_margin]
+        guesses += [partial(self._part, share) for share in PARTS]
         while True:
             candidates = self._within_margin(largest)
             most = max(candidates, default=0)
@@ -415,11 +369,6 @@ class Recommender:
         batch = self._rounded(share * largest)
         return batch if batch < largest else None
 
-    def _guess_far_within(self, largest: int) -> int | None:
-        """A batch far below the largest, for memory that hardly grows near the limit."""
-        multiple = self.settings.multiple_of
-        return int(FAR_WITHIN * largest) // multiple * multiple or None
-
     def _guess_within_margin(self, largest: int) -> int | None:
         """A batch just within the margin by a line between what was tried; a round number."""
         share = 1 - self.settings.margin
@@ -460,24 +409,16 @@ class Recommender:
                   if per_device % n == 0 and per_device // n <= max(recommended, 1)]  # fmt: skip
         for accumulate in splits[:MOST_ACCUMULATIONS]:
             request = TrialRequest(per_device // accumulate, accumulate)
-            if seconds := self._too_long(request):
+            seconds = self._expected_seconds(request) or 0.0
+            if not self._known(request) and seconds > self._seconds_for_a_trial():
                 took = format_duration(seconds)
                 return request.batch, accumulate, (
                     f"The global batch of {size} was not tried: a trial of it takes about {took}."
                 )  # fmt: skip
-            [trial] = self.run([request], f"for a global batch of {size}")
+            trial = self.run(request, f"for a global batch of {size}")
             if trial.fits and trial.leaves_margin(self.settings.margin):
                 return request.batch, accumulate, None
         return recommended, 1, f"No accumulation that was tried reaches {size} within the margin."
-
-    def _too_long(self, request: TrialRequest) -> float | None:
-        """The expected seconds of a trial, where they are too many to start it."""
-        timed = [t for t in self.trials if t.fits and t.samples_per_second]
-        if self._known(request) or not timed:
-            return None
-        known = min(timed, key=lambda t: abs(t.batch - request.batch))
-        seconds = known.expected_seconds(request.batch, request.accumulate)
-        return seconds if seconds > self._seconds_for_a_trial() else None
 
     def _nothing_fits(self) -> TpukitError:
         multiple = self.settings.multiple_of

@@ -14,12 +14,8 @@ from typing import Literal
 from tpukit.io.ranges import BATCH, DECAY, Range, setting
 from tpukit.probe.trial import Trial
 
-FARTHEST_JUMP = 64
-"""Maximum growth factor per trial; a failed trial is cheaper than a fitting one."""
 SHARE_AFTER_A_WRONG_LINE = 0.8
 """Part of the way to a batch that failed against the line, for the next trial."""
-CLOSE = 8
-"""Width of a narrow bracket, in steps: the batch just under the failed one is tried there."""
 COMPILER_STRETCH = 1.33
 """Factor on the linear guess far from the limit: near it the TPU compiler recomputes, and GPT-2 and
 EfficientNet fitted a third more than the line predicts."""
@@ -32,8 +28,6 @@ LEAST_GROWTH = 1.2
 FILLED = 0.9
 """Part of the memory that ends a compiler's search: a larger batch is slower, and leaves no margin.
 """
-APART = 0.9
-"""Maximum ratio of two batches for a slope; closer ones show noise."""
 WORTH_IN_SPEED = 0.1
 """Minimum relative gain in samples a second for which a search by speed goes on."""
 MOST, MOST_COMPILED = 4096, 1024
@@ -176,7 +170,8 @@ def search(
     """
     step = settings.multiple_of
     bracket = Bracket(top=settings.top)
-    batch, reason = _first(settings), "the start"
+    batch = min(max(settings.start // step * step, step), bracket.top)
+    reason = "the start"
     while True:
         bracket.record(try_batch(batch, reason), step)
         bracket.ended = bracket.end(step, tolerance, by_speed=by_speed)
@@ -209,23 +204,15 @@ def line_end(bracket: Bracket) -> int | None:
     return int(line) if line is not None and line > bracket.low else None
 
 
-def _first(settings: SearchSettings) -> int:
-    step, top = settings.multiple_of, settings.top
-    if top < step:
-        raise ValueError(f"max {settings.max} is below one multiple of {step}")
-    return min(max(settings.start // step * step, step), top)
-
-
 def _above(
     bracket: Bracket, settings: SearchSettings, closeness: float, goal: float
 ) -> tuple[float, Reason]:
-    """The next batch where everything so far fits: as far as memory says, at least galloping."""
-    low, gallop = bracket.low, _little_more(bracket, closeness)
-    line = _linear_limit(bracket, goal)
+    """The next batch where everything so far fits: as far as memory says."""
+    low, line = bracket.low, _linear_limit(bracket, goal)
     if line is None:
-        return max(2 * low, gallop), "memory usage unknown: twice as much"
-    if line < gallop:
-        return gallop, f"{low} fits close to the limit: a little more"
+        return max(2 * low, low + closeness), "memory usage unknown: twice as much"
+    if line < low + closeness:
+        return low + closeness, f"{low} fits close to the limit: a little more"
     trial = bracket.trials[low]
     if trial.effort is not None:
         return (COMPILER_STRETCH if trial.memory_share < FAR else 1.0) * line, REACHES
@@ -233,7 +220,7 @@ def _above(
     if len(bracket.trials) == 2 and within >= WORTH_A_JUMP * low:
         # It may be recommended, and the line through it leads closer to the limit.
         return within, f"leaves {settings.margin:.0%} of the memory free"
-    return min(line, FARTHEST_JUMP * low), REACHES
+    return line, REACHES
 
 
 def _inside(bracket: Bracket, high: int, closeness: float, goal: float) -> tuple[float, Reason]:
@@ -245,14 +232,12 @@ def _inside(bracket: Bracket, high: int, closeness: float, goal: float) -> tuple
         crossing = None if bracket.stalled else _crossing(bracket, high)
         return crossing or high / 2, f"{high} does not fit: scaled by what it requested"
     if line is None:
-        return _middle(low, high), f"half way {between}"
+        return (low + high) / 2, f"half way {between}"
     if line < low + closeness:
-        return _little_more(bracket, closeness), f"{low} fits close to the limit: a little more"
+        return low + closeness, f"{low} fits close to the limit: a little more"
     if line < high:
         return line, f"where a line reaches the limit, {between}"
-    # The line is wrong, but probably not by much.
-    is_close = high - low <= CLOSE * closeness
-    guess = high - closeness if is_close else low + SHARE_AFTER_A_WRONG_LINE * (high - low)
+    guess = low + SHARE_AFTER_A_WRONG_LINE * (high - low)
     return guess, f"a little under {high}, which should have fitted"
 
 
@@ -263,46 +248,13 @@ def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
     if trial is None or trial.used_bytes is None or trial.limit_bytes is None:
         return None
     slope = (trial.used_bytes - (trial.fixed_bytes or 0)) / low
-    before = _previous_fit(bracket, at_most=APART * low) or _previous_fit(bracket)
-    if before is not None:
-        earlier = bracket.trials[before].used_bytes
-        line = 0.0 if earlier is None else (trial.used_bytes - earlier) / (low - before)
-        # Flatter than the share that grows: the smaller batch's peak was not in its step, unless
-        # the line before says the same. A compiler's step does grow less where it recomputes.
-        least = slope if trial.effort is None else slope / 2
-        if line > least or _was_as_flat(bracket, before, line):
-            slope = line
+    before = max((b for b, t in bracket.trials.items() if t.fits and b < low), default=None)
+    if before is not None and (earlier := bracket.trials[before].used_bytes) is not None:
+        # Flatter than the share that grows: the smaller batch's peak was not in its step.
+        slope = max(slope, (trial.used_bytes - earlier) / (low - before))
     if slope <= 0:
         return None
     return low + (share * trial.limit_bytes - trial.used_bytes) / slope
-
-
-def _was_as_flat(bracket: Bracket, batch: int, line: float) -> bool:
-    """Whether memory also grew by at most twice `line` a sample below `batch`."""
-    before = _previous_fit(bracket, at_most=batch - 1)
-    used = [bracket.trials[b].used_bytes for b in (before, batch) if b is not None]
-    if before is None or None in used or line <= 0:
-        return False
-    first, last = (float(size or 0) for size in used)
-    return last - first <= 2 * line * (batch - before)
-
-
-def _previous_fit(bracket: Bracket, at_most: float = math.inf) -> int | None:
-    """The largest batch that fits below `low`, and is not above `at_most`."""
-    below = [b for b, trial in bracket.trials.items() if trial.fits and b < bracket.low]
-    return max((b for b in below if b <= at_most), default=None)
-
-
-def _little_more(bracket: Bracket, closeness: float) -> float:
-    """The next batch to try; farther away where several small steps have fitted."""
-    low = bracket.low
-    near = sum(APART * low <= batch < low for batch in bracket.trials)
-    return low + closeness * float(2 ** max(near - 1, 0))
-
-
-def _middle(low: int, high: int) -> float:
-    """The arithmetic mean; the geometric one where the two are far apart."""
-    return math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
 
 
 def _crossing(bracket: Bracket, high: int) -> float | None:

@@ -79,14 +79,6 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
     return _beside(versions, stack, fitting[0], log)
 
 
-def check_versions() -> dict[str, str]:
-    """The installed versions, where this process itself can compile; raises as `find_client`."""
-    client = find_client()
-    if client.folder is not None:
-        raise _jax_differs(client.versions)
-    return dict(client.versions)
-
-
 def _require_linux() -> None:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise HardwareError(

@@ -74,18 +74,9 @@ def parse(lines: Iterable[str]) -> Iterator[Instruction]:
             yield Instruction(*match.groups())
 
 
-def collectives(program: str) -> dict[str, int]:
-    """Number of each collective in a program."""
-    return dict(sorted(Counter(opcode for opcode, _ in _by_channel(program)).items()))
-
-
-def collective_bytes(program: str) -> int:
-    """Bytes that the collectives of one step deliver to one device."""
-    return sum(_by_channel(program).values())
-
-
-def _by_channel(program: str) -> dict[tuple[str, str], int]:
-    """Each collective's bytes, by its kind and channel.
+def collectives(program: str) -> tuple[dict[str, int], int]:
+    """Number of each collective in a program, and the bytes that those of one step deliver to one
+    device.
 
     The compiler may cut one into pieces that overlap with computation: they share its channel.
     """
@@ -96,7 +87,7 @@ def _by_channel(program: str) -> dict[tuple[str, str], int]:
             channel = CHANNEL.search(instruction.rest)
             key = opcode, channel[1] if channel else instruction.name
             found[key] = max(found.get(key, 0), shape_bytes(instruction.shape, on_chip=True))
-    return found
+    return dict(sorted(Counter(opcode for opcode, _ in found).items())), sum(found.values())
 
 
 def kernel_flops(program: str) -> float:
@@ -332,11 +323,12 @@ def costs_of(executable: Any, kernel_share: float = 1.0) -> ProgramCosts:
     except MemoryError:
         return replace(found, unread=True)
     in_kernels = kernel_flops(text) * kernel_share
+    counts, size = collectives(text)
     return replace(
         found,
         flops=found.flops + in_kernels,
         kernel_flops=in_kernels,
-        collectives=collectives(text),
-        collective_bytes=collective_bytes(text),
+        collectives=counts,
+        collective_bytes=size,
         largest=[asdict(allocation) for allocation in largest_buffers(text)],
     )

@@ -268,23 +268,16 @@ def _learner(task: Task, config: TrainConfig, backend: TracingBackend, model: nn
 
 def _state(learner: Learner) -> list[Tensor]:
     """Every device tensor that outlives a step."""
-    parameters = list(learner.model.parameters())
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    optimizer = [
-        value
-        for state in learner.optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and is_on_xla(value)
+    model, parameters = learner.model, list(learner.model.parameters())
+    kept = [
+        *parameters,
+        *model.buffers(),
+        *(value for state in learner.optimizer.state.values() for value in state.values()),
+        *(learner.ema.weights.values() if learner.ema else ()),
+        *(value for part in (learner.sums, learner) for value in vars(part).values()),
+        *(p.grad for p in parameters if learner.backend._adds_up),  # type: ignore[attr-defined]
     ]
-    averages = list(learner.ema.weights.values()) if learner.ema else []
-    buffers = [b for b in learner.model.buffers() if is_on_xla(b)]
-    sums = [
-        value
-        for value in (*vars(learner.sums).values(), *vars(learner).values())
-        if isinstance(value, Tensor)
-    ]
-    kept = [*parameters, *buffers, *optimizer, *averages, *sums]
-    return [*kept, *(gradients if learner.backend._adds_up else [])]  # type: ignore[attr-defined]
+    return [value for value in kept if isinstance(value, Tensor) and is_on_xla(value)]
 
 
 @contextmanager

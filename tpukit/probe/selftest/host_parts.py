@@ -9,7 +9,6 @@ from tpukit.hardware.select import settle_kernels, try_own_kernels
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import MEMORY_UNKNOWN, TASK_FACTORY, TaskSource, Trial, TrialRequest
 from tpukit.probe.trials.evaluators import MeasuredEvaluator, predicting_evaluator
 from tpukit.probe.trials.predicted_trials import PREDICTION_SECONDS, PredictedBeside, target_here
@@ -31,14 +30,10 @@ def _log(line: str) -> None:
 
 
 class HostParts:
-    """Parts whose own child processes open the device.
+    """Parts whose own child processes open the device."""
 
-    target: another device to predict for than this machine's.
-    """
-
-    def __init__(self, hw: Any, target: Target | GpuTarget | None = None) -> None:
+    def __init__(self, hw: Any) -> None:
         self.hw = hw
-        self.target = target
 
     def kernels(self, seconds: float) -> Answer:
         """Each kernel against plain operations, tried afresh; the result is kept for runs."""
@@ -55,18 +50,18 @@ class HostParts:
 
     def prediction(self, task: str, settings: Mapping[str, Any], batch: int) -> Answer:
         """Memory and time of a step, measured here, beside what was predicted for it."""
-        if (target := self.target or target_here(HardwareOptions(self.hw))) is None:
+        if (target := target_here(HardwareOptions(self.hw))) is None:
             return dict(NOT_HERE)
         source, config = self._setup(task, settings)
         measured = MeasuredEvaluator(source, config, PREDICTION_SECONDS)
         predicting = predicting_evaluator(source, config, target, PREDICTION_SECONDS)
         with PredictedBeside(measured, predicting, _log) as evaluator:
-            [trial] = evaluator.evaluate([TrialRequest(batch)])
+            trial = evaluator.evaluate(TrialRequest(batch))
         return _beside(trial)
 
     def largest(self, task: str, settings: Mapping[str, Any]) -> Answer:
         """The largest batch that is predicted to fit, and the next one, which is not."""
-        if (target := self.target or target_here(HardwareOptions(self.hw))) is None:
+        if (target := target_here(HardwareOptions(self.hw))) is None:
             return dict(NOT_HERE)
         source, config = self._setup(task, settings)
         search = SearchSettings(exact=True, start=64)
@@ -74,7 +69,7 @@ class HostParts:
             found = Recommender(predicting, search, _log).recommend()
         batches = [batch for batch in (found.largest, found.smallest_failed) if batch]
         with MeasuredEvaluator(source, config, None) as measured:
-            trials = measured.evaluate([TrialRequest(batch) for batch in batches])
+            trials = [measured.evaluate(TrialRequest(batch)) for batch in batches]
         values = {str(trial.batch): {"fits": trial.fits, "used_bytes": trial.used_bytes}
                   for trial in trials}  # fmt: skip
         text = ", ".join(f"{t.batch} {'fits' if t.fits else 'does not fit'}" for t in trials)
@@ -87,7 +82,7 @@ class HostParts:
         """Two samples a device, four whose process is killed with the device open, two again."""
         source = TaskSource("tpukit.probe.selftest.selftest_task:SelfTestTask", {"kill_above": 2})
         with MeasuredEvaluator(source, TrainConfig(hw=self.hw, kernels="off"), None) as measured:
-            trials = [measured.evaluate([TrialRequest(batch)])[0] for batch in (2, 4, 2)]
+            trials = [measured.evaluate(TrialRequest(batch)) for batch in (2, 4, 2)]
         text = ", ".join(f"{t.batch} {'fits' if t.fits else t.error}" for t in trials)
         seconds = [round(trial.seconds, 1) for trial in trials]
         answer: Answer = {"message": text, "values": {"seconds": seconds}}

@@ -4,22 +4,19 @@ import dataclasses
 import importlib.metadata
 import re
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.launch.child import Child, ChildDiedError, Death, first_ready
+from tpukit.hardware.launch.child import Child, ChildDiedError, Death
 from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.launch.memory_watch import end_before_memory_does
 from tpukit.hardware.options import choose_precision
 from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
-from tpukit.io.process import allowed_cores
-from tpukit.io.units import GIB, format_duration
+from tpukit.io.units import format_duration
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import SourceLine, is_model_code
 from tpukit.probe.targets import GpuTarget, Target
@@ -42,8 +39,6 @@ COMPILER_ENVIRONMENT = {
     # The kernels that are compiled are a TPU's.
     EMULATED_KERNELS: "0",
 }
-CORES_FOR_TWO, MEMORY_FOR_TWO_BYTES = 2, 10 * GIB
-"""Minimum cores and memory for two compilations at a time: each takes a core and 2 to 5 GiB."""
 TRACING_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "PJRT_DEVICE": "CPU", "USE_TORCH_XLA": "0"}
 EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 """Default time limits of a trial; the first one on a device compiles all of a run's programs."""
@@ -59,7 +54,7 @@ CRASH_HINT = "This is not a lack of memory: run the training command to see the 
 
 
 class ChildEvaluator:
-    """Runs each trial in a child process, and classifies the death of a child."""
+    """Runs trials in a child process, and classifies its death."""
 
     target: Target | GpuTarget | None = None
     on_cpu = by_speed = False
@@ -67,7 +62,7 @@ class ChildEvaluator:
     environment: Mapping[str, str]
     crash_hint = CRASH_HINT
     _end = staticmethod(Child.close)
-    """Ends a child that has sent its result."""
+    """Ends a child."""
 
     def __init__(self, setup: TrialSetup, devices: int, seconds: float) -> None:
         self.setup = setup
@@ -76,49 +71,28 @@ class ChildEvaluator:
         """Time limit of a trial."""
         self.fitted = 0
         """The largest batch that fitted so far."""
-        self._children: dict[int, Child] = {}
-        self._reusable = True
-        """Whether the child of the last trial may run another one."""
+        self._child: Child | None = None
 
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        return [trial for request in requests for trial in self.evaluate_together([request])]
-
-    def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """The trials of these requests, each in its own child at the same time."""
+    def evaluate(self, request: TrialRequest) -> Trial:
+        """Runs a trial; its child runs the next one unless it died."""
         started = time.monotonic()
-        for place, request in enumerate(requests):
-            if place not in self._children:
-                self._children[place] = self._start_child()
-            asked = dataclasses.replace(request, fitted=self.fitted)
-            self._children[place].send(dataclasses.asdict(asked))
-        waiting = dict(enumerate(requests))
-        trials: dict[int, Trial] = {}
-        while waiting:
-            # Read results as they arrive, so that a crash is reported at once.
-            children = [self._children[place] for place in waiting]
-            ready = children.index(first_ready(children, started + self.seconds))
-            place = list(waiting)[ready]
-            trials[place] = self._receive(place, waiting.pop(place), started)
-        return [trials[place] for place in range(len(requests))]
+        child = self._child = self._child or self._start_child()
+        child.send(dataclasses.asdict(dataclasses.replace(request, fitted=self.fitted)))
+        try:
+            result = child.receive(started + self.seconds)
+        except ChildDiedError as error:
+            self.close()
+            return self._after_death(request, error.death, time.monotonic() - started)
+        trial = read_result(result)
+        self.devices = trial.devices or self.devices
+        if trial.fits:
+            self.fitted = max(self.fitted, request.batch)
+        return trial
 
     def _start_child(self) -> Child:
         child = Child(self.environment, ("-m", MODULE))
         child.send(dataclasses.asdict(self.setup))
         return child
-
-    def _receive(self, place: int, request: TrialRequest, started: float) -> Trial:
-        try:
-            result = self._children[place].receive(started + self.seconds)
-            self._reusable = result.get("reusable", False)
-            trial = read_result(result)
-        except ChildDiedError as error:
-            self._reusable = False
-            self._children.pop(place).close()
-            trial = self._after_death(request, error.death, time.monotonic() - started)
-        self.devices = trial.devices or self.devices
-        if trial.fits:
-            self.fitted = max(self.fitted, request.batch)
-        return trial
 
     def _after_death(self, request: TrialRequest, death: Death, seconds: float) -> Trial:
         """The trial of a child that died for lack of memory or ran out of time; raises else."""
@@ -160,10 +134,11 @@ class ChildEvaluator:
             id="trial-crashed",
         )
 
-    def close(self, keep: int = 0) -> None:
-        """Ends the children, except for the first `keep`."""
-        for place in [place for place in self._children if place >= keep]:
-            self._end(self._children.pop(place))
+    def close(self) -> None:
+        """Ends the child."""
+        if self._child is not None:
+            self._end(self._child)
+            self._child = None
 
     def __enter__(self) -> Self:
         return self
@@ -173,19 +148,17 @@ class ChildEvaluator:
 
 
 class MeasuredEvaluator(ChildEvaluator):
-    """Trains a few steps on this machine.
+    """Trains a few steps on this machine, each trial in a process of its own.
 
-    On a CPU each trial is a fork of one child process. On other hardware a child runs trials as
-    long as they fit and give all their memory back; the next one has started before it is needed.
+    Where trials do not compute on the CPU, the next process imports its libraries meanwhile.
     """
 
     def __init__(self, task: TaskSource, config: TrainConfig, seconds: float | None) -> None:
         kind = find_kind(config)
         world_size = rank_count(config, kind)
-        forks = kind == "cpu" and world_size == 1 and sys.platform.startswith("linux")
-        setup = TrialSetup(task, config, world_size=world_size, forks=forks)
         compiles = kind != "cpu" or config.compile
         default = COMPILED_SECONDS if compiles else EAGER_SECONDS
+        setup = TrialSetup(task, config, world_size=world_size)
         super().__init__(setup, world_size, seconds or default)
         self.on_cpu = computes_on_cpu(kind)
         # A limit stands for a device whose memory is the question.
@@ -193,49 +166,39 @@ class MeasuredEvaluator(ChildEvaluator):
         self.environment = {}
         self.versions = {}
         self._next: Child | None = None
-        if kind == "tpu":
-            # A process that is killed may keep the device for a while.
+        if kind != "cpu":
+            # A process that is killed may keep the device, or its memory, for a while.
             self._end = Child.finish
 
-    def evaluate_together(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        if any(request.fresh for request in requests):
-            super().close()
-        fresh = self.setup.forks or not self._children
-        try:
-            trials = self._until_free(requests)
-            return [dataclasses.replace(trial, fresh=fresh) for trial in trials]
-        except BaseException:
-            self._reusable = False
-            raise
-        finally:
-            if not self._reusable:
-                super().close()
-
-    def _until_free(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """The trials; retries while an earlier process still holds the TPU."""
+    def evaluate(self, request: TrialRequest) -> Trial:
+        """The trial; retries while an earlier process still holds the TPU."""
         for pause in PAUSES:
             try:
-                return super().evaluate_together(requests)
+                return self._evaluate_once(request)
             except TpukitError as error:
                 if not BUSY.search(error.message):
                     raise
-            super().close()
             time.sleep(pause)
-        return super().evaluate_together(requests)
+        return self._evaluate_once(request)
+
+    def _evaluate_once(self, request: TrialRequest) -> Trial:
+        try:
+            return super().evaluate(request)
+        finally:
+            super().close()
 
     def _start_child(self) -> Child:
         child, self._next = self._next, None
         if child is None or child.has_ended:
             child = super()._start_child()
-        if not self.setup.forks:
+        if not self.on_cpu:
             self._next = super()._start_child()
         return child
 
-    def close(self, keep: int = 0) -> None:
-        super().close(keep)
+    def close(self) -> None:
+        super().close()
         if self._next is not None:
             self._next.close()  # it has opened nothing
-            self._next = None
 
 
 class CompilerEvaluator(ChildEvaluator):
@@ -269,11 +232,11 @@ class CompilerEvaluator(ChildEvaluator):
         threading.Thread(target=end_before_memory_does, args=(child,), daemon=True).start()
         return child
 
-    def _receive(self, place: int, request: TrialRequest, started: float) -> Trial:
-        trial = super()._receive(place, request, started)
+    def evaluate(self, request: TrialRequest) -> Trial:
+        trial = super().evaluate(request)
         if trial.unread:
             # The memory of what was read of the text comes back with the end of its process.
-            self._children.pop(place).close()
+            self.close()
         return trial
 
     def _failure(self, request: TrialRequest, death: Death) -> JobError:
@@ -294,23 +257,6 @@ class CompilerEvaluator(ChildEvaluator):
             "the same command again; what was compiled is kept.",
             id="compiler-killed",
         )
-
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        if len(requests) > 1 and can_compile_two():
-            try:
-                return self.evaluate_together(requests)
-            except JobError as error:
-                if error.id != COMPILER_MEMORY:
-                    raise
-                for child in self._children.values():
-                    # What it compiles is kept in the cache.
-                    with suppress(ChildDiedError):
-                        child.receive(time.monotonic() + self.seconds)
-                self.close()
-            finally:
-                # The second process gives its memory back.
-                self.close(keep=1)
-        return super().evaluate(requests)
 
 
 def _check_one_device(target: Target) -> None:
@@ -368,14 +314,6 @@ def predicting_evaluator(
 def tracing_child() -> Child:
     """A process that imports what a trace needs and waits, while this one builds the task."""
     return Child(TRACING_ENVIRONMENT, ("-m", MODULE, "tpukit.probe.gpu_memory.traced_trial"))
-
-
-def can_compile_two() -> bool:
-    """Whether this machine has the cores and the memory for two compilations at a time."""
-    import psutil
-
-    enough_memory = psutil.virtual_memory().available >= MEMORY_FOR_TWO_BYTES
-    return allowed_cores() >= CORES_FOR_TWO and enough_memory
 
 
 def crash_place(output: str) -> str:

@@ -1,7 +1,7 @@
 """Predictions beside trials that are measured on this machine's TPU or GPU."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -82,32 +82,30 @@ class PredictedBeside:
     def devices(self) -> int:
         return self.measured.devices
 
-    def evaluate(self, requests: Sequence[TrialRequest]) -> list[Trial]:
-        """The measured trials, with `predicted` in each."""
+    def evaluate(self, request: TrialRequest) -> Trial:
+        """The measured trial with its prediction, in `predicted`."""
         if self.of_gpu:
-            trials = self.measured.evaluate(requests)
-        future = self._thread.submit(self._predict, requests)
+            trial = self.measured.evaluate(request)
+        future = self._thread.submit(self._predict, request)
         if not self.of_gpu:
-            trials = self.measured.evaluate(requests)
-        pairs = zip(trials, future.result(), strict=True)
-        return [_beside(*pair, knows_peak=self.of_gpu) for pair in pairs]
+            trial = self.measured.evaluate(request)
+        return _beside(trial, future.result(), knows_peak=self.of_gpu)
 
-    def _predict(self, requests: Sequence[TrialRequest]) -> list[Prediction | None]:
+    def _predict(self, request: TrialRequest) -> Prediction | None:
         if self.predicting is None:
-            return [None] * len(requests)
-        full = [dataclasses.replace(request, effort="full") for request in requests]
+            return None
         try:
-            trials = self.predicting.evaluate(full)
-            if slow := next((trial for trial in trials if trial.slow), None):
-                raise JobError(f"batch {slow.batch}: {slow.error}.")
+            trial = self.predicting.evaluate(dataclasses.replace(request, effort="full"))
+            if trial.slow:
+                raise JobError(f"batch {trial.batch}: {trial.error}.")
         except TpukitError as error:
             self.predicting.close()
             self.predicting = None
             self.log(f"No predictions: {error.message}")
-            return [None] * len(requests)
+            return None
         target = self.predicting.target
         assert target is not None
-        return [_prediction(target, trial) for trial in trials]
+        return _prediction(target, trial)
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 
 Started by `tpukit.hardware.launch.child`. Standard input: a line of JSON with the `TrialSetup`,
 then a `TrialRequest` a line. Each result is a line of JSON on the descriptor in the first argument.
-On a CPU each trial is a fork, which shares the imported libraries and the task.
 """
 
 from __future__ import annotations
@@ -10,22 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import gc
 import importlib
 import io
 import json
 import os
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from tpukit.errors import JobError, OutOfMemoryError, TpukitError, UsageError
 from tpukit.hardware.launch.memory_watch import watched_memory
@@ -38,14 +33,11 @@ from tpukit.probe.trial import Trial, TrialRequest, TrialSetup, summary_line
 from tpukit.train.user_code import task_failure
 
 if TYPE_CHECKING:
-    from tpukit.hardware.backend import Backend
     from tpukit.probe.compiler.compiled_trial import CompiledTrials
     from tpukit.probe.gpu_memory.traced_trial import TracedTrials
     from tpukit.train.task import Task
 
 MODULE = "tpukit.probe.trials.worker"
-KEPT_SHARE = 0.01
-"""Part of the memory limit that a trial may leave behind for the process to run another one."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,42 +53,9 @@ def main(arguments: list[str]) -> int:
     runner = TrialRunner(TrialSetup.from_json(json.loads(sys.stdin.readline())))
     runner.prepare()
     for line in sys.stdin:
-        request = TrialRequest(**json.loads(line))
-        if runner.can_fork():
-            _run_in_fork(runner, request, descriptor)
-        else:
-            _send_result(runner, request, descriptor)
+        result = runner.result(TrialRequest(**json.loads(line)))
+        os.write(descriptor, json.dumps(result).encode() + b"\n")
     return 0
-
-
-def _send_result(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
-    os.write(descriptor, json.dumps(runner.result(request)).encode() + b"\n")
-
-
-def _run_in_fork(runner: TrialRunner, request: TrialRequest, descriptor: int) -> None:
-    """Runs the trial in a fork; where the fork dies, this process exits with the same code."""
-    sys.stdout.flush()
-    parent = os.getpid()
-    fork = os.fork()
-    if fork:
-        code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
-        if code:
-            os._exit(code if code > 0 else 128 - code)
-        return
-    code = 1
-    try:
-        die_with_parent(parent)
-        runner.in_fork = True
-        for _ in range(runner.threads - 1):
-            # The libraries' threads are not in a fork: their stacks would be there for others.
-            threading.Thread(target=threading.Event().wait, daemon=True).start()
-        _send_result(runner, request, descriptor)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
 
 
 class TrialRunner:
@@ -104,46 +63,18 @@ class TrialRunner:
 
     def __init__(self, setup: TrialSetup) -> None:
         self.setup = setup
-        self.reusable = True
-        """Whether all memory is back where it was before the last trial."""
-        self.in_fork = False
-        """Whether this process is a fork, which ends after its trial: its parent is as before."""
-        self.threads = 0
-        """Number of threads of the libraries that a measured trial imports."""
 
     def prepare(self) -> None:
-        """Imports the libraries of measured trials, and builds the task that its forks share."""
+        """Imports the libraries of measured trials."""
         if self.setup.target is None:
-            from tpukit.hardware.select import memory_guard, prepare_environment
+            from tpukit.hardware.select import prepare_environment
 
             prepare_environment(self.setup.config)
         if self.setup.target is None and self.setup.world_size == 1:
             import tpukit.probe.trials.measure  # noqa: F401
-        if self.setup.forks:
-            # Else the first optimizer of each fork imports it, for more than a second.
-            import torch
-            import torch._dynamo
-
-            self.threads = psutil.Process().num_threads()
-            cores = torch.get_num_threads()
-            # OpenMP's threads would not be in a fork, which would wait for them.
-            torch.set_num_threads(1)
-            # An error is raised again in the fork, which reports it.
-            with contextlib.suppress(Exception), memory_guard(self.setup.config):
-                _ = self._loaded_forms
-            torch.set_num_threads(cores)
-
-    def can_fork(self) -> bool:
-        """Whether a fork can run a trial: the task has started no thread, which could hold a lock
-        that the fork never gets."""
-        return self.setup.forks and psutil.Process().num_threads() <= self.threads
 
     def result(self, request: TrialRequest) -> dict[str, Any]:
-        """`{"trial": ..., "reusable": ...}`; `{"error": ...}` where it failed for another reason
-        than memory.
-
-        reusable: whether the process that was asked may run another trial.
-        """
+        """`{"trial": ...}`; `{"error": ...}` where it failed for another reason than memory."""
         started = time.monotonic()
         try:
             trial = self._run(request)
@@ -155,12 +86,9 @@ class TrialRunner:
             after_a_fit = 0 < request.fitted < request.batch
             if here or not is_out_of_memory(error, limited=limited, after_a_fit=after_a_fit):
                 return {"error": _error_fields(error, request)}
-            trial, self.reusable = self._out_of_memory(error, request), False
+            trial = self._out_of_memory(error, request)
         seconds = time.monotonic() - started
-        timed = dataclasses.replace(trial, seconds=seconds)
-        # Where no fork could run it, each trial still has a process of its own.
-        reusable = self.in_fork if self.setup.forks else self.reusable
-        return {"trial": dataclasses.asdict(timed), "reusable": reusable}
+        return {"trial": dataclasses.asdict(dataclasses.replace(trial, seconds=seconds))}
 
     def _run(self, request: TrialRequest) -> Trial:
         if self.setup.target is not None:
@@ -198,41 +126,20 @@ class TrialRunner:
         ]
 
     def _measure(self, request: TrialRequest) -> Trial:
-        from tpukit.probe.trials.measure import measure_trial
-
-        forms, backend = self._measured
-        task = forms[request.form]
-        with backend.memory_meter() as read_memory:
-            trial = measure_trial(task, self.setup.config, backend, request, read_memory)
-            gc.collect()
-            left = read_memory()
-        with backend.memory_meter() as read_memory:
-            # A TPU's peak stays that of an earlier trial.
-            peak = read_memory()
-        kept = max(left.used, peak.peak) if left and peak else 0
-        self.reusable = bool(left and left.limit and kept <= KEPT_SHARE * left.limit)
-        return _with_samples(trial, task)
-
-    @cached_property
-    def _measured(self) -> tuple[Sequence[Task], Backend]:
-        """The task's forms and the backend of every measured trial of this process."""
         from tpukit.hardware.select import open_backend
-
-        # As in a run: memory that the task's libraries take comes before a limit on memory.
-        return self._loaded_forms, open_backend(self.setup.config)
-
-    @cached_property
-    def _loaded_forms(self) -> Sequence[Task]:
-        """The task's forms, and what they and a run's companions import."""
-        from tpukit.probe.trials.measure import run_companions
+        from tpukit.probe.trials.measure import measure_trial, run_companions
         from tpukit.train.loader import example_batches
         from tpukit.train.task import PlanSettings
 
-        for form in self._forms:
-            example_batches(form, PlanSettings(1, 1, 1, 0))
+        # As in a run, what the task and a run's companions import comes before a memory limit.
+        task = self._forms[request.form]
+        example_batches(task, PlanSettings(1, 1, 1, 0))
         with run_companions():
             pass
-        return self._forms
+        backend = open_backend(self.setup.config)
+        with backend.memory_meter() as read_memory:
+            trial = measure_trial(task, self.setup.config, backend, request, read_memory)
+        return _with_samples(trial, task)
 
     @cached_property
     def _forms(self) -> Sequence[Task]:

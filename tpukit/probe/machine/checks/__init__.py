@@ -30,17 +30,13 @@ QUICK: tuple[Check, ...] = (
     surroundings.free_disk,
     surroundings.cache,
     surroundings.cxx_compiler,
-    surroundings.port,
 )
 """Checks without heavy imports and without the network."""
 
 
 def run_checks(facts: Facts, options: CheckOptions, *, quick: bool) -> Iterator[Result]:
     """Every check's result, as it comes."""
-    for check in QUICK:
+    for check in QUICK if quick else (*QUICK, surroundings.weights_reachable):
         yield run_check(check, facts, options)
-    if quick:
-        yield run_check(surroundings.weights, facts, options)
-        return
-    yield run_check(surroundings.weights_reachable, facts, options)
-    yield from run_live_checks(facts, options)
+    if not quick:
+        yield from run_live_checks(facts, options)

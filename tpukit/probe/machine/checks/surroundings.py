@@ -105,24 +105,6 @@ def cxx_compiler(facts: Facts, options: CheckOptions) -> Verdict:
     )
 
 
-def port(facts: Facts, options: CheckOptions) -> Verdict:
-    """The rendezvous port is free."""
-    if facts.host.port_is_free(options.port):
-        return passed(f"{options.port}")
-    return warned(
-        f"port {options.port} is taken", f"tpukit train --master-port {options.port + 11}"
-    )
-
-
-def weights(facts: Facts, options: CheckOptions) -> Verdict:
-    """GPT-2's tokenizer and weights are cached."""
-    cached = _cached(facts)
-    missing = [name for name, here in cached.items() if not here]
-    if not missing:
-        return passed("both are in the cache")
-    return skipped(f"not cached: {', '.join(missing)} (checked without --quick)")
-
-
 def weights_reachable(facts: Facts, options: CheckOptions) -> Verdict:
     """GPT-2's tokenizer and weights are cached or can be downloaded."""
     servers = {"weights": "huggingface.co", "tokenizer": "openaipublic.blob.core.windows.net"}

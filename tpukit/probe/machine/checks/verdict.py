@@ -25,8 +25,6 @@ class CheckOptions:
     """The user's options of the checks."""
 
     hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
-    port: int = 29500
-    """Rendezvous port of torchrun."""
     live_seconds: float = 120.0
     """Time limit of the check that opens the device."""
 
