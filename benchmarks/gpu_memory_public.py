@@ -67,6 +67,8 @@ class Measurement:
     then: list[str] = field(default_factory=list)
     """What that version of torch did otherwise: names of `THEN`."""
     note: str = ""
+    blind_set: int = 1
+    """Which set of measurements it came with."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def compare(measurement: Measurement) -> dict[str, Any]:
     row = {
         **{name: getattr(measurement, name) for name in ("name", "source", "versions", "target",
            "counts", "predicted_first", "note", "then", "fitted",
-           "first_predicted")},
+           "first_predicted", "blind_set")},
         "predicted_bytes": now["bytes"], "memory": now["memory"], "fits": now["fits"],
         "range_bytes": now["range"],
     }  # fmt: skip
