@@ -300,17 +300,18 @@ class LitGpt(nn.Module):
 
 # -- others ---------------------------------------------------------------------------------------
 class GivenGradient(torch.autograd.Function):
-    """Ends a pass whose result gets a random gradient."""
+    """Ends a pass whose result gets a random gradient, which the caller holds, like the result."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor) -> Tensor:
-        ctx.like = result.shape, result.dtype
+    def forward(ctx: Any, result: Tensor, held: list[Tensor]) -> Tensor:
+        ctx.like, ctx.held = (result.shape, result.dtype), held
         return result.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Tensor:
+    def backward(ctx: Any, *_: Tensor) -> Any:
         shape, dtype = ctx.like
-        return torch.randn(shape, dtype=dtype)
+        ctx.held.append(torch.randn(shape, dtype=dtype))
+        return ctx.held[-1], None
 
 
 class LigerLayer(nn.Module):
@@ -350,7 +351,7 @@ class LigerLayer(nn.Module):
 
     def ended(self, result: Tensor) -> Tensor:
         self.held.append(result)
-        return GivenGradient.apply(result)
+        return GivenGradient.apply(result, self.held)
 
     @staticmethod
     def kl_div(q: Tensor, p: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.probe.batch.model_task import ModelTask
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
+from tpukit.probe.gpu_memory.recorder import embedding_workspace
 from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 from tpukit.probe.targets import find_any, find_gpu
 from tpukit.probe.trial import TaskSource, TrialRequest, TrialSetup
@@ -318,6 +319,19 @@ class Embeds(nn.Module):
 def test_an_embeddings_gradient_is_added_up_in_parts(rows, taken):
     found = trial(Embeds(), "x=scalar:int64<16", rows=rows).memory
     assert found["workspaces"] == taken
+
+
+def test_what_a_larger_table_adds_is_what_was_measured():
+    """Liger-Kernel's measurements of torch's embedding on an A100 (all_benchmark_data.csv, 0.2.1):
+    16,384 indices, width 768, in MiB by rows. Four tables lie there: torch's, Liger's, and two
+    gradients of torch's; what the process held before is in each figure."""
+    measured = {1024: 12356.537, 4096: 12401.406, 16384: 12581.688, 131072: 13925.688}
+    mib = {
+        rows: (4 * 4 * 768 * rows + embedding_workspace(16384, rows, 768)) / 2**20
+        for rows in measured
+    }
+    for rows, found in measured.items():
+        assert mib[rows] - mib[1024] == pytest.approx(found - measured[1024], rel=0.005)
 
 
 class Looks(nn.Module):
