@@ -1,9 +1,9 @@
 """Predicted against publicly measured peaks of training steps on GPUs.
 
-    python benchmarks/gpu_memory_public.py [--only bert] [--kept]
+    python benchmarks/gpu_memory_public.py [--only bert]
 
 `gpu_memory_measurements.toml` names each measurement: its settings, its source and what was
-measured there. `--kept` keeps the results of measurements that are not asked for. A loop that keeps
+measured there. With `--only` the other results are kept. A loop that keeps
 its gradients through the forward pass (`zero_grad` after it, or zeros instead of None) holds what a
 second micro-batch of an accumulation holds: `gradients_stay`.
 """
@@ -281,18 +281,20 @@ def main() -> None:
     asked = tomllib.loads(MEASUREMENTS.read_text())
     kept = json.loads(RESULT.read_text()) if options.only and RESULT.is_file() else {}
     known = {r["name"]: r for key in ("measurements", "fits") for r in kept.get(key, [])}
-    found: dict[str, Any] = {"measurements": [], "fits": []}
+    libraries = (torch, torchvision, transformers, timm)
+    versions = {library.__name__: library.__version__ for library in libraries}
     for key, kind, run in (("measurements", Measurement, compare), ("fits", Fit, find_fit)):
         for settings in asked[key]:
-            if options.only in settings["name"]:
-                known[settings["name"]] = run(kind(**settings))
-            if row := known.get(settings["name"]):
-                is_fit = key == "fits"
-                found[key].append(row if is_fit else with_errors(row, Measurement(**settings)))
-                if options.only in settings["name"]:
-                    print(settings["name"], summary(found[key][-1]), flush=True)
-            libraries = (torch, torchvision, transformers, timm)
-            versions = {library.__name__: library.__version__ for library in libraries}
+            if options.only not in settings["name"]:
+                continue
+            known[settings["name"]] = run(kind(**settings))
+            found = {
+                "measurements": [with_errors(known[m["name"]], Measurement(**m))
+                                 for m in asked["measurements"] if m["name"] in known],
+                "fits": [known[f["name"]] for f in asked["fits"] if f["name"] in known],
+            }  # fmt: skip
+            [row] = [row for row in found[key] if row["name"] == settings["name"]]
+            print(settings["name"], summary(row), flush=True)
             write_result(RESULT, {**found, **totals(found), "versions": versions})
 
 
