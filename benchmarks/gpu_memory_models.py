@@ -261,7 +261,110 @@ def lora_gpt(name: str, length: int) -> nn.Module:
     return model
 
 
+# -- litgpt's own models (pip install --no-deps litgpt==0.5.3 lightning lightning-utilities
+# jsonargparse torchmetrics) -----------------------------------------------------------------------
+class LitGpt(nn.Module):
+    """litgpt's model in bf16, whole or with LoRA, and the loss of its finetuning: Fabric returns
+    logits in fp32."""
+
+    def __init__(self, name: str, length: int = 512, rank: int = 0, **lora: Any) -> None:
+        super().__init__()
+        from litgpt import lora as adapted
+        from litgpt import model as plain
+        from litgpt.utils import chunked_cross_entropy
+
+        module = adapted if rank else plain
+        self.chunked_cross_entropy, self.chunks = chunked_cross_entropy, rank > 0
+        settings = {"lora_r": rank, "lora_alpha": 16, **lora} if rank else {}
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            self.body = module.GPT(module.Config.from_name(name, **settings))
+        finally:
+            torch.set_default_dtype(dtype)
+        if rank:
+            adapted.mark_only_lora_as_trainable(self.body)
+        self.body.max_seq_length = length
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Output:
+        self.held = None
+        if self.chunks:
+            logits: Any = [part.float() for part in self.body(ids, lm_head_chunk_size=128)]
+            logits[-1] = logits[-1][..., :-1, :]
+        else:
+            logits = self.body(ids).float()
+        self.held = logits if self.training else None  # by the loop's variable
+        given = logits if self.chunks else logits[..., :-1, :]
+        return {"loss": self.chunked_cross_entropy(given, labels[..., 1:])}
+
+
 # -- others ---------------------------------------------------------------------------------------
+class GivenGradient(torch.autograd.Function):
+    """Ends a pass whose result gets a random gradient, which the caller holds, like the result."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, held: list[Tensor]) -> Tensor:
+        ctx.like, ctx.held = (result.shape, result.dtype), held
+        return result.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        shape, dtype = ctx.like
+        ctx.held.append(torch.randn(shape, dtype=dtype))
+        return ctx.held[-1], None
+
+
+class LigerLayer(nn.Module):
+    """torch's side of Liger-Kernel's comparisons: a layer, or a loss of a parameter (places,
+    vocabulary). Its result lives through the backward pass, and where that retains the graph what
+    is saved does too."""
+
+    def __init__(self, kind: str, shape: list[int], **settings: Any) -> None:
+        super().__init__()
+        self.kind, self.held = kind, list[Tensor]()
+        if kind == "embedding":
+            self.layer = nn.Embedding(*shape)
+            self.register_buffer("beside", torch.zeros(shape))  # the kernel's own table
+        elif kind == "mlp":
+            from transformers import LlamaConfig
+            from transformers.models.llama.modeling_llama import LlamaMLP
+
+            self.layer = LlamaMLP(LlamaConfig(**settings)).bfloat16()
+            self.input = nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16))
+        else:
+            self.input = nn.Parameter(torch.zeros(shape))
+            self.register_buffer("target", torch.zeros(shape))
+
+    def forward(self, ids: Tensor) -> Output:
+        self.held.clear()
+        if self.kind == "embedding":
+            return {"loss": self.ended(self.layer(ids))}
+
+        def holds(saved: Tensor) -> Tensor:
+            self.held.append(saved)
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(holds, lambda saved: saved):
+            if self.kind == "mlp":
+                return {"loss": self.ended(self.layer(self.input))}
+            return {"loss": getattr(self, self.kind)(self.input.log_softmax(-1), self.target)}
+
+    def ended(self, result: Tensor) -> Tensor:
+        self.held.append(result)
+        return GivenGradient.apply(result, self.held)
+
+    @staticmethod
+    def kl_div(q: Tensor, p: Tensor) -> Tensor:
+        return F.kl_div(q, p, reduction="batchmean")
+
+    @staticmethod
+    def jsd(q: Tensor, p: Tensor) -> Tensor:
+        q, p = q.view(-1, q.size(-1)), p.view(-1, p.size(-1))
+        middle = torch.lerp(torch.exp(p), torch.exp(q), 0.5)
+        parts = [F.kl_div(middle.log(), t, reduction="batchmean", log_target=True) for t in (p, q)]
+        return 0.5 * parts[0] + 0.5 * parts[1]
+
+
 class HeadAndLoss(nn.Module):
     """A vocabulary's matrix and cross entropy in bf16 (Liger-Kernel): its input is a parameter, and
     the kernel's own matrix, which it is compared with, lies beside it."""

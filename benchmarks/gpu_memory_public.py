@@ -1,9 +1,9 @@
 """Predicted against publicly measured peaks of training steps on GPUs.
 
-    python benchmarks/gpu_memory_public.py [--only bert] [--kept]
+    python benchmarks/gpu_memory_public.py [--only bert]
 
 `gpu_memory_measurements.toml` names each measurement: its settings, its source and what was
-measured there. `--kept` keeps the results of measurements that are not asked for. A loop that keeps
+measured there. With `--only` the other results are kept. A loop that keeps
 its gradients through the forward pass (`zero_grad` after it, or zeros instead of None) holds what a
 second micro-batch of an accumulation holds: `gradients_stay`.
 """
@@ -67,6 +67,8 @@ class Measurement:
     then: list[str] = field(default_factory=list)
     """What that version of torch did otherwise: names of `THEN`."""
     note: str = ""
+    blind_set: int = 1
+    """Which set of measurements it came with."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +203,7 @@ def compare(measurement: Measurement) -> dict[str, Any]:
     now = predict(measurement)
     row = {
         **{name: getattr(measurement, name) for name in ("name", "source", "versions", "target",
-           "counts", "predicted_first", "note", "then", "fitted",
-           "first_predicted")},
+           "counts", "predicted_first", "then", "fitted")},
         "predicted_bytes": now["bytes"], "memory": now["memory"], "fits": now["fits"],
         "range_bytes": now["range"],
     }  # fmt: skip
@@ -211,12 +212,22 @@ def compare(measurement: Measurement) -> dict[str, Any]:
             for name in measurement.then:
                 stack.enter_context(THEN[name]())
             row["predicted_bytes_as_then"] = predict(measurement)["bytes"]
-    if measurement.measured:
-        real = row["measured_bytes"] = int(measurement.measured * UNITS[measurement.unit])
-        row["error"] = row["predicted_bytes"] / real - 1
-        row["error_as_then"] = row.get("predicted_bytes_as_then", row["predicted_bytes"]) / real - 1
-        row["error_first"] = (measurement.first_predicted or row["predicted_bytes"]) / real - 1
     return row
+
+
+def with_errors(row: dict[str, Any], measurement: Measurement) -> dict[str, Any]:
+    """The row beside what was measured, where that was looked at."""
+    row = {**row, "first_predicted": measurement.first_predicted,
+           "blind_set": measurement.blind_set, "note": measurement.note}  # fmt: skip
+    if not measurement.measured:
+        return row
+    real = int(measurement.measured * UNITS[measurement.unit])
+    predicted = row["predicted_bytes"]
+    return {
+        **row, "measured_bytes": real, "error": predicted / real - 1,
+        "error_as_then": row.get("predicted_bytes_as_then", predicted) / real - 1,
+        "error_first": (measurement.first_predicted or predicted) / real - 1,
+    }  # fmt: skip
 
 
 def find_fit(fit: Fit) -> dict[str, Any]:
@@ -270,16 +281,20 @@ def main() -> None:
     asked = tomllib.loads(MEASUREMENTS.read_text())
     kept = json.loads(RESULT.read_text()) if options.only and RESULT.is_file() else {}
     known = {r["name"]: r for key in ("measurements", "fits") for r in kept.get(key, [])}
-    found: dict[str, Any] = {"measurements": [], "fits": []}
+    libraries = (torch, torchvision, transformers, timm)
+    versions = {library.__name__: library.__version__ for library in libraries}
     for key, kind, run in (("measurements", Measurement, compare), ("fits", Fit, find_fit)):
         for settings in asked[key]:
-            if options.only in settings["name"]:
-                known[settings["name"]] = run(kind(**settings))
-                print(settings["name"], summary(known[settings["name"]]), flush=True)
-            if settings["name"] in known:
-                found[key].append(known[settings["name"]])
-            libraries = (torch, torchvision, transformers, timm)
-            versions = {library.__name__: library.__version__ for library in libraries}
+            if options.only not in settings["name"]:
+                continue
+            known[settings["name"]] = run(kind(**settings))
+            found = {
+                "measurements": [with_errors(known[m["name"]], Measurement(**m))
+                                 for m in asked["measurements"] if m["name"] in known],
+                "fits": [known[f["name"]] for f in asked["fits"] if f["name"] in known],
+            }  # fmt: skip
+            [row] = [row for row in found[key] if row["name"] == settings["name"]]
+            print(settings["name"], summary(row), flush=True)
             write_result(RESULT, {**found, **totals(found), "versions": versions})
 
 
@@ -287,17 +302,26 @@ def totals(found: dict[str, Any]) -> dict[str, Any]:
     """Medians and largest errors, and how many of the fits are right."""
     looked = [row for row in found["measurements"] if "error" in row]
     result = {}
-    first = [row for row in looked if row["first_predicted"]]
-    for name, rows in (("error", looked), ("error_as_then", looked), ("error_first", first)):
-        errors = [abs(row[name]) for row in rows] or [0.0]
-        result |= {f"median_{name}": statistics.median(errors), f"largest_{name}": max(errors)}
-    result["predicted_blind"] = len(first)
+    for name in ("error", "error_as_then"):
+        result |= spread(name, looked, name)
+    for number in (1, 2):
+        first = [row for row in looked
+                 if row["first_predicted"] and row["blind_set"] == number]  # fmt: skip
+        result |= spread("error_first", first, f"error_first_{number}")
+        result[f"predicted_blind_{number}"] = len(first)
+        result[f"beyond_12_{number}"] = sum(abs(row["error_first"]) > 0.12 for row in first)
     result["runs_right"] = sum(row["fits"] == row["fitted"] for row in found["measurements"])
     result["runs"] = len(found["measurements"])
     fits = [row for row in found["fits"] if "right" in row]
     for name in ("right", "right_as_then"):
         result[f"fits_{name}"] = sum(row[name] for row in fits)
     return result | {"fits_asked": len(fits)}
+
+
+def spread(field: str, rows: list[dict[str, Any]], name: str) -> dict[str, float]:
+    """Median and largest of a field, without its sign."""
+    errors = [abs(row[field]) for row in rows] or [0.0]
+    return {f"median_{name}": statistics.median(errors), f"largest_{name}": max(errors)}
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ def test_each_form_of_a_task_has_a_line():
     lines = list(as_text(found, "mine", None))
     assert "With slim = False: none fits" in lines
     # 0.1 TB at 819 GB/s take 0.122 s a step of 160 samples.
-    about = "largest 20 a device, best 20, estimated at most 1.31e+03 samples/s; recommended"
+    about = "largest 20 a device, best 20, estimated at most 1,310 samples/s; recommended"
     assert f"With slim = True, x = 1: {about}" in lines
     assert "With slim = None: largest 40 a device, best 20" in lines
     fields = as_fields(found, "mine", None)

@@ -11,6 +11,7 @@ from tpukit.io.units import (
     parse_bytes,
     parse_duration,
     size_text,
+    three_digits,
 )
 
 
@@ -67,3 +68,10 @@ def test_memory_is_shown_in_powers_of_two(count, text):
 )
 def test_durations_are_shown_with_two_units(seconds, text):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.03124, "0.0312"), (810.2, "810"), (1234.5, "1,230"), (19601.0, "19,600")]
+)
+def test_rates_have_three_digits_and_no_exponent(value, text):
+    assert three_digits(value) == text

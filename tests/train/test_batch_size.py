@@ -420,8 +420,8 @@ def test_operations_are_those_counted_by_hand(tmp_path, name):
             return model
 
     def planned(backend, accumulate=None):
-        config = TrainConfig(global_batch_size=16, accumulate=accumulate)
-        return plan_run(TrainingRequest(Layers(), config, RunFolder(tmp_path)), backend)
+        request = request_of(Layers(), tmp_path, global_batch_size=16, accumulate=accumulate)
+        return plan_run(request, backend)
 
     assert planned(KnownPeak()).operations_per_sample == by_hand
     assert planned(KnownPeak(), accumulate=4).operations_per_sample == by_hand

@@ -69,6 +69,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
+def three_digits(value: float) -> str:
+    """`0.0312`, `810`, `19,600`."""
+    return f"{float(f'{value:.3g}'):,g}"
+
+
 def counted(number: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

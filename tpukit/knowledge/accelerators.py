@@ -171,18 +171,13 @@ def gpu_bf16(capability: float) -> Support:
 
 def gpu_fp16(capability: float) -> Support:
     """fp16 arithmetic exists from 6.0 on, except that 6.1 runs it 64 times slower than fp32."""
-    if capability in (6.1, 6.2):
-        return "emulated"
-    return "native" if capability >= 5.3 else "emulated"
+    return "native" if capability >= 5.3 and capability not in (6.1, 6.2) else "emulated"
 
 
 def cpu_bf16(flags: Collection[str]) -> Support:
     """Native with AVX512-BF16, AMX or Arm's bf16 instructions."""
-    return (
-        "native"
-        if {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"} & set(flags)
-        else "emulated"
-    )
+    native = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+    return "native" if native & set(flags) else "emulated"
 
 
 def cpu_fp16(flags: Collection[str]) -> Support:

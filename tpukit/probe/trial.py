@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tpukit.io.units import GIB, format_bytes
+from tpukit.io.units import GIB, format_bytes, three_digits
 from tpukit.train.config import TrainConfig
 
 Effort = Literal["fast", "full"]
@@ -224,7 +224,7 @@ class Trial:
         if self.used_bytes:
             parts.append(self.memory_usage)
         if self.samples_per_second:
-            parts.append(f"{self.samples_per_second:.3g} samples/s")
+            parts.append(f"{three_digits(self.samples_per_second)} samples/s")
         if self.predicted:
             parts.append(f"predicted {self.predicted.describe()}")
         if not self.fits and self.error and not self.used_bytes:

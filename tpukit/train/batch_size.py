@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError
-from tpukit.hardware.backend import Backend, Batch, TorchOps
-from tpukit.hardware.modules import has_batch_norm, move_tensors
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.hardware.modules import has_batch_norm
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
 from tpukit.train.task import Task, form_name, forms_of
@@ -47,6 +44,9 @@ class StepCosts(Protocol):
 
     def moved_bytes(self, rows: int, accumulate: int, /) -> float:
         """Bytes that the step's operators read and write."""
+
+    def operations(self, rows: int, /) -> float:
+        """Operations of a step of one micro-batch: the products of its passes, none twice."""
 
 
 class PredictCosts(Protocol):
@@ -189,32 +189,19 @@ def fit_to_memory(
 
 
 def sample_operations(
-    split: BatchSplit, task: Task, backend: Backend, examples: Examples
-) -> float | None:
-    """Operations of a training step for one sample: the products of its passes, none twice.
+    split: BatchSplit, task: Task, config: TrainConfig, backend: Backend, examples: Examples,
+    predict: PredictCosts | None,
+) -> float | None:  # fmt: skip
+    """Operations of a training step for one sample.
 
     None where they are of no use or cannot be traced, or where batches differ in shape. The same
     in every rank.
     """
-    found = None
-    if backend.is_main and backend.usage().peak_flops is not None:
-        found = _in_worker(partial(_traced_operations, task, split.rows_per_device, examples))
-    shared: float | None = backend.all_gather_objects(found)[0]
+    found, rows = None, split.rows_per_device
+    if predict and backend.is_main and backend.usage().peak_flops and len(examples(rows)) == 1:
+        found = _in_worker(lambda: predict(task, config, backend, examples).operations(rows))
+    shared: float | None = backend.all_gather_objects(found and found / rows)[0]
     return shared
-
-
-def _traced_operations(task: Task, rows: int, examples: Examples) -> float | None:
-    hosts = examples(rows)
-    if len(hosts) != 1:
-        return None
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _without_values(task.for_probing(), mode).train()
-    # Of attention's forms this one consists of products that are counted.
-    with mode, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        batch: Batch = {name: mode.from_tensor(tensor) for name, tensor in hosts[0].items()}
-        task.loss(model, batch)["loss"].sum().backward()  # type: ignore[no-untyped-call]
-    operations: int = counter.get_total_flops()
-    return operations / rows
 
 
 def _in_worker(decide: Callable[[], Found | None]) -> Found | None:
@@ -272,14 +259,3 @@ def _fastest_that_fits(
         if whole <= limit_bytes:
             break
     return min(fitting, default=(0.0, place, rows if cuts else 1, whole))[1:]
-
-
-def _without_values(task: Task, mode: FakeTensorMode) -> nn.Module:
-    """The task's model with shapes alone; built with values where its constructor reads some."""
-    try:
-        with mode:
-            return task.build_model(TorchOps())
-    except Exception:
-        model = task.build_model(TorchOps())
-    move_tensors(model, mode.from_tensor, mode.from_tensor)
-    return model

@@ -178,7 +178,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         before = backend.all_gather_objects(_decided_before(request.folder, backend))[0]
     split = _split(request, backend, before.get("accumulate"))
     # Before this process computes a gradient: where it has GPUs, a fork of it could not then.
-    operations = sample_operations(split, task, backend, examples)
+    operations = sample_operations(split, task, config, backend, examples, request.predict_costs)
     cuts = not split.reason and task.defaults.rows_per_device is None
     task, split, choice = fit_to_memory(
         split, task, config, backend, examples, request.predict_costs,

@@ -3,7 +3,9 @@
 import functools
 import inspect
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,10 +15,14 @@ import torch
 from tiny_task import Tiny
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import ConfigError, JobError
 from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.probe.batch.model_task import ModelTask
+from tpukit.probe.batch.recommend import Recommender
+from tpukit.probe.batch.search import SearchSettings
+from tpukit.probe.gpu_memory.recorder import embedding_workspace
 from tpukit.probe.gpu_memory.traced_trial import TracedTrials
 from tpukit.probe.targets import find_any, find_gpu
 from tpukit.probe.trial import TaskSource, TrialRequest, TrialSetup
@@ -159,6 +165,54 @@ def test_sizes_between_traced_batches_are_those_of_a_trace():
     assert between.memory == alone.memory
 
 
+class InParts(nn.Module):
+    """Makes the losses of its places (eight a row) in parts, whose number grows with the batch, and
+    computes them again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4096)
+
+    def forward(self, x):
+        count = min(-(-len(x) // 64), 4)
+        parts = x.flatten(0, 1).chunk(2 * count if count > 1 else 1)
+        return torch.stack([checkpoint(self.losses, p, use_reentrant=False).sum() for p in parts])
+
+    def losses(self, x):
+        return self.head(x).relu().logsumexp(-1)
+
+
+@dataclass
+class InThisProcess:
+    """Evaluates trials here."""
+
+    trials: TracedTrials
+    devices = 1
+    versions: ClassVar = {}
+    on_cpu = by_speed = False
+
+    @property
+    def target(self):
+        return self.trials.target
+
+    def evaluate(self, requests):
+        return [self.trials.run(request) for request in requests]
+
+
+def test_a_search_agrees_with_traces_where_operators_differ_by_batch():
+    task = ModelTask(InParts(), ["x=8x64"], {})
+    config = TrainConfig(ema_decay=0.0, precision="fp32")
+    small = replace(find_gpu("t4"), memory_bytes=90 * 2**20, context_bytes=(0, 0))
+    trials = TracedTrials(task, config, small)
+    found = Recommender(InThisProcess(trials), SearchSettings(), lambda line: None).recommend()
+    assert found.exact
+    assert len(trials._steps) <= 7
+    for batch in (found.largest // 3, found.largest, found.smallest_failed):
+        alone = TracedTrials(task, config, small).run(TrialRequest(batch))
+        assert alone.fits == (batch <= found.largest)
+        assert alone.used_bytes == trials.run(TrialRequest(batch)).used_bytes
+
+
 def test_several_gpus_hold_buckets_of_gradients_and_nccl():
     one, two = (trial(Deep(), f"x={WIDTH}", target) for target in ("t4", "2xt4"))
     assert two.memory["buckets"] == 4 * LAYERS * WIDTH**2 == two.collective_bytes
@@ -250,6 +304,34 @@ class Picks(nn.Module):
 def test_a_gradient_that_adds_up_at_indices_is_sorted():
     rows = 2**18
     assert trial(Picks(), "x=scalar:int64<16", rows=rows).memory["workspaces"] == 48 * rows
+
+
+class Embeds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 4)
+
+    def forward(self, x):
+        return self.table(x)
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(3072, 0), (2**18, 48 * 2**18 + 16 * (26214 + 16))])
+def test_an_embeddings_gradient_is_added_up_in_parts(rows, taken):
+    found = trial(Embeds(), "x=scalar:int64<16", rows=rows).memory
+    assert found["workspaces"] == taken
+
+
+def test_what_a_larger_table_adds_is_what_was_measured():
+    """Liger-Kernel's measurements of torch's embedding on an A100 (all_benchmark_data.csv, 0.2.1):
+    16,384 indices, width 768, in MiB by rows. Four tables lie there: torch's, Liger's, and two
+    gradients of torch's; what the process held before is in each figure."""
+    measured = {1024: 12356.537, 4096: 12401.406, 16384: 12581.688, 131072: 13925.688}
+    mib = {
+        rows: (4 * 4 * 768 * rows + embedding_workspace(16384, rows, 768)) / 2**20
+        for rows in measured
+    }
+    for rows, found in measured.items():
+        assert mib[rows] - mib[1024] == pytest.approx(found - measured[1024], rel=0.005)
 
 
 class Looks(nn.Module):

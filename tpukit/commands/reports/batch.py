@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.commands.output import shown_in_cell
-from tpukit.io.units import GIB, format_bytes, format_duration
+from tpukit.io.units import GIB, format_bytes, format_duration, three_digits
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.roofline import estimate_step
 from tpukit.probe.targets import GpuTarget
@@ -73,11 +73,11 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "error" in row:
             yield f"{row['target']:<10} {row['error']}"
             continue
-        batch, speed = row["recommended_batch_per_device"], row["samples_per_second"]
+        batch, largest = row["recommended_batch_per_device"], row["largest_batch_per_device"]
+        rate = three_digits(row["samples_per_second"]) if row["samples_per_second"] else "-"
         used = sum((row["memory"] or {}).values())
         memory = f"{used / GIB:.2f} of {(row['limit_bytes'] or 0) / GIB:.2f} GiB"
-        largest = row["largest_batch_per_device"]
-        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {speed or '-':>13.3}"
+        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {rate:>13}"
 
 
 def _trial_fields(trial: Trial) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def table(trials: tuple[Trial, ...]) -> Iterator[str]:
         if trial.used_range and trial is not last[trial.batch, trial.accumulate]:
             continue
         steps = f" x {trial.accumulate}" if trial.accumulate > 1 else ""
-        speed = f"{trial.samples_per_second:.3g} samples/s" if trial.samples_per_second else "-"
+        speed = f"{three_digits(rate)} samples/s" if (rate := trial.samples_per_second) else "-"
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
         effort = "  full effort" if trial.effort == "full" and not trial.used_range else ""
         why = f"  {trial.error}" if trial.error and not trial.used_bytes else ""
@@ -201,7 +201,7 @@ def _forms(found: Recommendation) -> Iterator[str]:
         what = f"largest {each.largest} a device, best {each.recommended}" if each else "none fits"
         if each and each.samples_per_second:
             estimated = "estimated at most " if found.target else ""
-            what += f", {estimated}{each.samples_per_second:.3g} samples/s"
+            what += f", {estimated}{three_digits(each.samples_per_second)} samples/s"
         yield f"With {name}: {what}{'; recommended' if name == found.form else ''}"
 
 

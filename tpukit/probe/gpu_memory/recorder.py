@@ -38,6 +38,9 @@ CUDNN_BYTES = 256 * 2**20
 SORTED_BYTES = 48
 """Bytes an index of a gradient that adds up at indices (`index_put_with_sort_kernel`): CUDA sorts
 four int64 tensors, and cub takes two more."""
+FEW_INDICES, PARTIAL_ROWS = 3072, 10
+"""Indices up to which an embedding's gradient is added up in place; of more, how many rows at most
+go into a partial sum in fp32 (`embedding_backward_cuda_kernel`)."""
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 
 
@@ -89,6 +92,14 @@ class Trace:
         sizes = self.sizes
         totals = [*accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in self.events)]
         return list(alive_after(self.events[: totals.index(max(totals)) + 1]))
+
+
+def embedding_workspace(indices: int, rows: int, width: int) -> int:
+    """Bytes that the gradient of an embedding (rows, width) takes while it is added up."""
+    if indices <= FEW_INDICES:
+        return 0
+    partial_sums = indices // PARTIAL_ROWS + min(indices, rows)
+    return SORTED_BYTES * indices + 4 * width * partial_sums
 
 
 def alive_after(events: Iterable[int]) -> dict[int, None]:
@@ -147,13 +158,10 @@ class StorageRecorder(TorchDispatchMode):
         if not outputs:
             return
         name = func._schema.name.partition("::")[2]
-        if self.workspaces and name in CONVOLUTIONS:
-            self._works(CUDNN, sum(t.nbytes for t in (*inputs, *outputs)))
-        elif self.workspaces and name.startswith("index_put") and any(args[3:4]):
-            count = max(t.numel() for t in _tensors(args[1]))
-            self._works("cub", SORTED_BYTES * count)
         kind = self._kind(func, inputs)
         is_new = [self.add(tensor, name, kind) for tensor in outputs]
+        if self.workspaces:
+            self._work(name, args, inputs, outputs)
         if self.phase in ("build", "evaluate") or not (any(is_new) or name.endswith("_")):
             return
         self.trace.operators.add(name)
@@ -162,7 +170,17 @@ class StorageRecorder(TorchDispatchMode):
         if formula is not None:
             self.trace.flops += formula(*args, out_val=result)
 
-    def _works(self, library: str, size: int) -> None:
+    def _work(self, name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """What an operator takes while it runs, beside its result."""
+        library = "cub"
+        if name in CONVOLUTIONS:
+            library, size = CUDNN, sum(t.nbytes for t in (*inputs, *outputs))
+        elif name.startswith("index_put") and any(args[3:4]):
+            size = SORTED_BYTES * max(t.numel() for t in _tensors(args[1]))
+        elif name == "embedding_dense_backward":
+            size = embedding_workspace(args[1].numel(), *outputs[0].shape)
+        else:
+            return
         index = self._workspace(library, size)
         self.trace.events += [index, ~index]
 
@@ -289,15 +307,11 @@ class StorageRecorder(TorchDispatchMode):
             self.module = above.pop()
 
         hooks = nn.modules.module
-        handles = [
+        with (
             hooks.register_module_forward_pre_hook(enters),
             hooks.register_module_forward_hook(leaves, always_call=True),
-        ]
-        try:
+        ):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

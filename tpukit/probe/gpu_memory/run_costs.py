@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.select import EXPANDABLE, allocator_settings
@@ -48,6 +49,15 @@ class TracedCosts:
     def moved_bytes(self, rows: int, accumulate: int) -> float:
         one, two = (self._trial(rows, n).bytes_accessed or 0.0 for n in (1, min(accumulate, 2)))
         return one + (accumulate - 1) * (two - one)
+
+    def operations(self, rows: int) -> float:
+        from tpukit.probe.gpu_memory.traced_step import trace_fake_step
+
+        trials = self.trials
+        how = {**trials.how, "as_cuda": False, "recomputes": False}
+        # Of attention's forms this one consists of products that are counted.
+        with sdpa_kernel(SDPBackend.MATH):
+            return trace_fake_step(trials.task, trials.config, trials.target, rows, 1, **how).flops
 
     def _trial(self, rows: int, accumulate: int) -> Trial:
         return self.trials.run(TrialRequest(rows, accumulate))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tpukit.io.units import GIB
-from tpukit.probe.gpu_memory.allocator import Usage, replay
+from tpukit.probe.gpu_memory.allocator import MIB, Usage, replay
 from tpukit.probe.gpu_memory.recorder import Storage, Trace, alive_after
 from tpukit.probe.gpu_memory.traced_step import trace_fake_step
 from tpukit.probe.targets import GpuTarget
@@ -15,7 +15,6 @@ from tpukit.probe.trial import Trial, TrialRequest
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
-MIB = 2**20
 NCCL_BYTES = (180 * MIB, 420 * MIB)
 """Least and most that a communicator of NCCL and its streams take beside the allocator."""
 UNPREDICTED = 0.05
@@ -32,8 +31,8 @@ KINDS = (*RESIDENT, "gradients", "buckets", "gathered", "batch", "casts", "activ
 class TracedTrials:
     """Runs trials of one task for GPUs of one kind.
 
-    Two traced batches whose operators are the same give every other one: each storage's size is a
-    line in the batch. A third trace, where it agrees, makes later answers as good as traced ones.
+    Two traced batches with the same operators give every other one beside them: each storage's size
+    is a line in the batch. A further trace that agrees makes such answers as good as traced ones.
     """
 
     def __init__(
@@ -45,33 +44,35 @@ class TracedTrials:
         self.task, self.config, self.target = task, config, target
         self.expandable, self.how = expandable, how
         self._steps: dict[tuple[int, int], Trace] = {}
-        self._checked = False
+        self._checked: list[int] = []
+        """Events of traces whose line was checked."""
 
     def run(self, request: TrialRequest) -> Trial:
         """The result of one trial."""
         key = request.batch, request.accumulate
-        found = self._steps.get(key) or self._extrapolated(*key)
-        if found is None or (request.effort == "full" and not self._checked):
-            traced = self._steps.get(key)
+        traced = self._steps.get(key)
+        found = traced or self._extrapolated(*key)
+        if found is None or (request.effort == "full" and found.events != self._checked):
             if traced is None:
                 traced = trace_fake_step(self.task, self.config, self.target, *key, **self.how)
                 self._steps[key] = traced
             if found is not None:
                 both = [self._replay(trace)[0].most_reserved for trace in (found, traced)]
-                self._checked = abs(both[0] - both[1]) <= AGREE * both[1]
+                if abs(both[0] - both[1]) <= AGREE * both[1]:
+                    self._checked = found.events
             found = traced
         return self._trial(request, found)
 
     def _extrapolated(self, batch: int, accumulate: int) -> Trace | None:
-        """The batch by the line through the two traced ones that are farthest apart."""
-        known = sorted(b for b, n in self._steps if n == accumulate)
-        if len(known) < 2:
+        """The batch by the line through traced ones, the farthest apart of those with the events of
+        its neighbours; None where these differ: a model may cut a batch into parts by its size."""
+        known = {b: trace for (b, n), trace in sorted(self._steps.items()) if n == accumulate}
+        near = [*[b for b in known if b < batch][-1:], *[b for b in known if b > batch][:1]]
+        same = [b for b in known if all(known[b].events == known[n].events for n in near)]
+        if len(same) < 2:
             return None
-        low, high = known[0], known[-1]
-        first, last = (self._steps[b, accumulate] for b in (low, high))
-        if first.events != last.events:
-            return None
-        return _on_line(first, last, (batch - low) / (high - low))
+        low, high = same[0], same[-1]
+        return _on_line(known[low], known[high], (batch - low) / (high - low))
 
     def _replay(self, trace: Trace, room: int | None = None) -> tuple[Usage, bool]:
         """What the allocator does in two steps: an optimizer's state is born after the first one,
@@ -109,16 +110,14 @@ class TracedTrials:
         memory = {kind: sums[kind] for kind in KINDS}
         memory |= {"allocator": max(0, reserved - sum(memory.values())), "nccl": sum(nccl) // 2,
                    "context": context}  # fmt: skip
-        error = None
-        if not fits:
-            error = f"needs {used / GIB:.2f} of {target.memory_bytes / GIB:.2f} GiB"
+        too_much = f"needs {used / GIB:.2f} of {target.memory_bytes / GIB:.2f} GiB"
         return Trial(
             batch=request.batch,
             fits=fits,
             used_bytes=used,
             limit_bytes=target.memory_bytes,
-            fixed_bytes=sum(memory[kind] for kind in RESIDENT if kind in memory) + beside,
-            error=error,
+            fixed_bytes=sum(memory[kind] for kind in RESIDENT) + beside,
+            error=None if fits else too_much,
             accumulate=request.accumulate,
             memory=memory,
             used_range=(free.most_allocated + target.context_bytes[0] + nccl[0],
