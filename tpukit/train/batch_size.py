@@ -198,9 +198,14 @@ def sample_operations(
     in every rank.
     """
     found, rows = None, split.rows_per_device
-    if predict and backend.is_main and backend.usage().peak_flops and len(examples(rows)) == 1:
-        found = _in_worker(lambda: predict(task, config, backend, examples).operations(rows))
-    shared: float | None = backend.all_gather_objects(found and found / rows)[0]
+    if predict and backend.is_main and backend.usage().peak_flops:
+
+        def traced() -> float | None:
+            costs = predict(task, config, backend, examples)
+            return costs.operations(rows) / rows if len(examples(rows)) == 1 else None
+
+        found = _in_worker(traced)
+    shared: float | None = backend.all_gather_objects(found)[0]
     return shared
 
 
