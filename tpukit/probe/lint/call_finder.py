@@ -9,7 +9,7 @@ from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms, find_xla_texts
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
-from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
 from tpukit.probe.lint.shell_lines import (
@@ -22,6 +22,7 @@ from tpukit.probe.lint.shell_lines import (
     variables_set,
 )
 from tpukit.probe.lint.source import Module
+from tpukit.probe.lint.syntax import children, nodes_below, source_text
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)

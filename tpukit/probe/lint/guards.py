@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpukit.knowledge.calls import OldCall
-from tpukit.probe.lint.names import Names, Scope, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.syntax import nodes_below, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""

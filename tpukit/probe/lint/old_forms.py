@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from tpukit.probe.lint.names import Names, Scope, children, source_text
+from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.syntax import children, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 """In-place method -> number of positional arguments of the form with the scalar first."""

@@ -131,7 +131,7 @@ def moved_text(literal: str, to: str) -> str:
     """A device's name in the quotes that it had; torchrun's variables say where ranks meet."""
     if "://" in literal:
         return literal.replace("xla://", "env://")
-    return re.sub(r"xla|gpu|cuda(?::\d+)?", to, literal)
+    return re.sub(r"xla|gpu|cuda(?::\d+)?|flash_attention_\d|(?:ddp|deepspeed)\w*", to, literal)
 
 
 def _launched(fix: Fix, given: dict[str, cst.BaseExpression]) -> cst.BaseExpression | None:

@@ -4,7 +4,8 @@ import ast
 import re
 
 from tpukit.knowledge.calls import Fix, OldCall
-from tpukit.probe.lint.names import Names, source_text
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.syntax import source_text
 
 
 def left_alone(fix: Fix, call: ast.Call | None) -> str:
