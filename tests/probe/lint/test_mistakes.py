@@ -96,6 +96,10 @@ CASES = {
         [HEAD.replace("keep(scheduler)\n", ""), HEAD + "from torch.optim.lr_scheduler import StepLR\nlater = StepLR(opt, 3)\n"],
         [HEAD, HEAD.replace("keep(scheduler)", "# scheduler.step()")],
     ),
+    "scheduler-given-loss": (
+        [HEAD + "for e in r:\n    f(x).backward()\n    opt.step()\n    scheduler.step(val_loss)\n"],
+        [HEAD + "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\nfor e in r:\n    f(x).backward()\n    opt.step()\n    plateau.step(val_loss)\n", HEAD + "for e in r:\n    f(x).backward()\n    opt.step()\n    scheduler.step(e)\n"],
+    ),
     "loader-cycled": (
         [HEAD + "from itertools import cycle\nfor x, y in zip(loader, cycle(other_loader)): ...\n", HEAD + "import itertools\nb = itertools.cycle(DataLoader(d))\n"],
         [HEAD + "from itertools import cycle\nc = cycle(colors)\n", HEAD + "from own import cycle\nc = cycle(loader)\n"],

@@ -3,11 +3,20 @@ and torch_xla's device by its name."""
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from itertools import chain
 
 from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.syntax import calls_of, holder, nodes_below, source_text, trains
+from tpukit.probe.lint.syntax import (
+    calls_of,
+    holder,
+    method_of,
+    nodes_below,
+    own_nodes,
+    source_text,
+    trains,
+)
 
 _ENDS_STEPS = ("torch_xla", "accelerate", "lightning", "pytorch_lightning")
 _DEVICE = re.compile(r"cuda(?::\d+)?")
@@ -16,6 +25,7 @@ _NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$
 _XLA = re.compile(r"xla(?::\d+|://)?")
 """A device, a backend, or where ranks meet."""
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
+_MAKES = re.compile(r"(?:^|\.)(?:Ada\w+|SGD|RMSprop|\w*[Oo]ptim\w*)$")
 _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
@@ -39,6 +49,7 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     found = [(node, id) for node, id in forms if id != "cuda-sync" or not ends_steps]
     if any(id == "cuda-sync" for _, id in found):
         found += [(node, "no-device") for node in _never_sent(tree)]
+    found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
     yield from ((node, id, source_text(node)[:40]) for node, id in found)
 
 
@@ -52,6 +63,38 @@ def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
             and isinstance(n.value, ast.Call) for t in n.targets}  # fmt: skip
     trained = [call.func for call in calls_of("parameters", nodes) if holder(call) in made]
     yield from sorted(trained, key=lambda node: node.lineno)[:1]
+
+
+def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
+    """Optimizers of models that are sent to a device later: below, or by a function they go to."""
+    functions = [node for node in nodes_below(tree) if isinstance(node, ast.FunctionDef)]
+    sent_by = {
+        parameter.arg
+        for function in functions
+        for parameter in function.args.args
+        if parameter.arg in _sent(function)
+    }
+    for where in (tree, *functions):
+        sent, own = _sent(where), list(own_nodes(where.body, (ast.FunctionDef, ast.ClassDef)))
+        given = {a.arg for a in where.args.args} if isinstance(where, ast.FunctionDef) else set()
+        made = (n for n in own if isinstance(n, ast.Call) and _MAKES.search(source_text(n.func)))
+        for call in (c for each in made for c in calls_of("parameters", nodes_below(each))):
+            model = holder(call)
+            lines = sent.get(model, [sys.maxsize] if model in sent_by else [])
+            if lines and min(lines) > call.lineno and model not in given:
+                yield call.func
+
+
+def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, list[int]]:
+    """What is sent to a device in a body's own statements, and on which lines."""
+    found: dict[str, list[int]] = {}
+    for node in own_nodes(where.body, (ast.FunctionDef, ast.ClassDef)):
+        value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+        if value is not None and method_of(value) in ("to", "cuda"):
+            names = node.targets if isinstance(node, ast.Assign) else [value.func.value]  # type: ignore[attr-defined]
+            for name in map(source_text, names):
+                found.setdefault(name, []).append(node.lineno)
+    return found
 
 
 def _tensor_types(tree: ast.Module) -> set[str]:

@@ -91,6 +91,8 @@ def in_order(facts: Facts, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
             earlier = [at for at, _ in steps if backward[-1] < at < n]
             if earlier and not any(at > n for at, _ in steps):
                 yield call.func, "clip-after-step", source_text(call)[:60]
+        elif facts.is_scheduler_step(call) and _is_given_a_loss(facts, call):
+            yield call.func, "scheduler-given-loss", source_text(call)[:60]
         elif (
             facts.is_scheduler_step(call)
             and not _steps_below(facts, block[:n])
@@ -99,6 +101,13 @@ def in_order(facts: Facts, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
             yield call.func, "scheduler-first", source_text(call)
     if "unscale_" not in facts.text:
         yield from _scaled_clip(block)
+
+
+def _is_given_a_loss(facts: Facts, step: ast.Call) -> bool:
+    """Whether a scheduler that counts epochs takes a metric for the epoch."""
+    known = facts.names.anywhere(step.func.value)  # type: ignore[attr-defined]
+    is_metric = step.args and re.search("loss|acc|metric|score", source_text(step.args[0]), re.I)
+    return bool(is_metric) and not any("Plateau" in name for name in known)
 
 
 def _steps_below(facts: Facts, block: Sequence[ast.stmt]) -> bool:

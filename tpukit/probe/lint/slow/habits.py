@@ -17,6 +17,7 @@ from tpukit.probe.lint.source import Module
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOADERS,
+    LOOPS,
     argument,
     children,
     nodes_below,
@@ -183,26 +184,28 @@ class _Visitor:
         padding = source_text(keyword) if keyword else ""
         if (
             padding in _PADS
-            and not self._is_once(node)
             and re.search("token|pad|collat", called := source_text(node.func), re.I)
+            and ("ollat" in called or not self._is_once(node))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
 
     def _is_once(self, node: ast.Call) -> bool:
-        """Whether a data set is padded as a whole, or tokens are compared with the truncated ones
-        and go no further."""
-        return any(
-            isinstance(line, ast.Assign | ast.FunctionDef)
-            and line.lineno <= node.lineno <= (line.end_lineno or 0)
-            and (
-                line.name == "__init__"
-                if isinstance(line, ast.FunctionDef)
-                else "untruncated" in source_text(line.targets[0])
-            )
-            for line in nodes_below(self._tree)
-        )
+        """Whether a data set is padded as a whole (in no loop, by a script, its `main` or a class's
+        `__init__`), or tokens are compared with the truncated ones and go no further."""
+        around = [
+            n for n in nodes_below(self._tree)
+            if isinstance(n, (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS))
+            and n.lineno <= node.lineno <= (n.end_lineno or 0)
+        ]  # fmt: skip
+        functions = [n for n in around if isinstance(n, FUNCTIONS)]
+        innermost = max(functions, key=lambda n: n.lineno).name if functions else "main"
+        in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
+        assigned = [source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign)]
+        if any("untruncated" in name for name in assigned):
+            return True
+        return bool(assigned) and not in_turn and innermost in ("main", "__init__")
 
     def _loader(self, node: ast.Call) -> None:
         if self._loaders is None:
