@@ -2,7 +2,6 @@
 
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -208,39 +207,39 @@ def _last(node: ast.AST) -> int:
 
 
 def unused_imports(
-    tree: ast.Module, rewritten: list[ModuleFinding], lines: Sequence[str], leaving: str = ""
+    tree: ast.Module,
+    after: ast.Module,
+    rewritten: list[ModuleFinding],
+    lines: Sequence[str],
+    leaving: str = "",
 ) -> set[tuple[int, int]]:
-    """(line, column) of imported names that are unused after the rewrite.
+    """(line, column) of imported names that nothing uses any more.
 
-    Columns are those of the syntax tree. leaving: a package whose plain imports count too, and
-    those that nothing used.
+    Columns are those of the syntax tree. after: the module with its places rewritten. leaving: a
+    package whose plain imports count too, and those that nothing used.
     """
-    loads: dict[str, list[int]] = {}
-    bound: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                loads.setdefault(node.id, []).append(node.lineno)
-            else:
-                bound.add(node.id)
     quoted = _quoted_words(tree, lines)
+    places = [place for place in rewritten if place.fix and place.fix.to]
+    starts = {(place.line, place.column) for place in places}
+    roots = {re.split(r"\W", lines[line - 1][column:])[0] for line, column in starts}
+    then = dict(zip(_functions(tree), _functions(after), strict=True))
     unused: set[tuple[int, int]] = set()
     for known in _imports_in(tree, ()):
-        inside = _lines_of(known)
-        here = [place for place in rewritten if place.line in inside]
+        inner = known.around[-1] if known.around else None
+        read, bound = _names_used(then.get(inner, after))
         for alias in known.node.names:
+            at = (alias.lineno, alias.col_offset)
+            is_plain = isinstance(known.node, ast.Import) and alias.asname is None
+            local = alias.asname or alias.name.partition(".")[0]
             is_left = bool(leaving) and _package_of(known.node, alias) == leaving
-            local = alias.asname or alias.name
-            if is_left and isinstance(known.node, ast.Import) and alias.asname is None:
-                local = leaving
-            count = sum(line in inside for line in loads.get(local, ()))
-            named = _uses_rewritten(known.node, alias, here)
-            through = _uses_through(known.node, alias, here, lines, is_left)
-            rewritten_here = named is not None and count <= named
-            all_through_it = (is_left or count > 0) and count == through and local not in bound
-            if (is_left or local not in quoted) and (rewritten_here or all_through_it):
-                unused.add((alias.lineno, alias.col_offset))
+            goes = at in starts or (local in roots and local not in bound)
+            if local not in read and (is_left or (goes and not is_plain and local not in quoted)):
+                unused.add(at)
     return unused
+
+
+def _functions(tree: ast.Module) -> list[ast.AST]:
+    return [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
 
 
 def _package_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
@@ -249,50 +248,11 @@ def _package_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     return "" if node.level else (node.module or "").partition(".")[0]
 
 
-def _lines_of(known: _Import) -> range:
-    """The lines that may see an import: its function's, or all of them."""
-    inner = known.around[-1] if known.around else None
-    if isinstance(inner, _FUNCTIONS):
-        return range(inner.lineno, (inner.end_lineno or inner.lineno) + 1)
-    return range(sys.maxsize)
-
-
-def _uses_rewritten(
-    node: ast.Import | ast.ImportFrom, alias: ast.alias, rewritten: list[ModuleFinding]
-) -> int | None:
-    """Number of rewritten uses of `from module import name`; None where there is none."""
-    if isinstance(node, ast.Import) or node.level:
-        return None
-    full, local = f"{node.module}.{alias.name}", alias.asname or alias.name
-    same = [p for p in rewritten if p.name == full and p.fix and p.fix.to]
-    uses = (p for p in same if (p.line, p.column) != (alias.lineno, alias.col_offset))
-    here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in uses)
-    return here if same else None
-
-
-def _uses_through(
-    node: ast.Import | ast.ImportFrom,
-    alias: ast.alias,
-    rewritten: list[ModuleFinding],
-    lines: Sequence[str],
-    is_left: bool,
-) -> int:
-    """Number of rewritten uses of a module under a name of its own (`xm`)."""
-    if isinstance(node, ast.ImportFrom) and node.level:
-        return 0
-    is_plain = isinstance(node, ast.Import) and alias.asname is None
-    if is_plain and not is_left:
-        return 0
-    full = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
-    local = alias.asname or alias.name
-    if is_plain:
-        full = local = alias.name.partition(".")[0]
-    return sum(
-        p.name.startswith(f"{full}.")
-        and bool(p.fix and p.fix.to)
-        and lines[p.line - 1][p.column :].startswith(f"{local}.")
-        for p in rewritten
-    )
+def _names_used(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """The names that a module or function reads, and those that it assigns."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    return read, {node.id for node in names if not isinstance(node.ctx, ast.Load)}
 
 
 def _quoted_words(tree: ast.Module, lines: Sequence[str]) -> set[str]:

@@ -24,6 +24,7 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     with_arguments,
 )
 from tpukit.probe.lint.rewriting.edits import ImportEdits, unused_imports
+from tpukit.probe.lint.source import parse_python
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}
@@ -53,19 +54,15 @@ def rewrite(
     imports = ImportEdits(tree, Names(tree))
     # Whether a call can be rewritten is known only at the call: a first pass finds out.
     trial: list[ModuleFinding] = []
-    module.visit(_Rewriter(wanted, imports, trial))
-    if not trial:
+    after, _ = parse_python(module.visit(_Rewriter(wanted, imports, trial)).code)
+    if not trial or after is None:
         return text, []
     dropped = imports.doubled()
     if not exports:
-        dropped |= unused_imports(tree, trial, text.split("\n"), leaving)
+        dropped |= unused_imports(tree, after, trial, text.split("\n"), leaving)
     fixed: list[ModuleFinding] = []
     result = module.visit(_Rewriter(trial, imports, fixed, dropped)).code
-    try:
-        ast.parse(result)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return text, []
-    return result, fixed
+    return (result, fixed) if parse_python(result)[0] is not None else (text, [])
 
 
 class _Rewriter(cst.CSTTransformer):
