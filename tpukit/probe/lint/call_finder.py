@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
@@ -58,7 +59,6 @@ class _Finder:
         self._other_meanings: dict[str, str] = {}
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
-        self._constants: Mapping[str, set[str]] | None = None
         self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class _Finder:
             return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
-            if row.kind == "call" and _applies(row, node, self._known_constants()):
+            if row.kind == "call" and _applies(row, node, self._constants):
                 self._found(node.func, row, name)
         if any(meaning in WRITERS for meaning in meanings):
             for key, row, name in variables_set(node, self.table):
@@ -184,11 +184,9 @@ class _Finder:
         if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
             self._shell_call(node)
 
-    def _known_constants(self) -> Mapping[str, set[str]]:
-        if self._constants is None:
-            assert self.module.tree is not None
-            self._constants = _constants_of(self.module.tree)
-        return self._constants
+    @cached_property
+    def _constants(self) -> Mapping[str, set[str]]:
+        return _constants_of(self.module.tree) if self.module.tree is not None else {}
 
     # -- imports ----------------------------------------------------------------------------------
     def _import(self, node: ast.Import) -> None:

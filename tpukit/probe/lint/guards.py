@@ -49,7 +49,6 @@ class Guards:
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self._tree = tree
         self._names = names
-        self._values: Mapping[str, list[ast.expr]] | None = None
 
     def of_test(self, test: ast.expr, scope: Scope, depth: int = 3) -> list[Guard]:
         """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
@@ -90,21 +89,19 @@ class Guards:
             found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
         if not found and depth and node.id not in self._names.followed:
             # `new = hasattr(xm, "x")`, and `if new` below.
-            for value in self._assigned().get(node.id, ()):
+            for value in self._assigned.get(node.id, ()):
                 found += self.of_test(value, scope, depth - 1)
         return found
 
+    @cached_property
     def _assigned(self) -> Mapping[str, list[ast.expr]]:
         """Name -> the tests assigned to it anywhere in the module."""
-        if self._values is None:
-            values: dict[str, list[ast.expr]] = {}
-            for node in nodes_below(self._tree):
-                if not isinstance(node, ast.Assign) or not _is_test(node.value):
-                    continue
-                if isinstance(node.targets[0], ast.Name):
-                    values.setdefault(node.targets[0].id, []).append(node.value)
-            self._values = values
-        return self._values
+        values: dict[str, list[ast.expr]] = {}
+        for node in nodes_below(self._tree):
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Name) and _is_test(node.value):  # type: ignore[attr-defined]
+                values.setdefault(target.id, []).append(node.value)  # type: ignore[attr-defined]
+        return values
 
     def of_body(self, body: Iterable[ast.stmt], scope: Scope) -> list[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""

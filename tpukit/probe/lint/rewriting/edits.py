@@ -4,13 +4,14 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
 from tpukit.probe.lint.source import MASK
+from tpukit.probe.lint.syntax import FUNCTIONS
 
 _SHORT = {"torch_xla.runtime": "xr"}
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _CONDITIONS = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 _LONG_TEXT = 200
@@ -56,7 +57,7 @@ class ImportEdits:
         self.names = names
         self.insertions: list[Insertion] = []
         self._imports = list(_imports_in(tree, ()))
-        self._around_line: dict[int, tuple[ast.AST, ...]] = {}
+        self._around = cache(partial(_around, tree))
 
     def spell(self, name: str, module: str, line: int) -> str | None:
         """The spelling of `name` (of `module`) on a line; adds an import where there is none.
@@ -119,11 +120,6 @@ class ImportEdits:
             if known.node.lineno < line and known.around == around[: len(known.around)]
         ]
 
-    def _around(self, line: int) -> tuple[ast.AST, ...]:
-        if line not in self._around_line:
-            self._around_line[line] = _around(self.tree, line)
-        return self._around_line[line]
-
     # -- what is added ----------------------------------------------------------------------------
     def _add_import(self, module: str, line: int) -> str | None:
         short = _SHORT.get(module)
@@ -174,7 +170,7 @@ def _imports_in(
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield _Import(child, around, certain)
-        elif isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
+        elif isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             yield from _imports_in(child, (*around, child))
         elif isinstance(child, _BLOCKS):
             yield from _imports_in(child, around, certain and not isinstance(child, _CONDITIONS))
@@ -182,28 +178,12 @@ def _imports_in(
 
 def _around(tree: ast.Module, line: int) -> tuple[ast.AST, ...]:
     """The functions whose bodies hold a line, outermost first, and the classes around those."""
-    found: list[ast.AST] = []
-    node: ast.AST | None = tree
-    while node is not None:
-        inner = (c for c in ast.iter_child_nodes(node) if isinstance(c, _BLOCKS))
-        node = next((c for c in inner if _first(c) <= line <= _last(c)), None)
-        if isinstance(node, _FUNCTIONS) and line < node.body[0].lineno:
-            break
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            found.append(node)
-    return tuple(found)
-
-
-def _first(node: ast.AST) -> int:
-    if isinstance(node, ast.match_case):
-        return node.pattern.lineno
-    return getattr(node, "lineno", 0)
-
-
-def _last(node: ast.AST) -> int:
-    if isinstance(node, ast.match_case):
-        return node.body[-1].end_lineno or 0
-    return getattr(node, "end_lineno", 0) or 0
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef))
+        and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    )
 
 
 def unused_imports(
@@ -239,7 +219,7 @@ def unused_imports(
 
 
 def _functions(tree: ast.Module) -> list[ast.AST]:
-    return [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
 
 
 def _package_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:

@@ -15,7 +15,6 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     MOVES,
     code_of,
     expression,
-    given_keywords,
     keyword_argument,
     mixed_precision,
     moved_call,
@@ -178,9 +177,6 @@ class _Rewriter(cst.CSTTransformer):
         return updated_node
 
     def _moved(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.BaseExpression | None:
-        arguments = new_arguments(fix, call)
-        if arguments is None:
-            return None
         if not fix.imports:
             return moved_call(fix, call)
         package = self.imports.spell(fix.imports, fix.imports, place.line)
@@ -197,21 +193,14 @@ class _Rewriter(cst.CSTTransformer):
             return self._loader_configuration(call, place)
         if fix.special in MOVES:
             return self._moved(fix, call, place)
-        if not fix.parameters and not fix.drop and not fix.prepend and not fix.rename:
-            return self._replaced_function(fix, call, place) if fix.arguments == "drop" else None
-        arguments = new_arguments(fix, call)
-        if arguments is None:
+        drops = fix.arguments == "drop"
+        if not (drops or fix.parameters or fix.drop or fix.prepend or fix.rename):
             return None
+        arguments = [] if drops else new_arguments(fix, call)
         function = self._spelled(fix, place) if fix.to else call.func
         return None if function is None else with_arguments(call, function, arguments)
 
-    def _replaced_function(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
-        function = self._spelled(fix, place)
-        return None if function is None else with_arguments(call, function, [])
-
     def _loader_configuration(self, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
-        if "dataloader_config" in given_keywords(call):
-            return None
         name = self.imports.spell_member("accelerate", "DataLoaderConfiguration", place.line)
         if name is None:
             return None

@@ -7,6 +7,7 @@ by itself: for an fp16 Accelerator, collectives on one rank, and what waits in e
 
 import ast
 import re
+from functools import cached_property
 
 from tpukit.knowledge.calls import rules
 from tpukit.probe.lint.finding import ModuleFinding, by_rule
@@ -72,11 +73,8 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     imports = [n for n in nodes_below(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     packages = {package for node in imports for package in imported_packages(node)}
     uses_xla = to_xla or "torch_xla" in packages
-    visitor = _Visitor(module.tree, names, emit, uses_xla, packages)
-    visitor.count_rendezvous(module)
-    visitor.is_for_gpus = _ON_GPUS.search(module.text) is not None
-    visitor.has_fixed_length = "model_max_length" in module.text
-    visitor.walk(module.tree, names.module)
+    has_steps = uses_xla or "accelerate" in packages
+    _Visitor(module, module.tree, names, emit, uses_xla, has_steps).walk(module.tree, names.module)
     if uses_xla:
         _unsynchronised_steps(module.tree, names, emit)
     return found
@@ -86,28 +84,32 @@ class _Visitor:
     """Walks a module with its scopes and the conditions around each node."""
 
     def __init__(
-        self, tree: ast.Module, names: Names, emit: Emit, uses_xla: bool, packages: set[str]
+        self,
+        module: Module,
+        tree: ast.Module,
+        names: Names,
+        emit: Emit,
+        uses_xla: bool,
+        has_steps: bool,
     ) -> None:
         self.names = names
         self.emit = emit
         self.uses_xla = uses_xla
         self._tree = tree
-        self._loaders: Loaders | None = None
         self._steps = Steps(tree, names, emit, uses_xla)
-        self._has_steps = uses_xla or "accelerate" in packages
-        self.has_rendezvous = True
-        self._rendezvous = 0
+        self._has_steps = has_steps
         self._in_stand_in = False
-        self.is_for_gpus = False
-        self.has_fixed_length = False
+        self.is_for_gpus = _ON_GPUS.search(module.text) is not None
+        self.has_fixed_length = "model_max_length" in module.text
         """Whether the module pads to the length that the model takes."""
-
-    def count_rendezvous(self, module: Module) -> None:
-        """Those at module level; functions have their own."""
+        outside = (n for n in tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)))
         self.has_rendezvous = "rendezvous" in module.text
-        if self.has_rendezvous:
-            outside = (n for n in self._tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)))
-            self._rendezvous = sum(_count(node, "rendezvous") for node in outside)
+        self._rendezvous = self.has_rendezvous and sum(_count(n, "rendezvous") for n in outside)
+        """Those at module level; functions have their own."""
+
+    @cached_property
+    def _loaders(self) -> Loaders:
+        return Loaders(self._tree)
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
@@ -208,8 +210,6 @@ class _Visitor:
         return bool(assigned) and not in_turn and innermost in ("main", "__init__")
 
     def _loader(self, node: ast.Call) -> None:
-        if self._loaders is None:
-            self._loaders = Loaders(self._tree)
         whole_call = self._loaders.spread(node)
         given = {keyword.arg for keyword in whole_call.keywords}
         size = self._loaders.value_of(argument(whole_call, "batch_size", 1))
