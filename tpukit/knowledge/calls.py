@@ -129,10 +129,6 @@ class Rule:
     effect: str
     new: str
 
-    @property
-    def status(self) -> CallStatus:
-        return "removed" if self.effect == "raises" else "habit"
-
 
 @cache
 def rules(kind: Literal["mistake", "habit"]) -> Mapping[str, Rule]:

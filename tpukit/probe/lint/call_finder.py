@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
@@ -56,7 +56,7 @@ class _Finder:
         """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
         """Environment variables that the lines above set."""
-        self._other_meanings: dict[str, str] = {}
+        self._other_meaning = cache(partial(other_meaning, names))
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
@@ -245,7 +245,7 @@ class _Finder:
         """Old forms of calls that have no qualified name."""
         assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
-            forms = find_old_forms(self.module.tree, self.names)
+            forms = find_old_forms(self.module.tree, self.names, self.names.module)
             if "cuda-text" in self.table.by_form:
                 forms = chain(forms, find_cuda_forms(self.module.tree, self.names))
             if "move-device-text" in self.table.by_form:
@@ -288,14 +288,9 @@ class _Finder:
         call = self._calls.get(id(node))
         remark = taken_away(row, call)
         if fix is not None and isinstance(node, ast.Name | ast.Attribute):
-            reason = left_alone(fix, call) or self._other_meaning(fix)
+            reason = left_alone(fix, call) or self._other_meaning(fix.imports)
             fix, remark = (None, f"not fixed: {reason}") if reason else (fix, remark)
         self._add(row, self.module.span(node), _as_used(row, name), name, fix, remark)
-
-    def _other_meaning(self, fix: Fix) -> str:
-        if fix.imports not in self._other_meanings:
-            self._other_meanings[fix.imports] = other_meaning(fix, self.names)
-        return self._other_meanings[fix.imports]
 
     def _add(
         self,

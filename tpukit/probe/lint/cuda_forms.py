@@ -26,6 +26,7 @@ _XLA = re.compile(r"xla(?::\d+|://)?")
 """A device, a backend, or where ranks meet."""
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
 _MAKES = re.compile(r"(?:^|\.)(?:Ada\w+|SGD|RMSprop|\w*[Oo]ptim\w*)$")
+_ELSEWHERE = (ast.FunctionDef, ast.ClassDef)
 _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
@@ -68,32 +69,29 @@ def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
 def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
     """Optimizers of models that are sent to a device later: below, or by a function they go to."""
     functions = [node for node in nodes_below(tree) if isinstance(node, ast.FunctionDef)]
-    sent_by = {
-        parameter.arg
-        for function in functions
-        for parameter in function.args.args
-        if parameter.arg in _sent(function)
-    }
-    for where in (tree, *functions):
-        sent, own = _sent(where), list(own_nodes(where.body, (ast.FunctionDef, ast.ClassDef)))
-        given = {a.arg for a in where.args.args} if isinstance(where, ast.FunctionDef) else set()
-        made = (n for n in own if isinstance(n, ast.Call) and _MAKES.search(source_text(n.func)))
-        for call in (c for each in made for c in calls_of("parameters", nodes_below(each))):
-            model = holder(call)
-            lines = sent.get(model, [sys.maxsize] if model in sent_by else [])
-            if lines and min(lines) > call.lineno and model not in given:
-                yield call.func
+    bodies: list[ast.Module | ast.FunctionDef] = [tree, *functions]
+    given: dict[ast.AST, set[str]] = {f: {a.arg for a in f.args.args} for f in functions}
+    sent_by = {name for f in functions for name in given[f] & set(_sent(f))}
+    for where in bodies:
+        sent = _sent(where)
+        for made in own_nodes(where.body, _ELSEWHERE):
+            if isinstance(made, ast.Call) and _MAKES.search(source_text(made.func)):
+                for call in calls_of("parameters", nodes_below(made)):
+                    model = holder(call)
+                    line = sent.get(model, sys.maxsize if model in sent_by else 0)
+                    if line > call.lineno and model not in given.get(where, ()):
+                        yield call.func
 
 
-def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, list[int]]:
-    """What is sent to a device in a body's own statements, and on which lines."""
-    found: dict[str, list[int]] = {}
-    for node in own_nodes(where.body, (ast.FunctionDef, ast.ClassDef)):
+def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
+    """What a body's own statements send to a device, and the first line that does."""
+    found: dict[str, int] = {}
+    for node in own_nodes(where.body, _ELSEWHERE):
         value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
-        if value is not None and method_of(value) in ("to", "cuda"):
-            names = node.targets if isinstance(node, ast.Assign) else [value.func.value]  # type: ignore[attr-defined]
-            for name in map(source_text, names):
-                found.setdefault(name, []).append(node.lineno)
+        if isinstance(value, ast.Call) and method_of(value) in ("to", "cuda"):
+            is_assigned = isinstance(node, ast.Assign)
+            for name in map(source_text, node.targets) if is_assigned else [holder(value)]:  # type: ignore[attr-defined]
+                found[name] = min(node.lineno, found.get(name, node.lineno))  # type: ignore[attr-defined]
     return found
 
 

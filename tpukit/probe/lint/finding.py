@@ -58,4 +58,5 @@ class ModuleFinding:
 
 def by_rule(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:
     """What a rule finds that looks for no name. old: what stands there."""
-    return ModuleFinding(*span, rule.id, old, rule.new, "XLA", rule.status, effect=rule.effect)
+    status: CallStatus = "removed" if rule.effect == "raises" else "habit"
+    return ModuleFinding(*span, rule.id, old, rule.new, "XLA", status, effect=rule.effect)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpukit.knowledge.calls import OldCall
-from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.names import Names, Scope, imported_packages
 from tpukit.probe.lint.syntax import nodes_below, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
@@ -108,10 +108,8 @@ class Guards:
         found: set[str] = set()
         for statement in body:
             for node in ast.walk(statement):
-                if isinstance(node, ast.Import):
-                    found |= {_root(alias.name) for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and not node.level:
-                    found.add(_root(node.module or ""))
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    found |= set(map(_root, imported_packages(node)))
                 elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                     found |= {_root(name) for name in self._names.resolve(node, scope)}
         return [Guard(package) for package in sorted(found) if package]

@@ -111,6 +111,10 @@ class Names:
             self._binding[name] = [s for s in self.scopes.values() if name in s.bindings]
         return self._binding[name]
 
+    def values(self, name: str) -> list[ast.expr | None]:
+        """What a name is assigned, in every scope that binds it; None where that is unknown."""
+        return [b.value for scope in self.binding(name) for b in scope.bindings[name]]
+
     def _attribute(self, node: ast.Attribute, scope: Scope, steps: int) -> list[str]:
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
             values = self.attributes.get(node.attr, [])

@@ -16,7 +16,7 @@ from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table, move_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding, ModuleFinding
-from tpukit.probe.lint.mistakes.find import find_mistakes
+from tpukit.probe.lint.mistakes import find_mistakes
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.prefilter import (
     may_concern,

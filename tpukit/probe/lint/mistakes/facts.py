@@ -12,6 +12,7 @@ from tpukit.probe.lint.syntax import method_of, nodes_below, source_text
 
 Mistake = tuple[ast.expr | ast.stmt, str, str]
 """Place, rule's id, what stands there."""
+SCHEDULERS = "torch.optim.lr_scheduler."
 _LOADS = re.compile(r"load|dl\b|batches|_iter\b", re.I)
 _SOFTMAX = ("torch.nn.functional.softmax", "torch.softmax", "torch.nn.Softmax()")
 
@@ -35,16 +36,13 @@ class Facts:
         if not isinstance(node, ast.Call) or method_of(node) != "step":
             return False
         known = self.names.anywhere(node.func.value)  # type: ignore[attr-defined]
-        if any(name.startswith("torch.optim.lr_scheduler.") for name in known):
-            return False
         made = any(name.startswith("torch.optim.") for name in known)
-        return made if known else is_optimizer_step(node)
+        return made and not self.scheduler_of(node) if known else is_optimizer_step(node)
 
-    def is_scheduler_step(self, node: ast.Call) -> bool:
-        if method_of(node) != "step":
-            return False
-        known = self.names.anywhere(node.func.value)  # type: ignore[attr-defined]
-        return any(name.startswith("torch.optim.lr_scheduler.") for name in known)
+    def scheduler_of(self, node: ast.Call) -> str:
+        """The class of the scheduler that a call steps; empty for another call."""
+        known = self.names.anywhere(node.func.value) if method_of(node) == "step" else []  # type: ignore[attr-defined]
+        return next((name for name in known if name.startswith(SCHEDULERS)), "")
 
     # -- loaders ----------------------------------------------------------------------------------
     def reads_a_loader(self, loop: ast.AST) -> bool:

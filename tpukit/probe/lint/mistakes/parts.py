@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from tpukit.probe.lint.mistakes.facts import Facts, Mistake, is_loader
+from tpukit.probe.lint.mistakes.facts import SCHEDULERS, Facts, Mistake, is_loader
 from tpukit.probe.lint.syntax import LOADERS, argument, calls_of, holder, nodes_below, source_text
 
 _HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
@@ -109,7 +109,7 @@ def in_assignment(facts: Facts, node: ast.Assign) -> Iterator[Mistake]:
     target = node.targets[0]
     if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
         made = facts.names.anywhere(node.value.func)
-        is_scheduler = any(name.startswith("torch.optim.lr_scheduler.") for name in made)
+        is_scheduler = any(name.startswith(SCHEDULERS) for name in made)
         if is_scheduler and len(re.findall(rf"\b{target.id}\b", facts.text)) == 1:
             yield node, "scheduler-unused", source_text(node.value)[:60]
 
@@ -128,7 +128,6 @@ def _is_never_told(text: str, sampler: ast.Call) -> bool:
 def _is_made(facts: Facts, value: ast.expr) -> bool:
     """Whether a value is a call's, or a name that is assigned once, a call's."""
     if isinstance(value, ast.Name) and facts.names.anywhere(value):
-        scopes = facts.names.binding(value.id)
-        found = [b.value for scope in scopes for b in scope.bindings[value.id]]
+        found = facts.names.values(value.id)
         return len(found) == 1 and isinstance(found[0], ast.Call)
     return isinstance(value, ast.Call)

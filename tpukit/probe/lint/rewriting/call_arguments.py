@@ -7,6 +7,7 @@ import libcst as cst
 
 from tpukit.knowledge.calls import Fix
 
+expression = cst.parse_expression
 MOVES = ("builtin", "code", "launch", "method", "sent", "to-device")
 """Values of `Fix.special` that are made here."""
 
@@ -85,10 +86,6 @@ def keyword_argument(name: str, value: str) -> cst.Arg:
         keyword=cst.Name(name),
         equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
     )
-
-
-def expression(text: str) -> cst.BaseExpression:
-    return cst.parse_expression(text)
 
 
 def code_of(node: cst.CSTNode) -> str:

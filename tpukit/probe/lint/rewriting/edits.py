@@ -206,12 +206,13 @@ def unused_imports(
     unused: set[tuple[int, int]] = set()
     for known in _imports_in(tree, ()):
         inner = known.around[-1] if known.around else None
-        read, bound = _names_used(then.get(inner, after))
+        read, bound = _names_used(then.get(inner or tree, after))
         for alias in known.node.names:
             at = (alias.lineno, alias.col_offset)
             is_plain = isinstance(known.node, ast.Import) and alias.asname is None
             local = alias.asname or alias.name.partition(".")[0]
-            is_left = bool(leaving) and _package_of(known.node, alias) == leaving
+            package = ast.Import([alias]) if isinstance(known.node, ast.Import) else known.node
+            is_left = leaving in imported_packages(package)
             goes = at in starts or (local in roots and local not in bound)
             if local not in read and (is_left or (goes and not is_plain and local not in quoted)):
                 unused.add(at)
@@ -220,12 +221,6 @@ def unused_imports(
 
 def _functions(tree: ast.Module) -> list[ast.AST]:
     return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
-
-
-def _package_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    if isinstance(node, ast.Import):
-        return alias.name.partition(".")[0]
-    return "" if node.level else (node.module or "").partition(".")[0]
 
 
 def _names_used(tree: ast.AST) -> tuple[set[str], set[str]]:

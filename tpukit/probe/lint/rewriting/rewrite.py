@@ -221,10 +221,7 @@ class _Rewriter(cst.CSTTransformer):
                 continue
             place = next(iter(self._starts.get(self._start(before), [])), None)
             if place is not None and place.fix is not None and place.fix.module:
-                dotted = code_of(alias.name)
-                new = expression(place.fix.module + dotted[len(place.name) :])
-                aliases.append(alias.with_changes(name=new))
-                self._done(place)
+                aliases.append(alias.with_changes(name=self._new_module(place, alias.name)))
             else:
                 aliases.append(alias)
         if not aliases:
@@ -232,15 +229,19 @@ class _Rewriter(cst.CSTTransformer):
         aliases[-1] = aliases[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
         return updated_node.with_changes(names=aliases)
 
+    def _new_module(self, place: ModuleFinding, old: cst.CSTNode) -> cst.BaseExpression:
+        self._done(place)
+        assert place.fix is not None
+        return expression(place.fix.module + code_of(old)[len(place.name) :])
+
     def leave_ImportFrom(  # noqa: N802
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
         for place in self._starts.get(self._start(original_node), []):
             if place.fix is not None and place.fix.module and updated_node.module is not None:
-                dotted = code_of(updated_node.module)
-                new = expression(place.fix.module + dotted[len(place.name) :])
-                self._done(place)
-                return updated_node.with_changes(module=new)
+                return updated_node.with_changes(
+                    module=self._new_module(place, updated_node.module)
+                )
         if isinstance(original_node.names, cst.ImportStar):
             return updated_node
         return self._imported_names(original_node, updated_node)

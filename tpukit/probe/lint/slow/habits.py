@@ -46,14 +46,11 @@ _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)",
 _GPU_TEST = re.compile(r"cuda|gpu|fp16|half|mps", re.I)
 _WRITTEN = "DataLoader(..., drop_last=False)"
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
-_LAUNCHES = {
-    "launch": "torch_xla.launch",
-    "spawn": "torch_xla.distributed.xla_multiprocessing.spawn",
-}
-_SYNCS = {"sync": "torch_xla.sync", "mark_step": "torch_xla.core.xla_model.mark_step"}
+_LAUNCHES = {"torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn"}
+_SYNCS = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"}
 _REDUCES = re.compile(
     r"optimizer_step|reduce_gradients|all_reduce|DistributedDataParallel|FullyShardedDataParallel"
-    r"|DDP$|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator$"
+    r"|DDP\b|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator\b"
 )
 
 
@@ -76,7 +73,7 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     has_steps = uses_xla or "accelerate" in packages
     _Visitor(module, module.tree, names, emit, uses_xla, has_steps).walk(module.tree, names.module)
     if uses_xla:
-        _unsynchronised_steps(module.tree, names, emit)
+        _unsynchronised_steps(module, module.tree, names, emit)
     return found
 
 
@@ -104,7 +101,9 @@ class _Visitor:
         """Whether the module pads to the length that the model takes."""
         outside = (n for n in tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)))
         self.has_rendezvous = "rendezvous" in module.text
-        self._rendezvous = self.has_rendezvous and sum(_count(n, "rendezvous") for n in outside)
+        self._rendezvous = (
+            sum(_count(n, "rendezvous") for n in outside) if self.has_rendezvous else 0
+        )
         """Those at module level; functions have their own."""
 
     @cached_property
@@ -196,18 +195,14 @@ class _Visitor:
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by a script, its `main` or a class's
         `__init__`), or tokens are compared with the truncated ones and go no further."""
-        around = [
-            n for n in nodes_below(self._tree)
-            if isinstance(n, (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS))
-            and n.lineno <= node.lineno <= (n.end_lineno or 0)
-        ]  # fmt: skip
-        functions = [n for n in around if isinstance(n, FUNCTIONS)]
-        innermost = max(functions, key=lambda n: n.lineno).name if functions else "main"
+        kinds = (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS)
+        around = [n for n in nodes_below(self._tree) if isinstance(n, kinds)
+                  and n.lineno <= node.lineno <= (n.end_lineno or 0)]  # fmt: skip
+        assigned = " ".join(source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign))
+        functions = [n.name for n in around if isinstance(n, FUNCTIONS)]
         in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
-        assigned = [source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign)]
-        if any("untruncated" in name for name in assigned):
-            return True
-        return bool(assigned) and not in_turn and innermost in ("main", "__init__")
+        is_whole = assigned and not in_turn and set(functions) <= {"main", "__init__"}
+        return bool(is_whole) or "untruncated" in assigned
 
     def _loader(self, node: ast.Call) -> None:
         whole_call = self._loaders.spread(node)
@@ -223,15 +218,14 @@ class _Visitor:
             self.emit(node.func, "no-drop-last", old if drop is None else _WRITTEN)
 
 
-def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
+def _unsynchronised_steps(module: Module, tree: ast.Module, names: Names, emit: Emit) -> None:
     """Several ranks, a plain `optimizer.step()` and a sync, but nothing that reduces gradients:
     `mark_step` does not."""
-    words = _words(tree)
-    if words.isdisjoint(_LAUNCHES) or words.isdisjoint(_SYNCS) or any(map(_REDUCES.search, words)):
+    if _REDUCES.search(module.text):
         return
     calls = [n for n in nodes_below(tree) if isinstance(n, ast.Call)]
     meanings = {name for call in calls for name in names.anywhere(call.func)}
-    if meanings.isdisjoint(_LAUNCHES.values()) or meanings.isdisjoint(_SYNCS.values()):
+    if meanings.isdisjoint(_LAUNCHES) or meanings.isdisjoint(_SYNCS):
         return
     for call in calls:
         if re.fullmatch(r".*opt\w*\.step", source_text(call.func), re.I) and not call.args:
@@ -241,13 +235,6 @@ def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
 
 def _count(tree: ast.AST, attribute: str) -> int:
     return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in nodes_below(tree))
-
-
-def _words(tree: ast.Module) -> set[str]:
-    """Every name that occurs in a module."""
-    fields = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
-    nodes = (node for node in nodes_below(tree) if type(node) in fields)
-    return {part for node in nodes for part in getattr(node, fields[type(node)]).split(".")}
 
 
 def _stands_in(node: ast.ClassDef) -> bool:

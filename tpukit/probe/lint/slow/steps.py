@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, partial
 
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names, Scope
@@ -42,11 +42,7 @@ class Steps:
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
-        self._tree = tree
-
-    @cached_property
-    def _step_functions(self) -> set[str]:
-        return _step_functions(self._tree)
+        self._step_functions = cache(partial(_step_functions, tree))
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
@@ -87,7 +83,7 @@ class Steps:
             return True  # with the backward pass in a loop over micro-batches
         if not self._uses_xla or is_function:
             return False
-        if source_text(node.func).removeprefix("self.") in self._step_functions:
+        if source_text(node.func).removeprefix("self.") in self._step_functions():
             return True
         return any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
 
