@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tpukit.knowledge.calls import rules
 from tpukit.probe.lint.finding import ModuleFinding, by_rule
 from tpukit.probe.lint.mistakes import loops, parts
-from tpukit.probe.lint.mistakes.facts import Facts, Mistake
+from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.source import Module
 from tpukit.probe.lint.syntax import FUNCTIONS, LOOPS, nodes_below
@@ -25,29 +25,29 @@ def find_mistakes(module: Module, names: Names) -> list[ModuleFinding]:
     bound = (b.name or "" for found in names.module.bindings.values() for b in found)
     if not any(name.partition(".")[0] == "torch" for name in bound):
         return []
-    found = _mistakes(Facts(module.tree, names, module.text))
+    found = _mistakes(TrainingCode(module.tree, names, module.text))
     known = rules("mistake")
     places = (by_rule(known[id], module.span(node), old) for node, id, old in found)
     return list(dict.fromkeys(places))
 
 
-def _mistakes(facts: Facts) -> Iterator[Mistake]:
-    is_trained, evaluates = ".backward(" in facts.text, ".eval()" in facts.text
+def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
+    is_trained, evaluates = ".backward(" in code.text, ".eval()" in code.text
     if is_trained:
-        yield from loops.never_in_eval(facts)
-        yield from loops.eval_not_left(facts)
-    for node in nodes_below(facts.tree):
+        yield from loops.never_in_eval(code)
+        yield from loops.eval_not_left(code)
+    for node in nodes_below(code.tree):
         if isinstance(node, LOOPS) and is_trained:
-            yield from loops.in_loop(facts, node)
+            yield from loops.in_loop(code, node)
         elif isinstance(node, (*FUNCTIONS, ast.Module)) and evaluates:
-            yield from loops.with_gradients(facts, node)
+            yield from loops.with_gradients(code, node)
         elif isinstance(node, ast.ClassDef):
-            yield from parts.in_class(facts, node)
+            yield from parts.in_class(code, node)
         elif isinstance(node, ast.Call):
-            yield from parts.in_call(facts, node)
+            yield from parts.in_call(code, node)
         elif isinstance(node, ast.Assign):
-            yield from parts.in_assignment(facts, node)
+            yield from parts.in_assignment(code, node)
         for name in _BLOCKS if is_trained else ():
             block = getattr(node, name, None)
             if isinstance(block, list) and len(block) > 1:
-                yield from loops.in_order(facts, block)
+                yield from loops.in_statements(code, block)

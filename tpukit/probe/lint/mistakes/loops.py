@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tpukit.probe.lint.mistakes.facts import Facts, Mistake
+from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
@@ -28,13 +28,13 @@ _EVALUATION = re.compile(
 _own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
 
 
-def in_loop(facts: Facts, loop: ast.For | ast.While | ast.AsyncFor) -> Iterator[Mistake]:
+def in_loop(code: TrainingCode, loop: ast.For | ast.While | ast.AsyncFor) -> Iterator[Mistake]:
     inner = list(_own(loop.body))
     backward = calls_of("backward", inner)
     if not backward:
         return
-    steps = [call for call in calls_of("step", inner) if facts.is_optimizer_step(call)]
-    if steps and not re.search(r"zero_grad|\.grad\b|set_to_none", facts.text):
+    steps = [call for call in calls_of("step", inner) if code.is_optimizer_step(call)]
+    if steps and not re.search(r"zero_grad|\.grad\b|set_to_none", code.text):
         yield steps[0].func, "no-zero-grad", f"{source_text(steps[0])} in a loop"
     yield from _kept_losses(inner, {text for call in backward for text in _losses_of(call)})
 
@@ -82,12 +82,12 @@ def _terms(value: ast.expr) -> Iterator[ast.expr]:
 
 
 # -- statements in their order -------------------------------------------------------------------
-def in_order(facts: Facts, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
+def in_statements(code: TrainingCode, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
     """Mistakes of one list of statements."""
     calls = [(n, s.value) for n, s in enumerate(block)
              if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]  # fmt: skip
     backward = [n for n, call in calls if method_of(call) == "backward"]
-    steps = [(n, call) for n, call in calls if facts.is_optimizer_step(call)]
+    steps = [(n, call) for n, call in calls if code.is_optimizer_step(call)]
     for n, call in calls:
         method = method_of(call) or source_text(call.func).rpartition(".")[2]
         if method == "zero_grad":
@@ -101,27 +101,27 @@ def in_order(facts: Facts, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
             earlier = [at for at, _ in steps if backward[-1] < at < n]
             if earlier and not any(at > n for at, _ in steps):
                 yield call.func, "clip-after-step", source_text(call)[:60]
-        elif _is_given_a_loss(facts, call):
+        elif _is_given_a_loss(code, call):
             yield call.func, "scheduler-given-loss", source_text(call)[:60]
         elif (
-            facts.scheduler_of(call)
-            and not _steps_below(facts, block[:n])
-            and _steps_below(facts, block[n + 1 :])
+            code.scheduler_of(call)
+            and not _steps_below(code, block[:n])
+            and _steps_below(code, block[n + 1 :])
         ):
             yield call.func, "scheduler-first", source_text(call)
-    if "unscale_" not in facts.text:
+    if "unscale_" not in code.text:
         yield from _scaled_clip(block)
 
 
-def _is_given_a_loss(facts: Facts, step: ast.Call) -> bool:
+def _is_given_a_loss(code: TrainingCode, step: ast.Call) -> bool:
     """Whether a scheduler that counts epochs takes a metric for the epoch."""
-    scheduler = facts.scheduler_of(step)
+    scheduler = code.scheduler_of(step)
     is_metric = step.args and re.search("loss|acc|metric|score", source_text(step.args[0]), re.I)
     return bool(scheduler and is_metric) and "Plateau" not in scheduler
 
 
-def _steps_below(facts: Facts, block: Sequence[ast.stmt]) -> bool:
-    return any(facts.is_optimizer_step(n) for s in block for n in nodes_below(s))
+def _steps_below(code: TrainingCode, block: Sequence[ast.stmt]) -> bool:
+    return any(code.is_optimizer_step(n) for s in block for n in nodes_below(s))
 
 
 def _scaled_clip(block: Sequence[ast.stmt]) -> Iterator[Mistake]:
@@ -134,11 +134,11 @@ def _scaled_clip(block: Sequence[ast.stmt]) -> Iterator[Mistake]:
 
 
 # -- evaluations ---------------------------------------------------------------------------------
-def never_in_eval(facts: Facts) -> Iterator[Mistake]:
+def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
     """The first loop over a loader without gradients that runs the model that is trained."""
-    if _EVALUATION.search(facts.text):
+    if _EVALUATION.search(code.text):
         return
-    nodes = list(nodes_below(facts.tree))
+    nodes = list(nodes_below(code.tree))
     trained = {_model_called(n) for n in nodes if isinstance(n, LOOPS) and trains(n)}
     found = [
         (loop.iter, model)
@@ -146,7 +146,7 @@ def never_in_eval(facts: Facts) -> Iterator[Mistake]:
         if _is_without_gradients(node)
         for loop in nodes_below(node)
         if isinstance(loop, ast.For)
-        and facts.reads_a_loader(loop)
+        and code.reads_a_loader(loop)
         and not trains(loop)
         and not _calibrates(loop)
         and (model := _model_called(loop)) in trained - {""}
@@ -162,11 +162,11 @@ def _is_without_gradients(node: ast.AST) -> bool:
     return any(re.search(r"\b(?:no_grad|inference_mode)\b", source_text(a)) for a in around)
 
 
-def eval_not_left(facts: Facts) -> Iterator[Mistake]:
+def eval_not_left(code: TrainingCode) -> Iterator[Mistake]:
     """The first `eval()` in a loop that trains, or in what it calls, where nothing trains again."""
-    if re.search(r"\.train\(|\btraining\s*=", facts.text):
+    if re.search(r"\.train\(|\btraining\s*=", code.text):
         return
-    nodes = list(nodes_below(facts.tree))
+    nodes = list(nodes_below(code.tree))
     evaluations = {f.name: _evaluations(f) for f in nodes if isinstance(f, FUNCTIONS)}
     for loop in nodes:
         inner = list(_own(loop.body)) if isinstance(loop, LOOPS) else []
@@ -181,17 +181,17 @@ def eval_not_left(facts: Facts) -> Iterator[Mistake]:
 
 
 def with_gradients(
-    facts: Facts, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+    code: TrainingCode, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 ) -> Iterator[Mistake]:
     """A function or a script that calls `eval()`, then reads a loader, with gradients."""
     evaluates = _evaluations(node)
     if not evaluates:
         return
     name = getattr(node, "name", "")
-    loops = [n for n in _own(node.body) if isinstance(n, LOOPS) and facts.reads_a_loader(n)]
+    loops = [n for n in _own(node.body) if isinstance(n, LOOPS) and code.reads_a_loader(n)]
     line = evaluates[0].lineno
     loops = [n for n in loops if n.lineno > line or ((n.end_lineno or 0) > line and not trains(n))]
-    if not loops or any(map(trains, loops)) or name in _called_without_gradients(facts):
+    if not loops or any(map(trains, loops)) or name in _called_without_gradients(code):
         return
     if not _NO_GRADIENTS.search(ast.unparse(node)):
         where = f"{name}()" if name else "the script"
@@ -203,9 +203,9 @@ def _evaluations(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> l
     return [call for call in calls_of("eval", _own(node.body)) if not call.args]
 
 
-def _called_without_gradients(facts: Facts) -> set[str]:
+def _called_without_gradients(code: TrainingCode) -> set[str]:
     """Functions that the module calls where no gradients are recorded."""
-    blocks = (node for node in nodes_below(facts.tree) if isinstance(node, ast.With))
+    blocks = (node for node in nodes_below(code.tree) if isinstance(node, ast.With))
     bare = (b for b in blocks if any(map(_NO_GRADIENTS.search, map(ast.unparse, b.items))))
     calls = (n for block in bare for n in nodes_below(block) if isinstance(n, ast.Call))
     return {source_text(call.func).rpartition(".")[2] for call in calls}

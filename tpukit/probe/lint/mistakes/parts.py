@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from tpukit.probe.lint.mistakes.facts import SCHEDULERS, Facts, Mistake, is_loader
+from tpukit.probe.lint.mistakes.training_code import SCHEDULERS, Mistake, TrainingCode, is_loader
 from tpukit.probe.lint.syntax import LOADERS, argument, calls_of, holder, nodes_below, source_text
 
 _HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
@@ -26,9 +26,9 @@ _TAKES_LOGITS = (
 _DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
 
 
-def in_class(facts: Facts, node: ast.ClassDef) -> Iterator[Mistake]:
-    is_lightning = any(facts.means(base, _LIGHTNING) for base in node.bases)
-    if not is_lightning and not any(facts.means(b, ("torch.nn.Module",)) for b in node.bases):
+def in_class(code: TrainingCode, node: ast.ClassDef) -> Iterator[Mistake]:
+    is_lightning = any(code.means(base, _LIGHTNING) for base in node.bases)
+    if not is_lightning and not any(code.means(b, ("torch.nn.Module",)) for b in node.bases):
         return
     nodes = list(nodes_below(node))
     appended = [call for call in calls_of("append", nodes) if call.args]
@@ -36,11 +36,11 @@ def in_class(facts: Facts, node: ast.ClassDef) -> Iterator[Mistake]:
         if isinstance(inner, ast.Assign) and isinstance(inner.value, _CONTAINERS):
             target = source_text(inner.targets[0])
             held = _elements(inner.value) or [c.args[0] for c in appended if holder(c) == target]
-            is_own = target.startswith("self.") and _are_modules(facts, held)
+            is_own = target.startswith("self.") and _are_modules(code, held)
             if is_own and not _is_registered(target, ast.unparse(node)):
                 yield inner, "modules-in-list", f"{target} = {source_text(inner.value)[:1]}...]"
         elif isinstance(inner, ast.FunctionDef) and inner.name == "forward":
-            yield from _dropout(facts, inner)
+            yield from _dropout(code, inner)
         elif isinstance(inner, ast.FunctionDef) and is_lightning:
             yield from _old_hook(inner)
 
@@ -64,9 +64,9 @@ def _elements(value: ast.expr) -> list[ast.expr]:
     return value.elts if isinstance(value, ast.List) else getattr(value, "values", [])
 
 
-def _are_modules(facts: Facts, elements: Sequence[ast.expr]) -> bool:
+def _are_modules(code: TrainingCode, elements: Sequence[ast.expr]) -> bool:
     calls = [e for e in elements if isinstance(e, ast.Call)]
-    made = [name for call in calls for name in facts.names.anywhere(call.func)]
+    made = [name for call in calls for name in code.names.anywhere(call.func)]
     return bool(calls) and len(calls) == len(elements) and any(map(_MODULES.fullmatch, made))
 
 
@@ -78,9 +78,9 @@ def _is_registered(target: str, text: str) -> bool:
     return re.search(f"{held}|{added}", text) is not None
 
 
-def _dropout(facts: Facts, forward: ast.FunctionDef) -> Iterator[Mistake]:
+def _dropout(code: TrainingCode, forward: ast.FunctionDef) -> Iterator[Mistake]:
     for node in nodes_below(forward):
-        if isinstance(node, ast.Call) and facts.means(node.func, _DROPOUTS):
+        if isinstance(node, ast.Call) and code.means(node.func, _DROPOUTS):
             given = {keyword.arg for keyword in node.keywords}
             is_given = len(node.args) > 2 or given & {"training", None}
             if not is_given and "self.training" not in ast.unparse(forward):
@@ -88,29 +88,29 @@ def _dropout(facts: Facts, forward: ast.FunctionDef) -> Iterator[Mistake]:
 
 
 # -- calls ---------------------------------------------------------------------------------------
-def in_call(facts: Facts, node: ast.Call) -> Iterator[Mistake]:
-    if facts.means(node.func, LOADERS):
+def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
+    if code.means(node.func, LOADERS):
         sampler = argument(node, "sampler")
-        if _is(argument(node, "shuffle"), True) and sampler and _is_made(facts, sampler):
+        if _is(argument(node, "shuffle"), True) and sampler and _is_made(code, sampler):
             yield node.func, "sampler-with-shuffle", "DataLoader(shuffle=True, sampler=...)"
-    elif facts.means(node.func, _SAMPLERS):
-        if _is_never_told(facts.text, node) and not _is(argument(node, "shuffle"), False):
+    elif code.means(node.func, _SAMPLERS):
+        if _lacks_epochs(code.text, node) and not _is(argument(node, "shuffle"), False):
             yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
     elif not node.args:
         return
-    elif facts.means(node.func, _TAKES_LOGITS) and facts.is_softmax(node.args[0]):
+    elif code.means(node.func, _TAKES_LOGITS) and code.is_softmax(node.args[0]):
         yield node.func, "softmax-before-loss", source_text(node)[:60]
-    elif facts.means(node.func, ("itertools.cycle",)) and is_loader(node.args[0]):
+    elif code.means(node.func, ("itertools.cycle",)) and is_loader(node.args[0]):
         yield node.func, "loader-cycled", source_text(node)[:60]
 
 
-def in_assignment(facts: Facts, node: ast.Assign) -> Iterator[Mistake]:
+def in_assignment(code: TrainingCode, node: ast.Assign) -> Iterator[Mistake]:
     """A scheduler that the file names once: nothing steps it."""
     target = node.targets[0]
     if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
-        made = facts.names.anywhere(node.value.func)
+        made = code.names.anywhere(node.value.func)
         is_scheduler = any(name.startswith(SCHEDULERS) for name in made)
-        if is_scheduler and len(re.findall(rf"\b{target.id}\b", facts.text)) == 1:
+        if is_scheduler and len(re.findall(rf"\b{target.id}\b", code.text)) == 1:
             yield node, "scheduler-unused", source_text(node.value)[:60]
 
 
@@ -118,16 +118,16 @@ def _is(value: ast.expr | None, constant: bool) -> bool:
     return isinstance(value, ast.Constant) and value.value is constant
 
 
-def _is_never_told(text: str, sampler: ast.Call) -> bool:
-    """Whether a file trains in epochs on what a sampler gives, and never tells it the epoch."""
+def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
+    """Whether a file trains in epochs on what a sampler gives, without `set_epoch`."""
     in_epochs = "optim" in text and re.search(r"for \w+ in .*epoch|for epoch\b", text)
     evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
     return bool(in_epochs) and not evaluates and "set_epoch" not in text
 
 
-def _is_made(facts: Facts, value: ast.expr) -> bool:
+def _is_made(code: TrainingCode, value: ast.expr) -> bool:
     """Whether a value is a call's, or a name that is assigned once, a call's."""
-    if isinstance(value, ast.Name) and facts.names.anywhere(value):
-        found = facts.names.values(value.id)
+    if isinstance(value, ast.Name) and code.names.anywhere(value):
+        found = code.names.values(value.id)
         return len(found) == 1 and isinstance(found[0], ast.Call)
     return isinstance(value, ast.Call)

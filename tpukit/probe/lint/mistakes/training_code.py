@@ -18,7 +18,7 @@ _SOFTMAX = ("torch.nn.functional.softmax", "torch.softmax", "torch.nn.Softmax()"
 
 
 @dataclass
-class Facts:
+class TrainingCode:
     """One module."""
 
     tree: ast.Module
