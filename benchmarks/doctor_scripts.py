@@ -1,11 +1,12 @@
 """Precision and recall of `tpukit doctor` on public training scripts that it was not written for.
 
-`doctor_material/scripts.toml` and `scripts_2.toml` list each script (repository, path, commit) with
-what a reader found wrong in it before doctor was asked: rule and line, `plain` for `doctor PATH`
-and `to_tpu` for what `--to tpu` has to add, of which the first line a rule. FOLDER holds the
-scripts as <owner>+<name>@<path>. What doctor says beside the list is printed, to be judged.
+`doctor_material/scripts.toml` to `scripts_4.toml` list each script (repository, path, commit) with
+what a reader found wrong in it before doctor was asked: rule and line (in a notebook cell.line),
+`plain` for `doctor PATH` and `to_tpu` for what `--to tpu` has to add, of which the first line a
+rule. FOLDER holds the scripts as <owner>+<name>@<path>. What doctor says beside the list is
+printed, to be judged.
 
-    python benchmarks/doctor_scripts.py FOLDER --set scripts_2
+    python benchmarks/doctor_scripts.py FOLDER --set scripts_3
 """
 
 import argparse
@@ -20,16 +21,25 @@ from typing import Any
 MATERIAL = Path(__file__).with_name("doctor_material")
 NEAR = 10
 """Lines between a finding and the listed one: a call begins above what is wrong in it."""
+CELL = 1000
+"""Lines by which the cells of a notebook lie apart."""
 
 
 def findings(file: Path, *options: str) -> list[tuple[str, int]]:
     command = [sys.executable, "-m", "tpukit", "doctor", str(file), "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [(found["id"], found["line"]) for found in json.loads(done.stdout)["findings"]]
+    found = json.loads(done.stdout)["findings"]
+    return [(one["id"], (one["cell"] or 0) * CELL + one["line"]) for one in found]
+
+
+def place(text: str) -> int:
+    """The line of `31`, or of `3.31` in the third cell."""
+    cell, _, line = text.rpartition(".")
+    return int(cell or 0) * CELL + int(line)
 
 
 def compared(listed: list[str], said: list[tuple[str, int]]) -> dict[str, list[str]]:
-    expected = [(id, int(line)) for id, _, line in (entry.partition(":") for entry in listed)]
+    expected = [(id, place(line)) for id, _, line in (entry.partition(":") for entry in listed)]
     hit = {one for one in expected for s in said if s[0] == one[0] and abs(s[1] - one[1]) <= NEAR}
     # Of one rule for CUDA, only the first line is listed.
     whole = {id for id, _ in expected if id.startswith(("cuda-", "read-", "wait-", "padding-"))}

@@ -121,6 +121,22 @@ def successor() -> Successor:
     return Successor(**tomllib.loads(_TABLE.read_text(encoding="utf-8"))["successor"])
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What a rule that looks for no name reports."""
+
+    id: str
+    effect: str
+    new: str
+
+
+@cache
+def rules(kind: Literal["mistake", "habit"]) -> Mapping[str, Rule]:
+    """By id: mistakes of any PyTorch code, or habits that a TPU makes slow or wrong."""
+    text = _TABLE.with_name("rules.toml").read_text(encoding="utf-8")
+    return {row["id"]: Rule(**row) for row in tomllib.loads(text)[kind]}
+
+
 @cache
 def call_table() -> CallTable:
     """The rows, indexed."""

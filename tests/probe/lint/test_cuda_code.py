@@ -91,6 +91,9 @@ def test_a_second_fix_changes_nothing(tmp_path):
         ('d = getattr(args, "cuda")', 'd = getattr(args, "cuda")'),
         ('t = Trainer(accelerator="gpu")', 't = Trainer(accelerator="tpu")'),
         ('d = dict(device="gpu")', 'd = dict(device="gpu")'),
+        ('t = Trainer(accelerator="cuda")', 't = Trainer(accelerator="tpu")'),
+        ('t = Trainer(strategy="ddp_spawn")', 't = Trainer(strategy="auto")'),
+        ('m = f(attn_implementation="flash_attention_2")', 'm = f(attn_implementation="sdpa")'),
     ],
 )  # fmt: skip
 def test_one_right_form_is_written(tmp_path, line, expected):
@@ -123,6 +126,11 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("def pos_loss(x, pad_mask):\n    return x[..., :3][pad_mask].mean()", "cuda-values-shape"),
         ("def train(x, mask):\n    f(x[~mask]).backward()", "cuda-values-shape"),
         ("m = torch.nn.DataParallel(m)", "cuda-data-parallel"),
+        ("m = Net()\no = Adam(m.parameters())\nm.to(d)", "optimizer-before-move"),
+        ("def f(m):\n    m = m.to(d)\nm = Net()\no = Adam(m.parameters())\nf(m)",
+         "optimizer-before-move"),
+        ("m = Net()\no = SGD(m.parameters())\nfor b in x:\n    f(b).backward()\n    optim.step()",
+         "no-device"),
         ("from transformers import TrainingArguments\nTrainingArguments('o', fp16=True)",
          "cuda-fp16-argument"),
         ("import torch.distributed as dist\nfor b in loader:\n    f(b).backward()\n"
@@ -159,6 +167,11 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=xr.world_size())",
         "from torch.nn.parallel import DistributedDataParallel as DDP",
         "def main(x, y):\n    x = x[y == 0]\n    for b in x:\n        f(b).backward()",
+        "from transformers import TrainingArguments\nTrainingArguments('o', fp16=False, bf16=True)",
+        "m = Net().to(d)\no = Adam(m.parameters())\nm.to(d)",
+        "def f(m):\n    o = Adam(m.parameters())\n    m.to(d)",
+        "SIZE = 1\nt = torch.utils.data.DataLoader(train, batch_size=SIZE, shuffle=True)",
+        "class A:\n    def __init__(self, t):\n        self.e = tokenizer(t, padding=True)",
     ],
 )
 def test_what_needs_no_change(tmp_path, line):

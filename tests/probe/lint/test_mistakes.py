@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.probe.lint.mistakes import RULES
+from tpukit.knowledge.calls import rules
 from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.scan import module_findings
 from tpukit.probe.lint.source import python_module
 
+RULES = rules("mistake")
 PAGE = Path(__file__).parents[3] / "docs" / "doctor_rules.md"
 HEAD = (
     "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
     "from torch.utils.data import DataLoader\nfrom torch.utils.data.distributed import DistributedSampler\n"
     "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-    "scheduler = torch.optim.lr_scheduler.StepLR(opt, 3)\n"
+    "scheduler = torch.optim.lr_scheduler.StepLR(opt, 3)\nkeep(scheduler)\n"
 )
 STEP = "    loss = f(x)\n    loss.backward()\n"
 LOOP = HEAD + "for x in loader:\n" + STEP
@@ -53,7 +54,7 @@ CASES = {
     ),
     "eval-with-gradients": (
         [EVALUATE, EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
-        [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n"],
+        [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n", HEAD + "for x in loader:\n    trainer.step(x)\nmodel.eval()\nvalidate(model)\n"],
     ),
     "never-in-eval": (
         [TESTED, TESTED + "trainer.train(epochs=3)\n", TESTED.replace("for x in loader:\n            n", "bar = tqdm(loader)\n        for x in bar:\n            n"), TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
@@ -64,15 +65,15 @@ CASES = {
         [LOOP + "    losses += [loss.item()]\n", LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
     ),
     "softmax-before-loss": (
-        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n"],
-        [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT + "p = other(x)\np = F.softmax(p, 1)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
     ),
     "sampler-with-shuffle": (
         [HEAD + "s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=True, sampler=DistributedSampler(d))\n"],
         [HEAD + "s = None\nif r:\n    s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
     ),
     "sampler-without-epoch": (
-        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n", LOOP + "s = DistributedSampler(d)\nfor e in range(args.epochs): ...\n"],
         [LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-after-step": (
@@ -90,6 +91,22 @@ CASES = {
     "epoch-end-outputs": (
         [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def validation_epoch_end(self, outputs):\n        pass\n"],
         [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def on_validation_epoch_end(self):\n        pass\n", HEAD + "class A(Base):\n    def validation_epoch_end(self, outputs):\n        pass\n"],
+    ),
+    "scheduler-unused": (
+        [HEAD.replace("keep(scheduler)\n", ""), HEAD + "from torch.optim.lr_scheduler import StepLR\nlater = StepLR(opt, 3)\n"],
+        [HEAD, HEAD.replace("keep(scheduler)", "# scheduler.step()")],
+    ),
+    "scheduler-given-loss": (
+        [HEAD + "for e in r:\n    f(x).backward()\n    opt.step()\n    scheduler.step(val_loss)\n"],
+        [HEAD + "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\nfor e in r:\n    f(x).backward()\n    opt.step()\n    plateau.step(val_loss)\n", HEAD + "for e in r:\n    f(x).backward()\n    opt.step()\n    scheduler.step(e)\n"],
+    ),
+    "loader-cycled": (
+        [HEAD + "from itertools import cycle\nfor x, y in zip(loader, cycle(other_loader)): ...\n", HEAD + "import itertools\nb = itertools.cycle(DataLoader(d))\n"],
+        [HEAD + "from itertools import cycle\nc = cycle(colors)\n", HEAD + "from own import cycle\nc = cycle(loader)\n"],
+    ),
+    "optimizer-index": (
+        [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def training_step(self, batch, i, optimizer_idx):\n        pass\n"],
+        [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def training_step(self, batch, i):\n        pass\n", HEAD + "class A(Base):\n    def training_step(self, batch, i, optimizer_idx):\n        pass\n"],
     ),
     "dropout-always-on": (
         [FORWARD + "        return F.dropout(x, 0.5)\n"],

@@ -119,6 +119,10 @@ CASES = {
         "from transformers import TrainingArguments\nTrainingArguments(evaluation_strategy='no')",
         "from transformers import TrainingArguments\nTrainingArguments(eval_strategy='no')",
     ),
+    "torch-dtype": (
+        "from transformers import AutoModel\nAutoModel.from_pretrained('x', torch_dtype='auto')",
+        "from transformers import AutoModel\nAutoModel.from_pretrained('x', dtype='auto')",
+    ),
     "training-arguments-gone": (
         "from transformers import TrainingArguments\nTrainingArguments(tpu_num_cores=8)",
         "from transformers import TrainingArguments\nTrainingArguments(use_cpu=True)",

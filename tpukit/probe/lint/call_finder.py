@@ -3,13 +3,14 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, cached_property, partial
 from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms, find_xla_texts
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
-from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
 from tpukit.probe.lint.shell_lines import (
@@ -22,6 +23,7 @@ from tpukit.probe.lint.shell_lines import (
     variables_set,
 )
 from tpukit.probe.lint.source import Module
+from tpukit.probe.lint.syntax import children, nodes_below, source_text
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
@@ -54,10 +56,9 @@ class _Finder:
         """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
         """Environment variables that the lines above set."""
-        self._other_meanings: dict[str, str] = {}
+        self._other_meaning = cache(partial(other_meaning, names))
         self._loaded: set[str] = set()
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
-        self._constants: Mapping[str, set[str]] | None = None
         self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
 
     # -- walking ----------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class _Finder:
             return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
-            if row.kind == "call" and _applies(row, node, self._known_constants()):
+            if row.kind == "call" and _applies(row, node, self._constants):
                 self._found(node.func, row, name)
         if any(meaning in WRITERS for meaning in meanings):
             for key, row, name in variables_set(node, self.table):
@@ -183,11 +184,9 @@ class _Finder:
         if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
             self._shell_call(node)
 
-    def _known_constants(self) -> Mapping[str, set[str]]:
-        if self._constants is None:
-            assert self.module.tree is not None
-            self._constants = _constants_of(self.module.tree)
-        return self._constants
+    @cached_property
+    def _constants(self) -> Mapping[str, set[str]]:
+        return _constants_of(self.module.tree) if self.module.tree is not None else {}
 
     # -- imports ----------------------------------------------------------------------------------
     def _import(self, node: ast.Import) -> None:
@@ -246,7 +245,7 @@ class _Finder:
         """Old forms of calls that have no qualified name."""
         assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
-            forms = find_old_forms(self.module.tree, self.names)
+            forms = find_old_forms(self.module.tree, self.names, self.names.module)
             if "cuda-text" in self.table.by_form:
                 forms = chain(forms, find_cuda_forms(self.module.tree, self.names))
             if "move-device-text" in self.table.by_form:
@@ -289,14 +288,9 @@ class _Finder:
         call = self._calls.get(id(node))
         remark = taken_away(row, call)
         if fix is not None and isinstance(node, ast.Name | ast.Attribute):
-            reason = left_alone(fix, call) or self._other_meaning(fix)
+            reason = left_alone(fix, call) or self._other_meaning(fix.imports)
             fix, remark = (None, f"not fixed: {reason}") if reason else (fix, remark)
         self._add(row, self.module.span(node), _as_used(row, name), name, fix, remark)
-
-    def _other_meaning(self, fix: Fix) -> str:
-        if fix.imports not in self._other_meanings:
-            self._other_meanings[fix.imports] = other_meaning(fix, self.names)
-        return self._other_meanings[fix.imports]
 
     def _add(
         self,

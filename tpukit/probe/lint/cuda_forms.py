@@ -3,10 +3,20 @@ and torch_xla's device by its name."""
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from itertools import chain
 
-from tpukit.probe.lint.names import Names, nodes_below, source_text, trains
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.syntax import (
+    calls_of,
+    holder,
+    method_of,
+    nodes_below,
+    own_nodes,
+    source_text,
+    trains,
+)
 
 _ENDS_STEPS = ("torch_xla", "accelerate", "lightning", "pytorch_lightning")
 _DEVICE = re.compile(r"cuda(?::\d+)?")
@@ -15,6 +25,8 @@ _NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$
 _XLA = re.compile(r"xla(?::\d+|://)?")
 """A device, a backend, or where ranks meet."""
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
+_MAKES = re.compile(r"(?:^|\.)(?:Ada\w+|SGD|RMSprop|\w*[Oo]ptim\w*)$")
+_ELSEWHERE = (ast.FunctionDef, ast.ClassDef)
 _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
@@ -22,6 +34,11 @@ _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
 _LOOPS = (ast.For, ast.While)
 _FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
 _MASK = re.compile(r"~?(?:\w*_)?masks?")
+_LIGHTNING = {
+    "accelerator": ("cuda-accelerator", re.compile("gpu|cuda")),
+    "strategy": ("cuda-strategy", re.compile(r"(?:ddp|deepspeed)\w*")),
+}
+"""Argument of a Trainer -> row's id, and the texts that it is about."""
 
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
@@ -29,10 +46,53 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     bound = (b.name or "" for found in names.module.bindings.values() for b in found)
     # accelerate and Lightning end the step themselves.
     ends_steps = any(name.partition(".")[0] in _ENDS_STEPS for name in bound)
-    types = _tensor_types(tree)
-    for node, id in chain(_within(tree, in_forward=False), _made(tree, types)):
-        if id != "cuda-sync" or not ends_steps:
-            yield node, id, source_text(node)[:40]
+    forms = chain(_within(tree, in_forward=False), _made(tree, _tensor_types(tree)))
+    found = [(node, id) for node, id in forms if id != "cuda-sync" or not ends_steps]
+    if any(id == "cuda-sync" for _, id in found):
+        found += [(node, "no-device") for node in _never_sent(tree)]
+    found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
+    yield from ((node, id, source_text(node)[:40]) for node, id in found)
+
+
+def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
+    """The first model that the file makes and trains, where it names no device anywhere."""
+    nodes = list(nodes_below(tree))
+    words = {str(getattr(n, f, "")) for n in nodes for f in ("id", "attr", "arg")}
+    if {"to", "cuda"} & words or any(re.search("device|mps", word, re.I) for word in words):
+        return
+    made = {source_text(t) for n in nodes if isinstance(n, ast.Assign)
+            and isinstance(n.value, ast.Call) for t in n.targets}  # fmt: skip
+    trained = [call.func for call in calls_of("parameters", nodes) if holder(call) in made]
+    yield from sorted(trained, key=lambda node: node.lineno)[:1]
+
+
+def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
+    """Optimizers of models that are sent to a device later: below, or by a function they go to."""
+    functions = [node for node in nodes_below(tree) if isinstance(node, ast.FunctionDef)]
+    bodies: list[ast.Module | ast.FunctionDef] = [tree, *functions]
+    given: dict[ast.AST, set[str]] = {f: {a.arg for a in f.args.args} for f in functions}
+    sent_by = {name for f in functions for name in given[f] & set(_sent(f))}
+    for where in bodies:
+        sent = _sent(where)
+        for made in own_nodes(where.body, _ELSEWHERE):
+            if isinstance(made, ast.Call) and _MAKES.search(source_text(made.func)):
+                for call in calls_of("parameters", nodes_below(made)):
+                    model = holder(call)
+                    line = sent.get(model, sys.maxsize if model in sent_by else 0)
+                    if line > call.lineno and model not in given.get(where, ()):
+                        yield call.func
+
+
+def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
+    """What a body's own statements send to a device, and the first line that does."""
+    found: dict[str, int] = {}
+    for node in own_nodes(where.body, _ELSEWHERE):
+        value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+        if isinstance(value, ast.Call) and method_of(value) in ("to", "cuda"):
+            is_assigned = isinstance(node, ast.Assign)
+            for name in map(source_text, node.targets) if is_assigned else [holder(value)]:  # type: ignore[attr-defined]
+                found[name] = min(node.lineno, found.get(name, node.lineno))  # type: ignore[attr-defined]
+    return found
 
 
 def _tensor_types(tree: ast.Module) -> set[str]:
@@ -61,27 +121,27 @@ def _made(tree: ast.Module, types: set[str]) -> Iterator[tuple[ast.expr, str]]:
 
 def find_xla_texts(tree: ast.Module) -> Iterator[tuple[ast.expr, str, str]]:
     """As `find_cuda_forms`: torch_xla's device, as a text."""
-    for holder in ast.walk(tree):
-        for child in ast.iter_child_nodes(holder):
+    for outer in ast.walk(tree):
+        for child in ast.iter_child_nodes(outer):
             if not isinstance(child, ast.Constant) or not isinstance(child.value, str):
                 continue
-            if _XLA.fullmatch(child.value) and not _is_looked_up(child, holder):
+            if _XLA.fullmatch(child.value) and not _is_looked_up(child, outer):
                 yield child, "move-device-text", repr(child.value)
 
 
 def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant):
-            if isinstance(child.value, str) and _DEVICE.fullmatch(child.value):
-                yield from _text(child, node)
-            elif isinstance(child.value, str) and re.match(r"cuda:(?:$|\{|%)", child.value):
-                yield child, "cuda-device-text"
+            if isinstance(child.value, str):
+                yield from _text(child, child.value, node)
             continue
         inside = in_forward
-        if isinstance(child, ast.keyword) and child.arg == "accelerator":
+        if isinstance(child, ast.keyword) and child.arg in _LIGHTNING:
+            id, wanted = _LIGHTNING[child.arg]
             texts = (n for n in ast.walk(child.value) if isinstance(n, ast.Constant))
-            yield from ((text, "cuda-accelerator") for text in texts if text.value == "gpu")
-        elif isinstance(child, ast.FunctionDef):
+            yield from ((text, id) for text in texts if wanted.fullmatch(str(text.value)))
+            continue
+        if isinstance(child, ast.FunctionDef):
             # Of a function that trains in a loop, the loop is the step.
             steps = any(isinstance(n, _LOOPS) and trains(n) for n in ast.walk(child))
             inside |= bool(_FORWARD.fullmatch(child.name)) or (trains(child) and not steps)
@@ -98,26 +158,31 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
         yield from _within(child, in_forward=inside)
 
 
-def _text(text: ast.Constant, holder: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    if isinstance(holder, ast.keyword) and holder.arg == "map_location":
+def _text(text: ast.Constant, value: str, outer: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    if re.match(r"cuda:(?:$|\{|%)", value):
+        yield text, "cuda-device-text"
+    elif re.fullmatch(r"flash_attention_\d", value) and isinstance(outer, ast.keyword):
+        yield text, "cuda-attention"
+    elif not _DEVICE.fullmatch(value) or _is_looked_up(text, outer):
+        return
+    elif isinstance(outer, ast.keyword) and outer.arg == "map_location":
         yield text, "cuda-map-location"
-    elif not _is_looked_up(text, holder):
+    else:
         yield text, "cuda-text"
 
 
-def _is_looked_up(text: ast.Constant, holder: ast.AST) -> bool:
+def _is_looked_up(text: ast.Constant, outer: ast.AST) -> bool:
     """Whether a text is a key, an attribute's name or a statement of its own."""
-    if isinstance(holder, ast.Call):
-        return _LOOKS_UP.search(source_text(holder.func)) is not None
-    is_key = isinstance(holder, ast.Dict) and text in holder.keys
-    return is_key or isinstance(holder, ast.Subscript | ast.Expr)
+    if isinstance(outer, ast.Call):
+        return _LOOKS_UP.search(source_text(outer.func)) is not None
+    is_key = isinstance(outer, ast.Dict) and text in outer.keys
+    return is_key or isinstance(outer, ast.Subscript | ast.Expr)
 
 
 def _method(
     call: ast.Call, function: ast.Attribute, *, in_forward: bool
 ) -> Iterator[tuple[ast.expr, str]]:
-    holder = source_text(function.value)
-    if function.attr == "cuda" and holder != "torch":
+    if function.attr == "cuda" and source_text(function.value) != "torch":
         yield function, "cuda-method"
     elif function.attr == "to" and call.args and _NUMBER.search(source_text(call.args[0])):
         yield function, "cuda-device-text"
@@ -133,8 +198,8 @@ def is_optimizer_step(call: ast.Call) -> bool:
     """`optimizer.step()`, by the name of what is stepped."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
         return False
-    holder = source_text(call.func.value)
-    return bool(_OPTIMIZER.search(holder)) and not _SCHEDULER.search(holder)
+    stepped = holder(call)
+    return bool(_OPTIMIZER.search(stepped)) and not _SCHEDULER.search(stepped)
 
 
 def _is_mask(taken: ast.Subscript) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tpukit.knowledge.calls import CallStatus, Fix
+from tpukit.knowledge.calls import CallStatus, Fix, Rule
 
 
 @dataclass(frozen=True)
@@ -54,3 +54,9 @@ class ModuleFinding:
     """The qualified name that was used."""
     effect: str = ""
     remark: str = ""
+
+
+def by_rule(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:
+    """What a rule finds that looks for no name. old: what stands there."""
+    status: CallStatus = "removed" if rule.effect == "raises" else "habit"
+    return ModuleFinding(*span, rule.id, old, rule.new, "XLA", status, effect=rule.effect)

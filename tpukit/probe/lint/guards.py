@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpukit.knowledge.calls import OldCall
-from tpukit.probe.lint.names import Names, Scope, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope, imported_packages
+from tpukit.probe.lint.syntax import nodes_below, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
@@ -48,7 +49,6 @@ class Guards:
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self._tree = tree
         self._names = names
-        self._values: Mapping[str, list[ast.expr]] | None = None
 
     def of_test(self, test: ast.expr, scope: Scope, depth: int = 3) -> list[Guard]:
         """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
@@ -89,31 +89,27 @@ class Guards:
             found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
         if not found and depth and node.id not in self._names.followed:
             # `new = hasattr(xm, "x")`, and `if new` below.
-            for value in self._assigned().get(node.id, ()):
+            for value in self._assigned.get(node.id, ()):
                 found += self.of_test(value, scope, depth - 1)
         return found
 
+    @cached_property
     def _assigned(self) -> Mapping[str, list[ast.expr]]:
         """Name -> the tests assigned to it anywhere in the module."""
-        if self._values is None:
-            values: dict[str, list[ast.expr]] = {}
-            for node in nodes_below(self._tree):
-                if not isinstance(node, ast.Assign) or not _is_test(node.value):
-                    continue
-                if isinstance(node.targets[0], ast.Name):
-                    values.setdefault(node.targets[0].id, []).append(node.value)
-            self._values = values
-        return self._values
+        values: dict[str, list[ast.expr]] = {}
+        for node in nodes_below(self._tree):
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Name) and _is_test(node.value):  # type: ignore[attr-defined]
+                values.setdefault(target.id, []).append(node.value)  # type: ignore[attr-defined]
+        return values
 
     def of_body(self, body: Iterable[ast.stmt], scope: Scope) -> list[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""
         found: set[str] = set()
         for statement in body:
             for node in ast.walk(statement):
-                if isinstance(node, ast.Import):
-                    found |= {_root(alias.name) for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and not node.level:
-                    found.add(_root(node.module or ""))
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    found |= set(map(_root, imported_packages(node)))
                 elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                     found |= {_root(name) for name in self._names.resolve(node, scope)}
         return [Guard(package) for package in sorted(found) if package]

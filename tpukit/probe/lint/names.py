@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from tpukit.probe.lint.syntax import children
+
 _MOST_STEPS = 12
 """Maximum length of a chain of aliases, so that a cycle ends."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -27,7 +29,7 @@ _BIND_NOTHING = {
 """The most frequent of the nodes that bind no name themselves."""
 _CUSTOMARY = {
     "torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "optim": "torch.optim",
-    "dist": "torch.distributed", "np": "numpy",
+    "dist": "torch.distributed", "np": "numpy", "pl": "pytorch_lightning",
     "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
 }  # fmt: skip
 """What everybody calls them: a name that nothing here binds may come by `from utils import *`."""
@@ -75,6 +77,8 @@ class Names:
         """Local names that an import binds somewhere in the module."""
         self._collect_body(tree, self.module)
         self.has_stars = any(scope.stars for scope in self.scopes.values())
+        self._binding: dict[str, list[Scope]] = {}
+        """Name -> the scopes that bind it."""
 
     # -- what a name means ------------------------------------------------------------------------
     def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:
@@ -88,6 +92,28 @@ class Names:
         if isinstance(node, ast.Call):
             return self._call(node, scope, steps)
         return []
+
+    def anywhere(self, node: ast.expr) -> list[str]:
+        """As `resolve`, in the first scope that knows the name; enough for a whole file."""
+        root = node
+        while isinstance(root, ast.Attribute | ast.Call):
+            root = root.value if isinstance(root, ast.Attribute) else root.func
+        if not isinstance(root, ast.Name):
+            return []
+        if root.id in ("self", "cls") or self.has_stars:
+            return self.resolve(node, self.module)
+        found = (self.resolve(node, scope) for scope in self.binding(root.id))
+        return next(filter(None, found), [])
+
+    def binding(self, name: str) -> list[Scope]:
+        """The scopes that bind a name."""
+        if name not in self._binding:
+            self._binding[name] = [s for s in self.scopes.values() if name in s.bindings]
+        return self._binding[name]
+
+    def values(self, name: str) -> list[ast.expr | None]:
+        """What a name is assigned, in every scope that binds it; None where that is unknown."""
+        return [b.value for scope in self.binding(name) for b in scope.bindings[name]]
 
     def _attribute(self, node: ast.Attribute, scope: Scope, steps: int) -> list[str]:
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
@@ -226,67 +252,6 @@ def _is_own_attribute(node: ast.expr) -> TypeGuard[ast.Attribute]:
     if not isinstance(node, ast.Attribute):
         return False
     return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-_NO_NODES = {
-    "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
-    "type_ignores",
-}  # fmt: skip
-"""Fields that neither bind nor use a name."""
-
-
-_KEPT = "children below"
-
-
-def _node_types(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
-    yield kind
-    for inner in kind.__subclasses__():
-        yield from _node_types(inner)
-
-
-_FIELDS = {
-    kind: tuple(name for name in kind._fields if name not in _NO_NODES and kind is not ast.Constant)
-    for kind in _node_types(ast.AST)
-}
-
-
-def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below a node that may hold names, kept in it: each rule walks the tree."""
-    fields = node.__dict__
-    found: list[ast.AST] | None = fields.get(_KEPT)
-    if found is None:
-        found = []
-        for name in _FIELDS[type(node)]:
-            value = fields.get(name)
-            if type(value) is list:
-                # A dict's keys and defaults may be None, declared names are texts.
-                found += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, ast.AST):
-                found.append(value)
-        fields[_KEPT] = found
-    return found
-
-
-def nodes_below(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it that may hold names: `ast.walk` in a third of its time."""
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += node.__dict__.get(_KEPT) or children(node)
-
-
-def trains(node: ast.AST) -> bool:
-    """Whether a function or a loop runs a backward pass."""
-    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(node))
-
-
-def source_text(node: ast.expr) -> str:
-    """An expression as code; empty where it is nested too deeply."""
-    try:
-        return ast.unparse(node)
-    except (RecursionError, ValueError):
-        return ""
 
 
 def imported_packages(node: ast.Import | ast.ImportFrom) -> set[str]:

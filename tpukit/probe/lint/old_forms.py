@@ -3,18 +3,17 @@
 import ast
 from collections.abc import Iterator
 
-from tpukit.probe.lint.names import Names, Scope, children, source_text
+from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.syntax import children, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 """In-place method -> number of positional arguments of the form with the scalar first."""
 
 
-def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
+def find_old_forms(
+    node: ast.AST, names: Names, scope: Scope
+) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, name) of each."""
-    yield from _within(tree, names.module, names)
-
-
-def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     for child in children(node):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             method = child.func.attr
@@ -23,7 +22,7 @@ def _within(node: ast.AST, scope: Scope, names: Names) -> Iterator[tuple[ast.exp
                 yield child.func, "scalar-first", method
             elif method == "next" and _iterates_a_loader(child, scope, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
-        yield from _within(child, names.scopes.get(child, scope), names)
+        yield from find_old_forms(child, names, names.scopes.get(child, scope))
 
 
 def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:
@@ -32,10 +31,7 @@ def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:
         return False
     node = call.func.value
     if isinstance(node, ast.Name):
-        where: Scope | None = scope
-        while where is not None and node.id not in where.bindings:
-            where = where.parent
-        values = [b.value for b in where.bindings[node.id]] if where is not None else []
+        values = names.values(node.id)
         return bool(values) and all(v is not None and _is_iter(v, scope, names) for v in values)
     return _is_iter(node, scope, names)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from tpukit.knowledge.calls import call_table, old_calls
-from tpukit.probe.lint.mistakes import MAY_HOLD
 from tpukit.probe.lint.shell_lines import SHELL_CALLS
 
 _WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
@@ -17,6 +16,23 @@ _MOVES = {
     "torch_tpu": re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)"),
     "tpu": re.compile(rb"\b(?:import|from) (?:torch|triton|flash_attn|bitsandbytes|apex)\b"),
 }
+_MISTAKES = {
+    b".backward(": re.compile(b""),
+    b"DistributedSampler(": re.compile(rb"for \w+ in [^\n]*epoch|for epoch\b"),
+    b".dropout(": re.compile(rb"(?:\bF|functional)\.dropout\((?![^\n]{0,200}training)"),
+    b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
+    b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
+    b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
+    b": nn.": re.compile(rb"self\.\w+ = \{[^}]{0,200}: nn\.[A-Z]"),
+    b".append(nn.": re.compile(rb"self\.\w+\.append\(nn\.[A-Z]"),
+    b"_epoch_end(": re.compile(rb"def (?:training|validation|test)_epoch_end\("),
+    b"optimizer_idx": re.compile(rb"def training_step\("),
+    b"cycle(": re.compile(rb"itertools"),
+    b"lr_scheduler": re.compile(
+        rb"(?m)^[ \t]*(\w+) = [\w.]*(?:LR|Restarts|Plateau)\((?![\s\S]*\b\1\b)"
+    ),
+}
+"""A word and what must be found besides: without one of these pairs there is no mistake."""
 _GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"
 """What may stand around the dot of `a.b` and `(a).b`."""
 _IMPORTED = re.compile(
@@ -88,7 +104,7 @@ def may_hold_habits(data: bytes) -> bool:
 
 def may_hold_mistakes(data: bytes) -> bool:
     """Whether a file may contain a mistake of training code."""
-    may = any(word in data and rest.search(data) for word, rest in MAY_HOLD.items())
+    may = any(word in data and rest.search(data) for word, rest in _MISTAKES.items())
     return may and imports(data, b"torch")
 
 

@@ -7,26 +7,20 @@ import libcst as cst
 
 from tpukit.knowledge.calls import Fix
 
+expression = cst.parse_expression
 MOVES = ("builtin", "code", "launch", "method", "sent", "to-device")
 """Values of `Fix.special` that are made here."""
 
 
-def new_arguments(fix: Fix, call: cst.Call) -> list[cst.Arg] | None:
-    """The arguments of the new call; None where it does not take one of them."""
+def new_arguments(fix: Fix, call: cst.Call) -> list[cst.Arg]:
+    """The arguments of the new call, which takes them all (`fixability.left_alone`)."""
     kept: list[cst.Arg] = []
     by_name = fix.as_keywords
     for index, argument in enumerate(call.args):
-        if argument.star:
-            if fix.parameters or fix.drop:
-                return None
-            kept.append(argument)
-            continue
-        name = parameter(fix, argument, index)
-        if fix.only and name not in fix.only:
-            return None
+        name = "" if argument.star else parameter(fix, argument, index)
         if name in fix.drop:
             by_name = by_name or argument.keyword is None
-        elif argument.keyword is None and by_name:
+        elif argument.keyword is None and by_name and not argument.star:
             kept.append(keyword_argument(fix.rename.get(name, name), code_of(argument.value)))
         elif argument.keyword is not None and name in fix.rename:
             kept.append(argument.with_changes(keyword=cst.Name(fix.rename[name])))
@@ -71,10 +65,8 @@ def separator(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
     return cst.SimpleWhitespace(" ")
 
 
-def mixed_precision(call: cst.Call) -> cst.Call | None:
+def mixed_precision(call: cst.Call) -> cst.Call:
     """`fp16=True` becomes `mixed_precision="fp16"`; `fp16=False` is removed."""
-    if "mixed_precision" in given_keywords(call):
-        return None
     kept: list[cst.Arg] = []
     for argument in call.args:
         if argument.keyword is None or argument.keyword.value not in ("fp16", "use_fp16"):
@@ -88,20 +80,12 @@ def mixed_precision(call: cst.Call) -> cst.Call | None:
     return with_arguments(call, call.func, kept)
 
 
-def given_keywords(call: cst.Call) -> set[str]:
-    return {a.keyword.value for a in call.args if a.keyword} | {"*" for a in call.args if a.star}
-
-
 def keyword_argument(name: str, value: str) -> cst.Arg:
     return cst.Arg(
         expression(value),
         keyword=cst.Name(name),
         equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
     )
-
-
-def expression(text: str) -> cst.BaseExpression:
-    return cst.parse_expression(text)
 
 
 def code_of(node: cst.CSTNode) -> str:
@@ -131,7 +115,7 @@ def moved_text(literal: str, to: str) -> str:
     """A device's name in the quotes that it had; torchrun's variables say where ranks meet."""
     if "://" in literal:
         return literal.replace("xla://", "env://")
-    return re.sub(r"xla|gpu|cuda(?::\d+)?", to, literal)
+    return re.sub(r"xla|gpu|cuda(?::\d+)?|flash_attention_\d|(?:ddp|deepspeed)\w*", to, literal)
 
 
 def _launched(fix: Fix, given: dict[str, cst.BaseExpression]) -> cst.BaseExpression | None:

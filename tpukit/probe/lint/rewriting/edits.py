@@ -2,16 +2,16 @@
 
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
 from tpukit.probe.lint.source import MASK
+from tpukit.probe.lint.syntax import FUNCTIONS
 
 _SHORT = {"torch_xla.runtime": "xr"}
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _CONDITIONS = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 _LONG_TEXT = 200
@@ -57,7 +57,7 @@ class ImportEdits:
         self.names = names
         self.insertions: list[Insertion] = []
         self._imports = list(_imports_in(tree, ()))
-        self._around_line: dict[int, tuple[ast.AST, ...]] = {}
+        self._around = cache(partial(_around, tree))
 
     def spell(self, name: str, module: str, line: int) -> str | None:
         """The spelling of `name` (of `module`) on a line; adds an import where there is none.
@@ -120,11 +120,6 @@ class ImportEdits:
             if known.node.lineno < line and known.around == around[: len(known.around)]
         ]
 
-    def _around(self, line: int) -> tuple[ast.AST, ...]:
-        if line not in self._around_line:
-            self._around_line[line] = _around(self.tree, line)
-        return self._around_line[line]
-
     # -- what is added ----------------------------------------------------------------------------
     def _add_import(self, module: str, line: int) -> str | None:
         short = _SHORT.get(module)
@@ -175,7 +170,7 @@ def _imports_in(
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield _Import(child, around, certain)
-        elif isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
+        elif isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             yield from _imports_in(child, (*around, child))
         elif isinstance(child, _BLOCKS):
             yield from _imports_in(child, around, certain and not isinstance(child, _CONDITIONS))
@@ -183,116 +178,56 @@ def _imports_in(
 
 def _around(tree: ast.Module, line: int) -> tuple[ast.AST, ...]:
     """The functions whose bodies hold a line, outermost first, and the classes around those."""
-    found: list[ast.AST] = []
-    node: ast.AST | None = tree
-    while node is not None:
-        inner = (c for c in ast.iter_child_nodes(node) if isinstance(c, _BLOCKS))
-        node = next((c for c in inner if _first(c) <= line <= _last(c)), None)
-        if isinstance(node, _FUNCTIONS) and line < node.body[0].lineno:
-            break
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            found.append(node)
-    return tuple(found)
-
-
-def _first(node: ast.AST) -> int:
-    if isinstance(node, ast.match_case):
-        return node.pattern.lineno
-    return getattr(node, "lineno", 0)
-
-
-def _last(node: ast.AST) -> int:
-    if isinstance(node, ast.match_case):
-        return node.body[-1].end_lineno or 0
-    return getattr(node, "end_lineno", 0) or 0
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef))
+        and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    )
 
 
 def unused_imports(
-    tree: ast.Module, rewritten: list[ModuleFinding], lines: Sequence[str], leaving: str = ""
+    tree: ast.Module,
+    after: ast.Module,
+    rewritten: list[ModuleFinding],
+    lines: Sequence[str],
+    leaving: str = "",
 ) -> set[tuple[int, int]]:
-    """(line, column) of imported names that are unused after the rewrite.
+    """(line, column) of imported names that nothing uses any more.
 
-    Columns are those of the syntax tree. leaving: a package whose plain imports count too, and
-    those that nothing used.
+    Columns are those of the syntax tree. after: the module with its places rewritten. leaving: a
+    package whose plain imports count too, and those that nothing used.
     """
-    loads: dict[str, list[int]] = {}
-    bound: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                loads.setdefault(node.id, []).append(node.lineno)
-            else:
-                bound.add(node.id)
     quoted = _quoted_words(tree, lines)
+    places = [place for place in rewritten if place.fix and place.fix.to]
+    starts = {(place.line, place.column) for place in places}
+    roots = {re.split(r"\W", lines[line - 1][column:])[0] for line, column in starts}
+    then = dict(zip(_functions(tree), _functions(after), strict=True))
     unused: set[tuple[int, int]] = set()
     for known in _imports_in(tree, ()):
-        inside = _lines_of(known)
-        here = [place for place in rewritten if place.line in inside]
+        inner = known.around[-1] if known.around else None
+        read, bound = _names_used(then.get(inner or tree, after))
         for alias in known.node.names:
-            is_left = bool(leaving) and _package_of(known.node, alias) == leaving
-            local = alias.asname or alias.name
-            if is_left and isinstance(known.node, ast.Import) and alias.asname is None:
-                local = leaving
-            count = sum(line in inside for line in loads.get(local, ()))
-            named = _uses_rewritten(known.node, alias, here)
-            through = _uses_through(known.node, alias, here, lines, is_left)
-            rewritten_here = named is not None and count <= named
-            all_through_it = (is_left or count > 0) and count == through and local not in bound
-            if (is_left or local not in quoted) and (rewritten_here or all_through_it):
-                unused.add((alias.lineno, alias.col_offset))
+            at = (alias.lineno, alias.col_offset)
+            is_plain = isinstance(known.node, ast.Import) and alias.asname is None
+            local = alias.asname or alias.name.partition(".")[0]
+            package = ast.Import([alias]) if isinstance(known.node, ast.Import) else known.node
+            is_left = leaving in imported_packages(package)
+            goes = at in starts or (local in roots and local not in bound)
+            if local not in read and (is_left or (goes and not is_plain and local not in quoted)):
+                unused.add(at)
     return unused
 
 
-def _package_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    if isinstance(node, ast.Import):
-        return alias.name.partition(".")[0]
-    return "" if node.level else (node.module or "").partition(".")[0]
+def _functions(tree: ast.Module) -> list[ast.AST]:
+    return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
 
 
-def _lines_of(known: _Import) -> range:
-    """The lines that may see an import: its function's, or all of them."""
-    inner = known.around[-1] if known.around else None
-    if isinstance(inner, _FUNCTIONS):
-        return range(inner.lineno, (inner.end_lineno or inner.lineno) + 1)
-    return range(sys.maxsize)
-
-
-def _uses_rewritten(
-    node: ast.Import | ast.ImportFrom, alias: ast.alias, rewritten: list[ModuleFinding]
-) -> int | None:
-    """Number of rewritten uses of `from module import name`; None where there is none."""
-    if isinstance(node, ast.Import) or node.level:
-        return None
-    full, local = f"{node.module}.{alias.name}", alias.asname or alias.name
-    same = [p for p in rewritten if p.name == full and p.fix and p.fix.to]
-    uses = (p for p in same if (p.line, p.column) != (alias.lineno, alias.col_offset))
-    here = sum(p.end_column - p.column == len(local) and p.end_line == p.line for p in uses)
-    return here if same else None
-
-
-def _uses_through(
-    node: ast.Import | ast.ImportFrom,
-    alias: ast.alias,
-    rewritten: list[ModuleFinding],
-    lines: Sequence[str],
-    is_left: bool,
-) -> int:
-    """Number of rewritten uses of a module under a name of its own (`xm`)."""
-    if isinstance(node, ast.ImportFrom) and node.level:
-        return 0
-    is_plain = isinstance(node, ast.Import) and alias.asname is None
-    if is_plain and not is_left:
-        return 0
-    full = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
-    local = alias.asname or alias.name
-    if is_plain:
-        full = local = alias.name.partition(".")[0]
-    return sum(
-        p.name.startswith(f"{full}.")
-        and bool(p.fix and p.fix.to)
-        and lines[p.line - 1][p.column :].startswith(f"{local}.")
-        for p in rewritten
-    )
+def _names_used(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """The names that a module or function reads, and those that it assigns."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    return read, {node.id for node in names if not isinstance(node.ctx, ast.Load)}
 
 
 def _quoted_words(tree: ast.Module, lines: Sequence[str]) -> set[str]:

@@ -4,7 +4,8 @@ import ast
 import re
 
 from tpukit.knowledge.calls import Fix, OldCall
-from tpukit.probe.lint.names import Names, source_text
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.syntax import source_text
 
 
 def left_alone(fix: Fix, call: ast.Call | None) -> str:
@@ -27,12 +28,12 @@ def left_alone(fix: Fix, call: ast.Call | None) -> str:
     return ""
 
 
-def other_meaning(fix: Fix, names: Names) -> str:
+def other_meaning(names: Names, module: str) -> str:
     """The reason why the new name cannot be written: the file uses it for something else."""
-    root = fix.imports.partition(".")[0]
+    root = module.partition(".")[0]
     scopes = (names.module, *names.scopes.values())
     bound = [(n, b.name) for scope in scopes for n, found in scope.bindings.items() for b in found]
-    if not root or any(name == fix.imports for _, name in bound):
+    if not root or any(name == module for _, name in bound):
         return ""
     taken = any(local == root and name != root for local, name in bound)
     return f"{root} means something else in this file" if taken else ""

@@ -15,7 +15,6 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     MOVES,
     code_of,
     expression,
-    given_keywords,
     keyword_argument,
     mixed_precision,
     moved_call,
@@ -24,6 +23,7 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     with_arguments,
 )
 from tpukit.probe.lint.rewriting.edits import ImportEdits, unused_imports
+from tpukit.probe.lint.source import parse_python
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}
@@ -53,19 +53,15 @@ def rewrite(
     imports = ImportEdits(tree, Names(tree))
     # Whether a call can be rewritten is known only at the call: a first pass finds out.
     trial: list[ModuleFinding] = []
-    module.visit(_Rewriter(wanted, imports, trial))
-    if not trial:
+    after, _ = parse_python(module.visit(_Rewriter(wanted, imports, trial)).code)
+    if not trial or after is None:
         return text, []
     dropped = imports.doubled()
     if not exports:
-        dropped |= unused_imports(tree, trial, text.split("\n"), leaving)
+        dropped |= unused_imports(tree, after, trial, text.split("\n"), leaving)
     fixed: list[ModuleFinding] = []
     result = module.visit(_Rewriter(trial, imports, fixed, dropped)).code
-    try:
-        ast.parse(result)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return text, []
-    return result, fixed
+    return (result, fixed) if parse_python(result)[0] is not None else (text, [])
 
 
 class _Rewriter(cst.CSTTransformer):
@@ -181,9 +177,6 @@ class _Rewriter(cst.CSTTransformer):
         return updated_node
 
     def _moved(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.BaseExpression | None:
-        arguments = new_arguments(fix, call)
-        if arguments is None:
-            return None
         if not fix.imports:
             return moved_call(fix, call)
         package = self.imports.spell(fix.imports, fix.imports, place.line)
@@ -200,21 +193,14 @@ class _Rewriter(cst.CSTTransformer):
             return self._loader_configuration(call, place)
         if fix.special in MOVES:
             return self._moved(fix, call, place)
-        if not fix.parameters and not fix.drop and not fix.prepend and not fix.rename:
-            return self._replaced_function(fix, call, place) if fix.arguments == "drop" else None
-        arguments = new_arguments(fix, call)
-        if arguments is None:
+        drops = fix.arguments == "drop"
+        if not (drops or fix.parameters or fix.drop or fix.prepend or fix.rename):
             return None
+        arguments = [] if drops else new_arguments(fix, call)
         function = self._spelled(fix, place) if fix.to else call.func
         return None if function is None else with_arguments(call, function, arguments)
 
-    def _replaced_function(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
-        function = self._spelled(fix, place)
-        return None if function is None else with_arguments(call, function, [])
-
     def _loader_configuration(self, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
-        if "dataloader_config" in given_keywords(call):
-            return None
         name = self.imports.spell_member("accelerate", "DataLoaderConfiguration", place.line)
         if name is None:
             return None
@@ -235,10 +221,7 @@ class _Rewriter(cst.CSTTransformer):
                 continue
             place = next(iter(self._starts.get(self._start(before), [])), None)
             if place is not None and place.fix is not None and place.fix.module:
-                dotted = code_of(alias.name)
-                new = expression(place.fix.module + dotted[len(place.name) :])
-                aliases.append(alias.with_changes(name=new))
-                self._done(place)
+                aliases.append(alias.with_changes(name=self._new_module(place, alias.name)))
             else:
                 aliases.append(alias)
         if not aliases:
@@ -246,15 +229,19 @@ class _Rewriter(cst.CSTTransformer):
         aliases[-1] = aliases[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
         return updated_node.with_changes(names=aliases)
 
+    def _new_module(self, place: ModuleFinding, old: cst.CSTNode) -> cst.BaseExpression:
+        self._done(place)
+        assert place.fix is not None
+        return expression(place.fix.module + code_of(old)[len(place.name) :])
+
     def leave_ImportFrom(  # noqa: N802
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
         for place in self._starts.get(self._start(original_node), []):
             if place.fix is not None and place.fix.module and updated_node.module is not None:
-                dotted = code_of(updated_node.module)
-                new = expression(place.fix.module + dotted[len(place.name) :])
-                self._done(place)
-                return updated_node.with_changes(module=new)
+                return updated_node.with_changes(
+                    module=self._new_module(place, updated_node.module)
+                )
         if isinstance(original_node.names, cst.ImportStar):
             return updated_node
         return self._imported_names(original_node, updated_node)

@@ -7,19 +7,23 @@ by itself: for an fp16 Accelerator, collectives on one rank, and what waits in e
 
 import ast
 import re
+from functools import cached_property
 
-from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import (
-    Names,
-    Scope,
+from tpukit.knowledge.calls import rules
+from tpukit.probe.lint.finding import ModuleFinding, by_rule
+from tpukit.probe.lint.names import Names, Scope, imported_packages
+from tpukit.probe.lint.slow.loaders import Loaders
+from tpukit.probe.lint.slow.steps import Emit, Steps
+from tpukit.probe.lint.source import Module
+from tpukit.probe.lint.syntax import (
+    FUNCTIONS,
+    LOADERS,
+    LOOPS,
+    argument,
     children,
-    imported_packages,
     nodes_below,
     source_text,
 )
-from tpukit.probe.lint.slow.loaders import Loaders, argument
-from tpukit.probe.lint.slow.steps import Emit, Steps
-from tpukit.probe.lint.source import Module
 
 _COLLECTIVES = tuple(
     f"torch_xla.core.xla_model.{name}"
@@ -42,45 +46,11 @@ _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)",
 _GPU_TEST = re.compile(r"cuda|gpu|fp16|half|mps", re.I)
 _WRITTEN = "DataLoader(..., drop_last=False)"
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
-_ADVICE = {
-    "read-in-step": "read when logging, after the sync: each read waits for the device",
-    "wait-in-step": "omit it, or wait once an epoch: the step waits for the device and every rank",
-    "sync-in-step": "once, after optimizer.step(): here it cuts the step into two programs",
-    "collective-under-master": "call it on every rank: it waits for all of them",
-    "unsynchronised-gradients": "xm.optimizer_step(optimizer): mark_step does not synchronise "
-    "gradients, each rank trains its own model",
-    "fp16-accelerator": 'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the '
-    "launcher",
-    "scaler-on-xla": "omit it: bf16 has the range of fp32 and needs no scaler",
-    "padding-to-longest": 'pad to a few fixed lengths (padding="max_length" in tokenizers): each '
-    "new length is compiled",
-    "no-drop-last": "drop_last=True for training, or pad the last batch: its shape is compiled too",
-}
-"""Habit -> what to write instead."""
-_EFFECTS = {
-    "read-in-step": "waits each step",
-    "wait-in-step": "waits each step",
-    "sync-in-step": "cuts the step in two",
-    "collective-under-master": "hangs",
-    "unsynchronised-gradients": "ranks drift apart",
-    "fp16-accelerator": "raises on TPU",
-    "scaler-on-xla": "waits each step",
-    "padding-to-longest": "recompiles for each length",
-    "no-drop-last": "recompiles for the last batch",
-}
-"""Habit -> what happens."""
-
-
-_LAUNCHES = {
-    "launch": "torch_xla.launch",
-    "spawn": "torch_xla.distributed.xla_multiprocessing.spawn",
-}
-_SYNCS = {"sync": "torch_xla.sync", "mark_step": "torch_xla.core.xla_model.mark_step"}
+_LAUNCHES = {"torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn"}
+_SYNCS = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"}
 _REDUCES = re.compile(
     r"optimizer_step|reduce_gradients|all_reduce|DistributedDataParallel|FullyShardedDataParallel"
-    r"|DDP$|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator$"
+    r"|DDP\b|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator\b"
 )
 
 
@@ -93,22 +63,17 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     found: list[ModuleFinding] = []
 
     def emit(node: ast.expr, id: str, old: str) -> None:
-        place = ModuleFinding(
-            *module.span(node), id, old, _ADVICE[id], "XLA", "habit", effect=_EFFECTS[id]
-        )
+        place = by_rule(rules("habit")[id], module.span(node), old)
         if place not in found:
             found.append(place)
 
     imports = [n for n in nodes_below(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
     packages = {package for node in imports for package in imported_packages(node)}
     uses_xla = to_xla or "torch_xla" in packages
-    visitor = _Visitor(module.tree, names, emit, uses_xla, packages)
-    visitor.count_rendezvous(module)
-    visitor.is_for_gpus = _ON_GPUS.search(module.text) is not None
-    visitor.has_fixed_length = "model_max_length" in module.text
-    visitor.walk(module.tree, names.module)
+    has_steps = uses_xla or "accelerate" in packages
+    _Visitor(module, module.tree, names, emit, uses_xla, has_steps).walk(module.tree, names.module)
     if uses_xla:
-        _unsynchronised_steps(module.tree, names, emit)
+        _unsynchronised_steps(module, module.tree, names, emit)
     return found
 
 
@@ -116,35 +81,41 @@ class _Visitor:
     """Walks a module with its scopes and the conditions around each node."""
 
     def __init__(
-        self, tree: ast.Module, names: Names, emit: Emit, uses_xla: bool, packages: set[str]
+        self,
+        module: Module,
+        tree: ast.Module,
+        names: Names,
+        emit: Emit,
+        uses_xla: bool,
+        has_steps: bool,
     ) -> None:
         self.names = names
         self.emit = emit
         self.uses_xla = uses_xla
         self._tree = tree
-        self._loaders: Loaders | None = None
         self._steps = Steps(tree, names, emit, uses_xla)
-        self._has_steps = uses_xla or "accelerate" in packages
-        self.has_rendezvous = True
-        self._rendezvous = 0
+        self._has_steps = has_steps
         self._in_stand_in = False
-        self.is_for_gpus = False
-        self.has_fixed_length = False
+        self.is_for_gpus = _ON_GPUS.search(module.text) is not None
+        self.has_fixed_length = "model_max_length" in module.text
         """Whether the module pads to the length that the model takes."""
-
-    def count_rendezvous(self, module: Module) -> None:
-        """Those at module level; functions have their own."""
+        outside = (n for n in tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)))
         self.has_rendezvous = "rendezvous" in module.text
-        if self.has_rendezvous:
-            outside = (n for n in self._tree.body if not isinstance(n, (*_FUNCTIONS, ast.ClassDef)))
-            self._rendezvous = sum(_count(node, "rendezvous") for node in outside)
+        self._rendezvous = (
+            sum(_count(n, "rendezvous") for n in outside) if self.has_rendezvous else 0
+        )
+        """Those at module level; functions have their own."""
+
+    @cached_property
+    def _loaders(self) -> Loaders:
+        return Loaders(self._tree)
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
             outer = self._rendezvous
-            if self.has_rendezvous and isinstance(child, _FUNCTIONS):
+            if self.has_rendezvous and isinstance(child, FUNCTIONS):
                 self._rendezvous = _count(child, "rendezvous")
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
@@ -182,7 +153,7 @@ class _Visitor:
             return
         if self.is_for_gpus or any(map(_GPU_TEST.search, under)):
             return
-        value = _keyword(node, "mixed_precision")
+        value = argument(node, "mixed_precision")
         if isinstance(value, ast.Constant) and value.value == "fp16":
             self.emit(node.func, "fp16-accelerator", 'Accelerator(mixed_precision="fp16")')
 
@@ -194,7 +165,7 @@ class _Visitor:
         if method == "rendezvous" and self._rendezvous > 1:
             # A pair of rendezvous around rank 0's work lets rank 0 go first.
             return
-        is_xla = name in _COLLECTIVES and _keyword(node, "master_only") is None
+        is_xla = name in _COLLECTIVES and argument(node, "master_only") is None
         is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
         if is_xla or is_accelerate:
             old = f"{method}() under `if {tests[-1][:40]}`"
@@ -203,39 +174,40 @@ class _Visitor:
     def _scaler(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         known = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
         if name in known and not any(map(_GPU_TEST.search, under)):
-            enabled = _keyword(node, "enabled")
+            enabled = argument(node, "enabled")
             if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value):
                 self.emit(node.func, "scaler-on-xla", "GradScaler on XLA")
 
     def _shapes(self, node: ast.Call, name: str) -> None:
-        if name in _LOADERS:
+        if name in LOADERS:
             self._loader(node)
-        keyword = _keyword(node, "padding")
+        keyword = argument(node, "padding")
         padding = source_text(keyword) if keyword else ""
         if (
             padding in _PADS
-            and not self._is_measured(node)
             and re.search("token|pad|collat", called := source_text(node.func), re.I)
+            and ("ollat" in called or not self._is_once(node))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
 
-    def _is_measured(self, node: ast.Call) -> bool:
-        """Whether the tokens are compared with the truncated ones and go no further."""
-        return any(
-            isinstance(line, ast.Assign)
-            and "untruncated" in source_text(line.targets[0])
-            and line.lineno <= node.lineno <= (line.end_lineno or 0)
-            for line in nodes_below(self._tree)
-        )
+    def _is_once(self, node: ast.Call) -> bool:
+        """Whether a data set is padded as a whole (in no loop, by a script, its `main` or a class's
+        `__init__`), or tokens are compared with the truncated ones and go no further."""
+        kinds = (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS)
+        around = [n for n in nodes_below(self._tree) if isinstance(n, kinds)
+                  and n.lineno <= node.lineno <= (n.end_lineno or 0)]  # fmt: skip
+        assigned = " ".join(source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign))
+        functions = [n.name for n in around if isinstance(n, FUNCTIONS)]
+        in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
+        is_whole = assigned and not in_turn and set(functions) <= {"main", "__init__"}
+        return bool(is_whole) or "untruncated" in assigned
 
     def _loader(self, node: ast.Call) -> None:
-        if self._loaders is None:
-            self._loaders = Loaders(self._tree)
         whole_call = self._loaders.spread(node)
         given = {keyword.arg for keyword in whole_call.keywords}
-        size = argument(whole_call, "batch_size", 1)
+        size = self._loaders.value_of(argument(whole_call, "batch_size", 1))
         whole = size is None or source_text(size) in ("1", "None")
         drop = argument(whole_call, "drop_last", 8)
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
@@ -246,15 +218,14 @@ class _Visitor:
             self.emit(node.func, "no-drop-last", old if drop is None else _WRITTEN)
 
 
-def _unsynchronised_steps(tree: ast.Module, names: Names, emit: Emit) -> None:
+def _unsynchronised_steps(module: Module, tree: ast.Module, names: Names, emit: Emit) -> None:
     """Several ranks, a plain `optimizer.step()` and a sync, but nothing that reduces gradients:
     `mark_step` does not."""
-    words = _words(tree)
-    if words.isdisjoint(_LAUNCHES) or words.isdisjoint(_SYNCS) or any(map(_REDUCES.search, words)):
+    if _REDUCES.search(module.text):
         return
     calls = [n for n in nodes_below(tree) if isinstance(n, ast.Call)]
-    meanings = {name for call in calls for name in _anywhere(call.func, names)}
-    if meanings.isdisjoint(_LAUNCHES.values()) or meanings.isdisjoint(_SYNCS.values()):
+    meanings = {name for call in calls for name in names.anywhere(call.func)}
+    if meanings.isdisjoint(_LAUNCHES) or meanings.isdisjoint(_SYNCS):
         return
     for call in calls:
         if re.fullmatch(r".*opt\w*\.step", source_text(call.func), re.I) and not call.args:
@@ -266,28 +237,8 @@ def _count(tree: ast.AST, attribute: str) -> int:
     return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in nodes_below(tree))
 
 
-def _words(tree: ast.Module) -> set[str]:
-    """Every name that occurs in a module."""
-    fields = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
-    nodes = (node for node in nodes_below(tree) if type(node) in fields)
-    return {part for node in nodes for part in getattr(node, fields[type(node)]).split(".")}
-
-
-def _anywhere(node: ast.expr, names: Names) -> list[str]:
-    """The meaning of a name in the first scope that binds it; enough for a whole file."""
-    for scope in (names.module, *names.scopes.values()):
-        found = names.resolve(node, scope)
-        if found:
-            return found
-    return []
-
-
 def _stands_in(node: ast.ClassDef) -> bool:
     """A class with methods named like collectives takes torch_xla's or accelerate's place."""
     collectives = {name.rpartition(".")[2] for name in _COLLECTIVES}
-    methods = {part.name for part in node.body if isinstance(part, _FUNCTIONS)}
+    methods = {part.name for part in node.body if isinstance(part, FUNCTIONS)}
     return bool(methods & (collectives | set(_ACCELERATE_COLLECTIVES)))
-
-
-def _keyword(node: ast.Call, name: str) -> ast.expr | None:
-    return next((k.value for k in node.keywords if k.arg == name), None)

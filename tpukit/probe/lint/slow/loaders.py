@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpukit.probe.lint.names import source_text, trains
+from tpukit.probe.lint.syntax import FUNCTIONS, argument, source_text, trains
 
 _KEPT_WHOLE = re.compile(
     r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
@@ -12,7 +12,6 @@ _KEPT_WHOLE = re.compile(
 _TRAINING = re.compile(r"(?<!s)train|(?:^|_)trn?(?:$|_)")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DATA = ("dataset", "sampler")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Loaders:
@@ -20,10 +19,10 @@ class Loaders:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._dicts = {
+        self._assigned = {
             source_text(node.targets[0]): node.value
             for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.Dict)
+            if isinstance(node, ast.Assign)
         }
         self._parents = {
             child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
@@ -33,7 +32,7 @@ class Loaders:
         """The call with what `**name` stands for, where that is a dict of the module."""
         keywords: list[ast.keyword] = []
         for given in call.keywords:
-            value = self._dicts.get(source_text(given.value)) if given.arg is None else None
+            value = self._assigned.get(source_text(given.value)) if given.arg is None else None
             if isinstance(value, ast.Call) and source_text(value.func) == "dict":
                 keywords += value.keywords
             elif isinstance(value, ast.Dict):
@@ -42,6 +41,11 @@ class Loaders:
             else:
                 keywords.append(given)
         return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
+
+    def value_of(self, given: ast.expr | None) -> ast.expr | None:
+        """What a name was last assigned, where that is a constant; else the expression itself."""
+        value = self._assigned.get(source_text(given)) if given is not None else None
+        return value if isinstance(value, ast.Constant) else given
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
@@ -57,7 +61,7 @@ class Loaders:
         data = [*call.args[:1], *(k.value for k in call.keywords if k.arg in _DATA)]
         yield from (_words_of(name) for value in data for name in _names_in(value))
         for node, inner in self._around(call):
-            if isinstance(node, _FUNCTIONS):
+            if isinstance(node, FUNCTIONS):
                 yield _words_of(node.name)
                 return
             if isinstance(node, ast.Assign):
@@ -114,14 +118,6 @@ class Loaders:
         targets = self._targets(call)
         loops = (node for node in ast.walk(self._tree) if isinstance(node, ast.For))
         return any(targets & set(_names_in(loop.iter)) and trains(loop) for loop in loops)
-
-
-def argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
-    """An argument, given by its name or its position."""
-    given = next((k.value for k in call.keywords if k.arg == name), None)
-    if given is None and len(call.args) > position:
-        return call.args[position]
-    return given
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:

@@ -3,10 +3,11 @@
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, partial
 
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
-from tpukit.probe.lint.names import Names, Scope, children, nodes_below, source_text
+from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.syntax import FUNCTIONS, LOOPS, children, nodes_below, source_text
 
 _READS = ("item", "tolist", "numpy", "cpu")
 _XM = "torch_xla.core.xla_model."
@@ -26,11 +27,10 @@ _ON_TPU = re.compile(r"xla|tpu", re.I)
 _OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)|[\"']cpu", re.I)
 _NEGATED = re.compile(r"\bnot\b|!=")
 _LOSS = re.compile(r"loss", re.I)
+_LOADS = re.compile(r"load|dl\b|batches|_iter\b|epoch|_set\b|dataset", re.I)
 _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
-_OWN_BODY = (*_FUNCTIONS, *_LOOPS, ast.ClassDef, ast.Lambda)
+_OWN_BODY = (*FUNCTIONS, *LOOPS, ast.ClassDef, ast.Lambda)
 Emit = Callable[[ast.expr, str, str], None]
 
 
@@ -42,17 +42,13 @@ class Steps:
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
-        self._tree = tree
-
-    @cached_property
-    def _step_functions(self) -> set[str]:
-        return _step_functions(self._tree)
+        self._step_functions = cache(partial(_step_functions, tree))
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
-        if not isinstance(node, (*_LOOPS, *_FUNCTIONS)):
+        if not isinstance(node, (*LOOPS, *FUNCTIONS)):
             return
-        is_function = isinstance(node, _FUNCTIONS)
+        is_function = isinstance(node, FUNCTIONS)
         is_step = self._uses_xla and getattr(node, "name", "") == "training_step"
         is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
         if not is_step and not (
@@ -87,7 +83,7 @@ class Steps:
             return True  # with the backward pass in a loop over micro-batches
         if not self._uses_xla or is_function:
             return False
-        if source_text(node.func).removeprefix("self.") in self._step_functions:
+        if source_text(node.func).removeprefix("self.") in self._step_functions():
             return True
         return any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
 
@@ -143,7 +139,7 @@ def _step_functions(tree: ast.Module) -> set[str]:
     """Functions that run one backward pass, their other names, and what `compile` makes of them."""
     found: set[str] = set()
     for node in nodes_below(tree):
-        if isinstance(node, _FUNCTIONS):
+        if isinstance(node, FUNCTIONS):
             calls = (n.func for n in _nodes(node.body) if isinstance(n, ast.Call))
             if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
                 found.add(node.name)
@@ -192,6 +188,8 @@ def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
             named = (a.id for a in node.args if isinstance(a, ast.Name))
             if node.func.attr in _NUMBER_TESTS and any(name in tensors for name in named):
                 return True
+            if node.func.attr in ("any", "all") and not node.args:
+                return True  # `if not mask.all()`
     return False
 
 
@@ -224,8 +222,11 @@ def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AS
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
-        over = source_text(node.iter) if every_step and isinstance(node, ast.For) else ""
-        if isinstance(node, _OWN_BODY) and "parameters()" not in over:
+        # `for key in losses:` within the step is a part of it.
+        is_part = (
+            every_step and isinstance(node, ast.For) and not _LOADS.search(source_text(node.iter))
+        )
+        if isinstance(node, _OWN_BODY) and not is_part:
             continue
         if every_step and isinstance(node, ast.If):
             test = source_text(node.test)

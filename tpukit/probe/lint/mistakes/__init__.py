@@ -1,0 +1,53 @@
+"""Finds mistakes of PyTorch training code, nearly all of which raise nothing: each has a section in
+docs/doctor_rules.md.
+
+A rule reports only what the file itself shows; where the other half may stand elsewhere (a class
+of another module, a library's loop), it reports nothing.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from tpukit.knowledge.calls import rules
+from tpukit.probe.lint.finding import ModuleFinding, by_rule
+from tpukit.probe.lint.mistakes import loops, parts
+from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.source import Module
+from tpukit.probe.lint.syntax import FUNCTIONS, LOOPS, nodes_below
+
+_BLOCKS = ("body", "orelse", "finalbody")
+
+
+def find_mistakes(module: Module, names: Names) -> list[ModuleFinding]:
+    """The mistakes of a parsed module that imports torch."""
+    assert module.tree is not None
+    bound = (b.name or "" for found in names.module.bindings.values() for b in found)
+    if not any(name.partition(".")[0] == "torch" for name in bound):
+        return []
+    found = _mistakes(TrainingCode(module.tree, names, module.text))
+    known = rules("mistake")
+    places = (by_rule(known[id], module.span(node), old) for node, id, old in found)
+    return list(dict.fromkeys(places))
+
+
+def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
+    is_trained, evaluates = ".backward(" in code.text, ".eval()" in code.text
+    if is_trained:
+        yield from loops.never_in_eval(code)
+        yield from loops.eval_not_left(code)
+    for node in nodes_below(code.tree):
+        if isinstance(node, LOOPS) and is_trained:
+            yield from loops.in_loop(code, node)
+        elif isinstance(node, (*FUNCTIONS, ast.Module)) and evaluates:
+            yield from loops.with_gradients(code, node)
+        elif isinstance(node, ast.ClassDef):
+            yield from parts.in_class(code, node)
+        elif isinstance(node, ast.Call):
+            yield from parts.in_call(code, node)
+        elif isinstance(node, ast.Assign):
+            yield from parts.in_assignment(code, node)
+        for name in _BLOCKS if is_trained else ():
+            block = getattr(node, name, None)
+            if isinstance(block, list) and len(block) > 1:
+                yield from loops.in_statements(code, block)

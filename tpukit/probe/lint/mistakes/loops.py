@@ -1,0 +1,227 @@
+"""Mistakes of loops: gradients, losses, clipping and schedulers of the step, and evaluations that
+are never entered, never left, or keep gradients."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
+from tpukit.probe.lint.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    calls_of,
+    holder,
+    method_of,
+    nodes_below,
+    own_nodes,
+    source_text,
+    trains,
+)
+
+_NO_GRADIENTS = re.compile(
+    r"no_grad|inference_mode|set_grad_enabled|requires_grad|(?<!zero_)grad\("
+)
+_EVALUATION = re.compile(
+    r"\.eval\(|\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b"
+)
+_own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
+
+
+def in_loop(code: TrainingCode, loop: ast.For | ast.While | ast.AsyncFor) -> Iterator[Mistake]:
+    inner = list(_own(loop.body))
+    backward = calls_of("backward", inner)
+    if not backward:
+        return
+    steps = [call for call in calls_of("step", inner) if code.is_optimizer_step(call)]
+    if steps and not re.search(r"zero_grad|\.grad\b|set_to_none", code.text):
+        yield steps[0].func, "no-zero-grad", f"{source_text(steps[0])} in a loop"
+    yield from _kept_losses(inner, {text for call in backward for text in _losses_of(call)})
+
+
+def _losses_of(backward: ast.Call) -> Iterator[str]:
+    """`loss` of its own `backward()`, of a scaled one's, and of `accelerator.backward(loss)`."""
+    on = backward.func.value  # type: ignore[attr-defined]
+    yield source_text(on)
+    is_scaled = method_of(on) == "scale"
+    if is_scaled or re.search(r"accelerator|fabric|engine", source_text(on)):
+        yield from map(source_text, on.args if is_scaled else backward.args)
+
+
+def _kept_losses(nodes: Sequence[ast.AST], losses: set[str]) -> Iterator[Mistake]:
+    numbers = {
+        source_text(target)
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and re.search(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(", source_text(node.value))
+        for target in node.targets
+    }
+    kept: list[tuple[ast.expr | ast.stmt, ast.expr]] = [
+        (node, node.value)
+        for node in nodes
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.op, ast.Add)
+        and source_text(node.target) not in losses
+    ]
+    kept += [(call, call.args[0]) for call in calls_of("append", nodes) if call.args]
+    for node, value in kept:
+        if set(map(source_text, _terms(value))) & losses - numbers:
+            yield node, "loss-keeps-graph", source_text(node)[:60]  # type: ignore[arg-type]
+
+
+def _terms(value: ast.expr) -> Iterator[ast.expr]:
+    """What a sum, product or list is made of, where it is a name: `loss * n` has two."""
+    if isinstance(value, ast.BinOp):
+        yield from _terms(value.left)
+        yield from _terms(value.right)
+    elif isinstance(value, ast.List | ast.Tuple):
+        for element in value.elts:
+            yield from _terms(element)
+    elif isinstance(value, ast.Name | ast.Attribute):
+        yield value
+
+
+# -- statements in their order -------------------------------------------------------------------
+def in_statements(code: TrainingCode, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
+    """Mistakes of one list of statements."""
+    calls = [(n, s.value) for n, s in enumerate(block)
+             if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]  # fmt: skip
+    backward = [n for n, call in calls if method_of(call) == "backward"]
+    steps = [(n, call) for n, call in calls if code.is_optimizer_step(call)]
+    for n, call in calls:
+        method = method_of(call) or source_text(call.func).rpartition(".")[2]
+        if method == "zero_grad":
+            before = [b for b in backward if b < n][-1:]
+            own = [at for at, s in steps if holder(s) == holder(call)]
+            after = next((at for at in own if at > n), None)
+            used = any(before and before[0] < at < n for at in own)
+            if before and after and not used and not any(n < b < after for b in backward):
+                yield call.func, "gradients-cleared", f"{source_text(call)} after backward()"
+        elif method.startswith("clip_grad_") and backward:
+            earlier = [at for at, _ in steps if backward[-1] < at < n]
+            if earlier and not any(at > n for at, _ in steps):
+                yield call.func, "clip-after-step", source_text(call)[:60]
+        elif _is_given_a_loss(code, call):
+            yield call.func, "scheduler-given-loss", source_text(call)[:60]
+        elif (
+            code.scheduler_of(call)
+            and not _steps_below(code, block[:n])
+            and _steps_below(code, block[n + 1 :])
+        ):
+            yield call.func, "scheduler-first", source_text(call)
+    if "unscale_" not in code.text:
+        yield from _scaled_clip(block)
+
+
+def _is_given_a_loss(code: TrainingCode, step: ast.Call) -> bool:
+    """Whether a scheduler that counts epochs takes a metric for the epoch."""
+    scheduler = code.scheduler_of(step)
+    is_metric = step.args and re.search("loss|acc|metric|score", source_text(step.args[0]), re.I)
+    return bool(scheduler and is_metric) and "Plateau" not in scheduler
+
+
+def _steps_below(code: TrainingCode, block: Sequence[ast.stmt]) -> bool:
+    return any(code.is_optimizer_step(n) for s in block for n in nodes_below(s))
+
+
+def _scaled_clip(block: Sequence[ast.stmt]) -> Iterator[Mistake]:
+    texts = [source_text(s.value) if isinstance(s, ast.Expr) else "" for s in block]
+    scaled = [n for n, t in enumerate(texts) if re.search(r"\.scale\(.*\)\.backward\(", t)]
+    for n, text in enumerate(texts):
+        is_clip = re.match(r"(?:\w+\.)*clip_grad_\w+\(", text)
+        if is_clip and scaled and scaled[0] < n and any(".step(" in t for t in texts[n:]):
+            yield block[n], "clip-scaled", text[:60]
+
+
+# -- evaluations ---------------------------------------------------------------------------------
+def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
+    """The first loop over a loader without gradients that runs the model that is trained."""
+    if _EVALUATION.search(code.text):
+        return
+    nodes = list(nodes_below(code.tree))
+    trained = {_model_called(n) for n in nodes if isinstance(n, LOOPS) and trains(n)}
+    found = [
+        (loop.iter, model)
+        for node in nodes
+        if _is_without_gradients(node)
+        for loop in nodes_below(node)
+        if isinstance(loop, ast.For)
+        and code.reads_a_loader(loop)
+        and not trains(loop)
+        and not _calibrates(loop)
+        and (model := _model_called(loop)) in trained - {""}
+    ]
+    for place, model in sorted(found, key=lambda each: each[0].lineno)[:1]:
+        yield place, "never-in-eval", f"{model} without eval()"
+
+
+def _is_without_gradients(node: ast.AST) -> bool:
+    """A `with torch.no_grad():`, or a function under such a decorator."""
+    around = [i.context_expr for i in node.items] if isinstance(node, ast.With) else []
+    around += getattr(node, "decorator_list", ())
+    return any(re.search(r"\b(?:no_grad|inference_mode)\b", source_text(a)) for a in around)
+
+
+def eval_not_left(code: TrainingCode) -> Iterator[Mistake]:
+    """The first `eval()` in a loop that trains, or in what it calls, where nothing trains again."""
+    if re.search(r"\.train\(|\btraining\s*=", code.text):
+        return
+    nodes = list(nodes_below(code.tree))
+    evaluations = {f.name: _evaluations(f) for f in nodes if isinstance(f, FUNCTIONS)}
+    for loop in nodes:
+        inner = list(_own(loop.body)) if isinstance(loop, LOOPS) else []
+        if calls_of("backward", inner):
+            called = [source_text(n.func).rpartition(".")[2] for n in inner
+                      if isinstance(n, ast.Call)]  # fmt: skip
+            left = [call for call in calls_of("eval", inner) if not call.args]
+            left += [call for name in called for call in evaluations.get(name, ())]
+            if left:
+                first = min(left, key=lambda call: call.lineno)
+                yield first.func, "eval-not-left", source_text(first)
+
+
+def with_gradients(
+    code: TrainingCode, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+) -> Iterator[Mistake]:
+    """A function or a script that calls `eval()`, then reads a loader, with gradients."""
+    evaluates = _evaluations(node)
+    if not evaluates:
+        return
+    name = getattr(node, "name", "")
+    loops = [n for n in _own(node.body) if isinstance(n, LOOPS) and code.reads_a_loader(n)]
+    line = evaluates[0].lineno
+    loops = [n for n in loops if n.lineno > line or ((n.end_lineno or 0) > line and not trains(n))]
+    if not loops or any(map(trains, loops)) or name in _called_without_gradients(code):
+        return
+    if not _NO_GRADIENTS.search(ast.unparse(node)):
+        where = f"{name}()" if name else "the script"
+        yield evaluates[0].func, "eval-with-gradients", f"{where} evaluates"
+
+
+def _evaluations(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> list[ast.Call]:
+    """The calls of `eval()` in a function's own body."""
+    return [call for call in calls_of("eval", _own(node.body)) if not call.args]
+
+
+def _called_without_gradients(code: TrainingCode) -> set[str]:
+    """Functions that the module calls where no gradients are recorded."""
+    blocks = (node for node in nodes_below(code.tree) if isinstance(node, ast.With))
+    bare = (b for b in blocks if any(map(_NO_GRADIENTS.search, map(ast.unparse, b.items))))
+    calls = (n for block in bare for n in nodes_below(block) if isinstance(n, ast.Call))
+    return {source_text(call.func).rpartition(".")[2] for call in calls}
+
+
+def _model_called(loop: ast.AST) -> str:
+    """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
+    calls = (n.func for n in nodes_below(loop) if isinstance(n, ast.Call))
+    roots = (re.match(r"(?:self\.)?(\w*model|net\w*)\b", source_text(f), re.I) for f in calls)
+    return next((root[1] for root in roots if root), "")
+
+
+def _calibrates(loop: ast.AST) -> bool:
+    """Whether a loop only runs the model, for its batch statistics: no result is used."""
+    return not any(
+        isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
+        and re.search(r"(?:model|net)\w*\.?\w*\(", source_text(n.value) if n.value else "", re.I)
+        for n in nodes_below(loop)
+    )

@@ -1,0 +1,133 @@
+"""Mistakes in the making of modules, loaders, samplers and losses."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from tpukit.probe.lint.mistakes.training_code import SCHEDULERS, Mistake, TrainingCode, is_loader
+from tpukit.probe.lint.syntax import LOADERS, argument, calls_of, holder, nodes_below, source_text
+
+_HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+_LIGHTNING = tuple(
+    f"{package}.LightningModule"
+    for package in ("lightning", "lightning.pytorch", "pytorch_lightning")
+)
+_CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
+_SAMPLERS = (
+    "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler",
+)  # fmt: skip
+_MODULES = re.compile(
+    r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
+)
+_TAKES_LOGITS = (
+    "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss()",
+    "torch.nn.functional.softmax", "torch.softmax",
+)  # fmt: skip
+_DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
+
+
+def in_class(code: TrainingCode, node: ast.ClassDef) -> Iterator[Mistake]:
+    is_lightning = any(code.means(base, _LIGHTNING) for base in node.bases)
+    if not is_lightning and not any(code.means(b, ("torch.nn.Module",)) for b in node.bases):
+        return
+    nodes = list(nodes_below(node))
+    appended = [call for call in calls_of("append", nodes) if call.args]
+    for inner in nodes:
+        if isinstance(inner, ast.Assign) and isinstance(inner.value, _CONTAINERS):
+            target = source_text(inner.targets[0])
+            held = _elements(inner.value) or [c.args[0] for c in appended if holder(c) == target]
+            is_own = target.startswith("self.") and _are_modules(code, held)
+            if is_own and not _is_registered(target, ast.unparse(node)):
+                yield inner, "modules-in-list", f"{target} = {source_text(inner.value)[:1]}...]"
+        elif isinstance(inner, ast.FunctionDef) and inner.name == "forward":
+            yield from _dropout(code, inner)
+        elif isinstance(inner, ast.FunctionDef) and is_lightning:
+            yield from _old_hook(inner)
+
+
+def _old_hook(method: ast.FunctionDef) -> Iterator[Mistake]:
+    """What Lightning 2.0 calls no more."""
+    if method.name in _HOOKS:
+        yield method, "epoch-end-outputs", f"{method.name}()"
+    elif method.name == "training_step":
+        for given in method.args.args:
+            if given.arg == "optimizer_idx":
+                yield method, "optimizer-index", "training_step(..., optimizer_idx)"
+
+
+def _elements(value: ast.expr) -> list[ast.expr]:
+    """What a list or a dict is written with."""
+    if isinstance(value, ast.ListComp):
+        return [value.elt]
+    if isinstance(value, ast.DictComp):
+        return [value.value]
+    return value.elts if isinstance(value, ast.List) else getattr(value, "values", [])
+
+
+def _are_modules(code: TrainingCode, elements: Sequence[ast.expr]) -> bool:
+    calls = [e for e in elements if isinstance(e, ast.Call)]
+    made = [name for call in calls for name in code.names.anywhere(call.func)]
+    return bool(calls) and len(calls) == len(elements) and any(map(_MODULES.fullmatch, made))
+
+
+def _is_registered(target: str, text: str) -> bool:
+    """Whether a class hands what stands in a list to a container, or adds each of it."""
+    named = re.escape(target)
+    held = rf"(?:ModuleList|Sequential|add_module|register_module)\b.*{named}\b"
+    added = rf"in (?:enumerate\()?{named}.*\n.*(?:setattr|add_module)"
+    return re.search(f"{held}|{added}", text) is not None
+
+
+def _dropout(code: TrainingCode, forward: ast.FunctionDef) -> Iterator[Mistake]:
+    for node in nodes_below(forward):
+        if isinstance(node, ast.Call) and code.means(node.func, _DROPOUTS):
+            given = {keyword.arg for keyword in node.keywords}
+            is_given = len(node.args) > 2 or given & {"training", None}
+            if not is_given and "self.training" not in ast.unparse(forward):
+                yield node.func, "dropout-always-on", source_text(node)[:60]
+
+
+# -- calls ---------------------------------------------------------------------------------------
+def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
+    if code.means(node.func, LOADERS):
+        sampler = argument(node, "sampler")
+        if _is(argument(node, "shuffle"), True) and sampler and _is_made(code, sampler):
+            yield node.func, "sampler-with-shuffle", "DataLoader(shuffle=True, sampler=...)"
+    elif code.means(node.func, _SAMPLERS):
+        if _lacks_epochs(code.text, node) and not _is(argument(node, "shuffle"), False):
+            yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
+    elif not node.args:
+        return
+    elif code.means(node.func, _TAKES_LOGITS) and code.is_softmax(node.args[0]):
+        yield node.func, "softmax-before-loss", source_text(node)[:60]
+    elif code.means(node.func, ("itertools.cycle",)) and is_loader(node.args[0]):
+        yield node.func, "loader-cycled", source_text(node)[:60]
+
+
+def in_assignment(code: TrainingCode, node: ast.Assign) -> Iterator[Mistake]:
+    """A scheduler that the file names once: nothing steps it."""
+    target = node.targets[0]
+    if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
+        made = code.names.anywhere(node.value.func)
+        is_scheduler = any(name.startswith(SCHEDULERS) for name in made)
+        if is_scheduler and len(re.findall(rf"\b{target.id}\b", code.text)) == 1:
+            yield node, "scheduler-unused", source_text(node.value)[:60]
+
+
+def _is(value: ast.expr | None, constant: bool) -> bool:
+    return isinstance(value, ast.Constant) and value.value is constant
+
+
+def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
+    """Whether a file trains in epochs on what a sampler gives, without `set_epoch`."""
+    in_epochs = "optim" in text and re.search(r"for \w+ in .*epoch|for epoch\b", text)
+    evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
+    return bool(in_epochs) and not evaluates and "set_epoch" not in text
+
+
+def _is_made(code: TrainingCode, value: ast.expr) -> bool:
+    """Whether a value is a call's, or a name that is assigned once, a call's."""
+    if isinstance(value, ast.Name) and code.names.anywhere(value):
+        found = code.names.values(value.id)
+        return len(found) == 1 and isinstance(found[0], ast.Call)
+    return isinstance(value, ast.Call)

@@ -1,0 +1,98 @@
+"""What syntax trees are asked for: nodes, in a part of the time of `ast.walk`, calls, arguments."""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
+LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
+_NO_NODES = {
+    "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
+    "type_ignores",
+}  # fmt: skip
+"""Fields that neither bind nor use a name."""
+_KEPT = "children below"
+
+
+def _node_types(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from _node_types(inner)
+
+
+_FIELDS = {
+    kind: tuple(name for name in kind._fields if name not in _NO_NODES and kind is not ast.Constant)
+    for kind in _node_types(ast.AST)
+}
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node that may hold names, kept in it: each rule walks the tree."""
+    fields = node.__dict__
+    found: list[ast.AST] | None = fields.get(_KEPT)
+    if found is None:
+        found = []
+        for name in _FIELDS[type(node)]:
+            value = fields.get(name)
+            if type(value) is list:
+                # A dict's keys and defaults may be None, declared names are texts.
+                found += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
+        fields[_KEPT] = found
+    return found
+
+
+def nodes_below(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it that may hold names: `ast.walk` in a third of its time."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.__dict__.get(_KEPT) or children(node)
+
+
+def own_nodes(body: Sequence[ast.AST], without: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+    """The nodes of a body, without those of some kinds and what they hold."""
+    stack = list(body)
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, without):
+            yield node
+            stack += children(node)
+
+
+def trains(node: ast.AST) -> bool:
+    """Whether a function or a loop runs a backward pass."""
+    return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(node))
+
+
+def source_text(node: ast.expr) -> str:
+    """An expression as code; empty where it is nested too deeply."""
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):
+        return ""
+
+
+def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """An argument, given by its name or its position."""
+    given = next((k.value for k in call.keywords if k.arg == name), None)
+    if given is None and position is not None and len(call.args) > position:
+        return call.args[position]
+    return given
+
+
+def method_of(node: ast.AST) -> str:
+    """The method that a call calls; empty for anything else."""
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return node.func.attr if is_method else ""  # type: ignore[attr-defined]
+
+
+def calls_of(method: str, nodes: Iterable[ast.AST]) -> list[ast.Call]:
+    return [n for n in nodes if isinstance(n, ast.Call) and method_of(n) == method]
+
+
+def holder(call: ast.Call) -> str:
+    """What a method is called on, as code."""
+    return source_text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
