@@ -17,6 +17,7 @@ PLACEHOLDER = re.compile(r"<(n|w|\*)(?::(\w+))?>")
 """A varying part of a `match` text: `<n>` a number with its unit, `<w>` one name, path or address,
 `<*>` anything short; `<n:used>` captures it as `used`."""
 _TABLES = Path(__file__).parent / "tables" / "errors"
+_UNKNOWN = _TABLES.with_name("unknown_errors.toml")
 _SHORTEST_FIXED = 4
 _ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
 _EXAMPLE = (
@@ -54,6 +55,8 @@ class KnownError:
     """One of these must stand in a path or a line of its traceback."""
     last_resort: tuple[re.Pattern[str], ...] = ()
     """Like `regex`, for a text that names the cause only where the log names no other."""
+    place: str = ""
+    """The module whose history knows the captured `name`."""
     inferred: bool = False
     """The cause was inferred from code; no authoritative source states it."""
 
@@ -75,6 +78,12 @@ _FIELDS = {
 def known_errors() -> tuple[KnownError, ...]:
     """The entries that come with the package."""
     return tuple(read_known_errors([]))
+
+
+def unknown_errors() -> list[KnownError]:
+    """What is said where no entry matches, in the order of the file."""
+    rows = tomllib.loads(_UNKNOWN.read_text(encoding="utf-8"))
+    return [KnownError(**row) for row in rows.values()]
 
 
 def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:

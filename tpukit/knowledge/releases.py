@@ -1,4 +1,4 @@
-"""Which library a class belongs to, what replaced a name that it lost, and its release."""
+"""What the releases of libraries lost and gained, and which library a class belongs to."""
 
 import re
 import tomllib
@@ -7,31 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from tpukit.knowledge.calls import old_calls
 
-_TABLE = Path(__file__).parent / "tables" / "lost_names.toml"
-_OWNERS = {
-    "trl": r"(?:SFT|DPO|GRPO|PPO|KTO|ORPO|CPO|RLOO|Reward|GKD|BCO|XPO|NashMD|Online\w*)"
-    r"(?:Trainer|Config)|ModelConfig|ScriptArguments|DataCollatorForCompletionOnlyLM",
-    "peft": r"\w*Lora\w*|Peft\w*|\w*PromptTuning\w*|PromptEncoder\w*|IA3\w*",
-    "accelerate": r"Accelerator\w*|PartialState|ProjectConfiguration|DataLoaderConfiguration",
-    "diffusers": r"\w*Pipeline|UNet\w*|Autoencoder\w*|VaeImageProcessor|\w*Transformer2D\w*"
-    r"|\w*Scheduler",
-    "datasets": r"Dataset|DatasetDict|IterableDataset|load_dataset",
-    "vllm": r"LLM|(?:Async)?(?:LLM)?Engine(?:Args)?|SamplingParams|VllmConfig|\w*ModelRunner",
-    "huggingface_hub": r"HfApi|HfFolder|InferenceClient|hf_hub_download|snapshot_download",
-    "pytorch_lightning": r"Lightning\w+|\w*Logger|ModelCheckpoint|EarlyStopping",
-    "torch": r"(?:Distributed)?DataParallel|DataLoader|\w*LR|GradScaler|Tensor|Optimizer",
-    "jax": r"ArrayImpl|\w*Tracer|ShapedArray|NamedSharding",
-    "flax": r"Param|Variable|VariableState|State|Rngs|nnx\.\w+",
-    "sentence_transformers": r"SentenceTransformer\w*|CrossEncoder\w*",
-    "transformers": r"(?:Seq2Seq)?(?:Trainer|TrainingArguments)|GenerationConfig|\w+For[A-Z]\w+"
-    r"|\w*(?:Model|Config|Tokenizer(?:Fast)?|TokenizersBackend|Processor(?:Fast)?|Cache"
-    r"|Attention|RotaryEmbedding|DecoderLayer|CausalLM)",
-}
-"""Library by the names of its classes and functions, the narrower expressions first."""
-_OWNER = {name: re.compile(f"(?:{classes})") for name, classes in _OWNERS.items()}
+_TABLES = Path(__file__).parent / "tables"
 _RELEASE = re.compile(
     r"\b(torch(?:vision|audio|_xla)?|transformers|trl|peft|accelerate|diffusers|datasets|vllm"
     r"|sglang|unsloth|huggingface[_-]hub|numpy|jax(?:lib)?|flax|(?:pytorch[_-])?lightning"
@@ -39,17 +19,25 @@ _RELEASE = re.compile(
     r"(?:[ '\"`_-]*version)?[ :='\"`@v-]{1,6}(\d+\.\d+(?:\.\w+){0,2})",
     re.IGNORECASE,
 )
+_BASES = r"(?:PreTrained\w*|\w*Base|\w*Mixin|Trainer|TrainingArguments|Cache)"
+"""Classes whose attributes many others have."""
 
 
-BREAKS = {"transformers": "5", "huggingface_hub": "1", "numpy": "2", "pandas": "3", "datasets": "4"}
-"""The last release of a library that took much away."""
+@cache
+def libraries() -> dict[str, dict[str, Any]]:
+    """What logs need of a library beside the names of its releases, by the name that is imported;
+    the table's head names the fields."""
+    return tomllib.loads((_TABLES / "libraries.toml").read_text(encoding="utf-8"))
 
 
 def owner(name: str) -> str:
     """The library that defines a class (`SFTTrainer`) or a method (`SFTTrainer.__init__`); empty
     where its name does not tell."""
     first = name.partition(".")[0]
-    return next((lib for lib, classes in _OWNER.items() if classes.fullmatch(first)), "")
+    owners = (
+        lib for lib, row in libraries().items() if re.fullmatch(row.get("classes", ""), first)
+    )
+    return next(owners, "") if first else ""
 
 
 def releases_in(text: str) -> Iterator[tuple[str, str]]:
@@ -68,20 +56,22 @@ def installed_release(library: str) -> str:
 
 @dataclass(frozen=True)
 class Lost:
-    """A name that a library's release has no more."""
+    """A name that a library's release has no more, or that an older one does not have yet."""
 
     words: str
-    """In which release it went."""
+    """In which release it went or came."""
     new: str
     """What to write instead; may be empty."""
-    had: str = ""
-    """The last release known to have it; may be empty."""
+    library: str = ""
+    range: str = ""
+    """Releases that have it, as pip takes them: `<5.0`."""
 
 
-def lost_name(place: str, name: str) -> Lost | None:
+def lost_name(place: str, name: str, release: str = "") -> Lost | None:
     """What is known of a name that `place`, a module, a class or its method, does not have.
 
-    The table of calls knows a few with their successors, that of lost names the others.
+    The table of calls knows a few with their successors, the tables of releases the others.
+    `release` is the one that lacks it, where the log names it.
     """
     last = place.removesuffix(".__init__").rpartition(".")[2]
     for row in old_calls():
@@ -94,19 +84,64 @@ def lost_name(place: str, name: str) -> Lost | None:
             is_it = any(q == whole or q.replace("()", "").endswith(ending) for q in row.names)
         if is_it:
             return Lost(f"{row.since} has it no more", row.new)
-    for library, had, lacks, names, new in _lost_names():
-        is_its = library in (place.partition(".")[0], owner(last))
-        if is_its and (names.fullmatch(f"{last}.{name}") or names.fullmatch(name)):
-            return Lost(f"{library} {had} has it, {lacks} has not", new.get(name, ""), had)
+    return next(_changes(place.removesuffix(".__init__"), name, release), None)
+
+
+def _changes(place: str, name: str, release: str) -> Iterator[Lost]:
+    """What the tables of releases say, the most specific first."""
+    library, last = place.partition(".")[0], name.rpartition(".")[2]
+    for where, token in _forms(place, name):
+        known = [library] if _history(library) else [owner(place), *libraries()]
+        for of in known:
+            for sign, number, names in _history(of):
+                found = last in names and _found(where, token, last, names)
+                if not found or (release and (sign == "<") != _is_since(release, number)):
+                    continue
+                new = libraries().get(of, {}).get("new", {}).get(name) or found[1] or ""
+                said = f"{of} {number} has it no more" if sign == "<" else f"since {of} {number}"
+                yield Lost(said, new, of, sign + number)
+
+
+def _found(where: str, token: str, last: str, names: str) -> re.Match[str] | None:
+    """The `last` part of a name in the names by module (the text is long: no search by line)."""
+    for match in re.finditer(rf"{re.escape(last)}(?:>(\S+))?(?= |$)", names, re.MULTILINE):
+        start = names.rfind(" ", 0, match.start()) + 1
+        line = names.rfind("\n", 0, start) + 1
+        is_it = re.fullmatch(token, names[start : match.start() + len(last)])
+        if is_it and re.compile(f"{where}: ").match(names, line):
+            return match
     return None
 
 
+def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
+    """Expressions for a line's module and for the name in it."""
+    parts = f"{place}.{name}".split(".")
+    if not _history(parts[0]):
+        yield r"\S*", re.escape(f"{place}.{name}")
+        if place[:1].isupper():
+            yield r"\S*", rf"{_BASES}\.{re.escape(name)}"
+        return
+    for end in range(len(parts) - 1, 0 if "." in name else len(parts) - 2, -1):
+        yield re.escape(".".join(parts[:end])), re.escape(parts[end])
+    if "." not in name:
+        yield re.escape(parts[0]), re.escape(name)
+
+
+def _is_since(release: str, number: str) -> bool:
+    """Whether a release is at least another."""
+    first, second = ([int(n) for n in re.findall(r"\d+", text)] for text in (release, number))
+    return first[: len(second)] >= second
+
+
 @cache
-def _lost_names() -> list[tuple[str, str, str, re.Pattern[str], dict[str, str]]]:
-    """(library, release that had them, release that lacks them, names, what is new)."""
-    rows = tomllib.loads(_TABLE.read_text(encoding="utf-8"))["lost"]
+def _history(library: str) -> list[tuple[str, str, str]]:
+    """(`<` removed or `>=` added, release, names by module); empty where no table knows it."""
+    path = _TABLES / "releases" / f"{library}.toml"
+    if not library or not path.is_file():
+        return []
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
     return [
-        (row["library"], row["had"], row["lacks"], re.compile(row["names"], re.VERBOSE),
-         row.get("new", {}))
-        for row in rows
-    ]  # fmt: skip
+        (sign, number, row["names"])
+        for kind, sign in (("removed", "<"), ("added", ">="))
+        for number, row in table.get(kind, {}).items()
+    ]

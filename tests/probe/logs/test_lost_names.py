@@ -1,4 +1,4 @@
-"""The table of names that releases lost, held against the releases that are installed."""
+"""What the tables of releases say of names, held against the releases that are installed."""
 
 import importlib
 from importlib.metadata import version
@@ -9,7 +9,7 @@ from tpukit.knowledge.releases import lost_name
 
 GONE = {"numpy": ("2.4", "product"), "huggingface_hub": ("2", "HfFolder"),
         "transformers": ("5", "AutoModelForVision2Seq")}  # fmt: skip
-"""Library -> the release that the table is about, and a name in it."""
+"""Library -> the release that the table is about, and a name that it lacks."""
 
 
 @pytest.mark.parametrize("library", GONE)
@@ -18,5 +18,28 @@ def test_what_the_installed_release_has_is_not_called_lost(library):
     if not version(library).startswith(f"{release}."):
         pytest.skip(f"needs {library} {release}")
     module = importlib.import_module(library)
-    assert lost_name(library, gone) is not None and not hasattr(module, gone)
-    assert [name for name in dir(module) if lost_name(library, name)] == []
+    lost = lost_name(library, gone)
+    assert lost is not None and lost.range.startswith("<") and not hasattr(module, gone)
+    found = {name: lost_name(library, name, version(library)) for name in dir(module)}
+    assert [name for name, lost in found.items() if lost and lost.range.startswith("<")] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "release", "range_", "new"),
+    [
+        ("SFTConfig.__init__", "max_seq_length", "", "<0.20", "max_length"),
+        ("GRPOConfig", "num_iterations", "", ">=0.16", ""),
+        ("GRPOConfig", "num_iterations", "0.15.2", ">=0.16", ""),
+        ("trl", "PPOTrainer", "1.4.0", "<0.29", "trl.experimental.ppo.ppo_trainer.PPOTrainer"),
+    ],
+)
+def test_a_name_is_told_with_the_release_in_which_it_went_or_came(
+    place, name, release, range_, new
+):
+    lost = lost_name(place, name, release)
+    assert lost is not None and (lost.library, lost.range, lost.new) == ("trl", range_, new)
+
+
+def test_a_release_that_has_the_name_is_not_said_to_lack_it():
+    assert lost_name("GRPOConfig", "num_iterations", "0.17.0") is None
+    assert lost_name("trl", "PPOTrainer", "0.16.0") is None

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from tpukit.knowledge.releases import BREAKS, Lost, installed_release, lost_name, owner
+from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.releases import Lost, installed_release, libraries, lost_name, owner
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
@@ -12,11 +13,6 @@ _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "ge
 _PASSING = {"torch", "hydra", "omegaconf", "fire", "click", "typer", "huggingface_hub", "ray"}
 """Packages whose frames only pass a call on."""
 _MOST_TERMS = 3
-_DISTRIBUTIONS = {
-    "swift": "ms-swift", "PIL": "Pillow", "cv2": "opencv-python", "sklearn": "scikit-learn",
-    "rsl_rl": "rsl-rl-lib", "skimage": "scikit-image", "yaml": "PyYAML",
-}  # fmt: skip
-"""What pip calls a package, where its name is another."""
 _NONE_FORMS = {
     "subscriptable": rf"({_TERM})\[", "callable": rf"({_TERM})\(",
     "has no len": rf"len\(({_TERM})\)",
@@ -41,7 +37,7 @@ _NAMED = {
 
 
 def particulars(
-    raised: Raised, captures: Mapping[str, str], topic: str, releases: Mapping[str, str]
+    raised: Raised, captures: Mapping[str, str], entry: KnownError, releases: Mapping[str, str]
 ) -> dict[str, str]:
     """What the message named (`captures`), and beside it what the frames and the log's lines about
     releases name: `raiser`, `asker`, `user`, `at`, `expression`, `reader`, `lost`, `remedy` ..."""
@@ -50,7 +46,7 @@ def particulars(
     found = {"raiser": f"`{raiser}`" + _release(raiser, releases) if raiser else "the program"}
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
-    found |= captures
+    found |= {**captures} | ({"module": entry.place} if entry.place else {})
     if user := raised.users_frame:
         found["user"] = place(user)
     if raised.frames:
@@ -62,7 +58,7 @@ def particulars(
     if value := next(_values(raised, captures.get("name", "")), None):
         found["expression"], frame = value
         found["reader"] = f"`{frame.package}` ({place(frame)})" if frame.package else place(frame)
-    found |= _of_release(raised, found, releases) if topic == "release" else _of_call(raised)
+    found |= _of_release(raised, found, releases) if entry.topic == "release" else _of_call(raised)
     return {name: value for name, value in found.items() if value or name == "remedy"}
 
 
@@ -142,7 +138,8 @@ def _of_release(
     library = where.partition(".")[0] if is_module else owner(where)
     asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
     asker = asking[-1] if asking and asking[-1].package else None
-    lost = lost_name(where, name.removeprefix(f"{where}."))
+    lost = lost_name(where, name.removeprefix(f"{where}."), releases.get(library, ""))
+    library = library or (lost.library if lost else "")
     result = {"remedy": _exchange(library, asker, found.get("user", ""), lost, is_module)}
     if lost:
         result |= {"lost": lost.words, "new": lost.new}
@@ -159,13 +156,13 @@ def _exchange(
     library: str, asker: Frame | None, user: str, lost: Lost | None, is_module: bool
 ) -> str:
     """Which of two packages to exchange, and for what."""
-    other = (
-        f"the `{library}` that it was written for" if library else "the release it was written for"
-    )
-    if library in BREAKS and not (lost and lost.had):
-        other += f" (often `pip install '{_pip(library)}<{BREAKS[library]}'`)"
-    if lost and lost.had:
-        other = f"{library} {lost.had} (`pip install '{_pip(library)}=={lost.had}.*'`)"
+    other = f"the {f'`{library}`' if library else 'release'} that it was written for"
+    if lost and lost.range:
+        other = f"`pip install '{_pip(lost.library)}{lost.range}'`"
+    elif breaks := libraries().get(library, {}).get("breaks"):
+        other += f" (often `pip install '{_pip(library)}<{breaks}'`)"
+    if lost and lost.range.startswith(">"):
+        return f"{other}, or the release of the caller that fits the older one."
     if asker and asker.package != library:
         return f"{_update(asker)} (it asks for it), or install {other}."
     if asker and is_module:
@@ -183,4 +180,4 @@ def _update(frame: Frame) -> str:
 
 
 def _pip(package: str) -> str:
-    return _DISTRIBUTIONS.get(package, package)
+    return str(libraries().get(package, {}).get("pip", package))

@@ -2,57 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.error_table import KnownError, unknown_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.particulars import particulars
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
-REPORTED = KnownError(
-    id="unknown-error",
-    cause="The log calls this an error; no entry of the table knows its text.",
-    fix="Search the text in the library's issues; look at the lines before it for what was done.",
-)
-UNKNOWN = KnownError(
-    id="unknown-exception",
-    cause="This exception ended the run; no entry of the table knows its text.",
-    fix="Start at [[{user}|that line]]: print the values that it uses, and run it alone on one "
-    "small batch.",
-)
-_AT_IMPORT = replace(
-    UNKNOWN,
-    cause="{raiser} raised it while it was imported ({at}): its release and those of what it "
-    "imports do not fit each other, or a library that it loads is missing.",
-    fix="`pip check` lists packages that conflict; restart the kernel after installing. {remedy}",
-)
-_IN_LIBRARY = replace(
-    UNKNOWN,
-    cause="{raiser} ({at}) raised it about what it was given, or about this machine; no entry of "
-    "the table knows its text.",
-    fix="Compare the arguments, the model or the settings of that call with its documentation. "
-    "{remedy}",
-)
-FAILED_CHECK = KnownError(
-    id="native-check-failed",
-    cause="A check inside a native library (C++) failed and ended the process; Python could not "
-    "catch it.",
-    fix="Search the text in the library's issues; check that the versions belong together "
-    "(`tpukit doctor --quick`), and run the step alone to see which operation it is.",
-)
-_CASCADES = {
-    "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException",
-    "BrokenProcessPool", "CalledProcessError", "SystemExit", "_RemoteTraceback", "RemoteTraceback",
-    "RayTaskError", "RendezvousGracefulExitError",
-}  # fmt: skip
-"""Classes that launchers raise about a child's exception."""
-_AFTERMATH = {
-    "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError", "Empty",
-    "CancelledError",
-}  # fmt: skip
-"""Classes that follow from another process's end: a cause only where there is no other."""
-_TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
-"""Classes that code expects and handles: what was raised while handling them counts."""
+REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK, *_LISTS = unknown_errors()
+_CASCADES, _AFTERMATH, _TRIED = (row.exception for row in _LISTS)
 _NATIVE = ("terminate", "failed check")
 _WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
 """Names that `TracebackReader` gives to failures without a class."""
@@ -104,7 +61,7 @@ def _is_explained(
         if is_raised and explanation.role != "consequence" and not explanation.shown:
             explanation.shown = _place(raised)
             explanation.captures = particulars(
-                raised, explanation.captures, explanation.entry.topic, releases
+                raised, explanation.captures, explanation.entry, releases
             )
         if explanation.role == "warning" and is_raised:
             explanation.role, explanation.mild = "cause", False
@@ -150,7 +107,7 @@ def _explanation(
     confidence: Confidence = "probable" if raised.frames or is_native else "possible"
     is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
     is_weak = raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned
-    captures = particulars(raised, captures, entry.topic, releases)
+    captures = particulars(raised, captures, entry, releases)
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,

@@ -1,0 +1,392 @@
+"""Writes what the releases of a library lost and gained: tpukit/knowledge/tables/releases/.
+
+    python scripts/compare_releases.py --wheels FOLDER trl transformers ...
+
+FOLDER has the files that `pip download --no-deps` gave (wheels or source archives), one for each
+release to compare; nothing is imported. A release is named by its first two numbers, of which the
+newest file counts. Names are those that a module binds (also those that it imports from its own
+library), the attributes and arguments of public classes, and the arguments of public functions.
+What the older code itself says about a deprecated name (`X` is deprecated, use `Y`) becomes its
+successor; a name that is defined in another module afterwards has moved there.
+"""
+
+import argparse
+import ast
+import hashlib
+import re
+import tarfile
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeGuard
+
+TABLES = Path(__file__).parents[1] / "tpukit/knowledge/tables/releases"
+IMPORTED = {
+    "rsl_rl_lib": "rsl_rl", "scikit_learn": "sklearn", "ms_swift": "swift",
+    "google_tunix": "tunix", "pyannote_audio": "pyannote", "orbax_checkpoint": "orbax",
+}  # fmt: skip
+"""What is imported, where the distribution has another name."""
+SKIPPED = re.compile(
+    r"(?:^|/)(?:tests?|testing|examples|benchmarks?|docs|_?vendor|third_?party)/"
+    r"|/test_|convert_|modular_|/conftest|/dummy_\w+_objects"
+)
+LARGE = re.compile(r"/models/\w+/(?:modeling|(?:image_|video_)?processing)_\w+\.py$")
+"""Files of single models, of which only the names at the margin are read."""
+TOP_LEVEL = re.compile(r"^(?:class |def )?([A-Za-z]\w*)(?=\(|:| = )", re.MULTILINE)
+OFFERED = re.compile(r"^__all__ \+?= \[([^\]]*)\]", re.MULTILINE)
+NAME = re.compile(r"[\"'](\w+)[\"']")
+DEPRECATED = re.compile(
+    r"[`'\"]?([A-Za-z_]\w{2,})(?:\(\))?[`'\"]? "
+    r"(?:is|was|has been|are) (?:deprecated|renamed|replaced)"
+    r"[^\n]{0,160}?(?:[Uu]se|to|by|favou?r of) [`'\"]([A-Za-z_][\w.]{2,60})(?:\(\))?[`'\"]"
+)
+
+
+@dataclass
+class Module:
+    """What one file defines."""
+
+    names: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
+    """Names that it defines itself."""
+    exported: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
+    """Modules of which it passes on everything (`from .core import *`)."""
+    public: set[str] = field(default_factory=set)
+    """Names that a package's `__init__.py` offers."""
+    classes: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
+    """Class -> its bases, its attributes and (as `method.argument`) its methods' arguments."""
+    arguments: set[str] = field(default_factory=set)
+    """`function.argument`."""
+    successors: dict[str, str] = field(default_factory=dict)
+
+
+def sources(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """(path, text) of each Python file of a wheel or a source archive."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as opened:
+            for name in opened.namelist():
+                if name.endswith(".py"):
+                    yield name, opened.read(name)
+        return
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            if member.name.endswith(".py") and (file := opened.extractfile(member)):
+                path = member.name.partition("/")[2].removeprefix("src/").removeprefix("python/")
+                yield path, file.read()
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module or class, also those below `if`, `try` and `with`."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            yield from statements(node.body)
+            yield from statements(getattr(node, "orelse", []))
+            for handler in getattr(node, "handlers", []):
+                yield from statements(handler.body)
+        else:
+            yield node
+
+
+def bound(node: ast.stmt) -> Iterator[str]:
+    """Names that a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    return {argument.arg for argument in every} - {"self", "cls"}
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Attributes of a class's own body, and its methods' arguments."""
+    found: set[str] = set()
+    for child in statements(node.body):
+        found.update(bound(child))
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if child.name == "__init__":
+            found |= arguments(child)
+        elif not child.name.startswith("_") and child.name != "forward":
+            found |= {f"{child.name}.{argument}" for argument in arguments(child)}
+        for inner in ast.walk(child):
+            is_set = isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store)
+            if is_set and isinstance(inner.value, ast.Name) and inner.value.id == "self":
+                found.add(inner.attr)
+    return {name for name in found if not name.startswith("_")}
+
+
+def read(text: bytes, library: str, path: str) -> Module:
+    module = Module()
+    if LARGE.search(path):
+        code = text.decode(errors="replace")
+        module.own = set(TOP_LEVEL.findall(code))
+        module.names = set(module.own)
+        module.exported = {name for part in OFFERED.findall(code) for name in NAME.findall(part)}
+        return module
+    passes_on = re.search(r"(?:__init__|utils\w*)\.py$", path) is not None
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return module
+    for node in statements(tree.body):
+        module.own.update(name for name in bound(node) if passes_on or not name.startswith("_"))
+        is_inner = isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").startswith(library)
+        )
+        if is_inner and passes_on:
+            module.names.update(alias.asname or alias.name for alias in node.names)
+            if any(alias.name == "*" for alias in node.names):
+                folder = path.split("/")[: -node.level or None] if node.level else []
+                module.passed.add(".".join([*folder, *filter(None, [node.module])]))
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            bases = [
+                n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in node.bases
+            ]
+            module.classes[node.name] = (bases, attributes(node))
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            module.arguments |= {f"{node.name}.{argument}" for argument in arguments(node)}
+    module.names |= module.own
+    module.exported = exported(tree)
+    if path.endswith("__init__.py"):
+        module.public = module.names | module.exported
+    module.successors = successors(tree, text.decode(errors="replace"))
+    return module
+
+
+def exported(tree: ast.Module) -> set[str]:
+    """The texts of `__all__` and of a table of lazy imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr):
+            head = ast.dump(node)[:160]
+            if "__all__" in head or "import_structure" in head:
+                found |= {
+                    n.value
+                    for n in ast.walk(node)
+                    if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                }
+    return {name for name in found if name.isidentifier()}
+
+
+def _is_text(node: ast.AST) -> TypeGuard[Any]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def successors(tree: ast.Module, text: str) -> dict[str, str]:
+    """What the code says about its deprecated names."""
+    found = {m[1]: m[2] for m in DEPRECATED.finditer(text) if m[1] != m[2]}
+    for node in ast.walk(tree) if "deprecate_kwarg" in text else ():
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "deprecate_kwarg":
+            new = [
+                k.value.value for k in node.keywords if k.arg == "new_name" and _is_text(k.value)
+            ]
+            if new and node.args and _is_text(node.args[0]):
+                found[node.args[0].value] = new[0]
+    return found
+
+
+@dataclass
+class Release:
+    """The names of one release."""
+
+    number: str
+    modules: dict[str, Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bases: dict[str, tuple[list[str], set[str]]] = {}
+        self.attributes: dict[str, set[str]] = {}
+
+    def finish(self, library: str) -> None:
+        root = self.modules.setdefault(library, Module())
+        for name, module in self.modules.items():
+            if name == library or ".models." in name or "pipelines." in name:
+                root.names |= module.exported & (
+                    module.names if name != library else module.exported
+                )
+            if module.exported:
+                module.names |= module.exported
+            parent = self.modules.get(name.rpartition(".")[0])
+            if parent and ".models." in name:
+                parent.names |= module.exported
+            self.bases.update(module.classes)
+        for module in [*self.modules.values()] * 3:
+            for passed in filter(None, map(self.modules.get, module.passed)):
+                module.names |= {name for name in passed.names if not name.startswith("_")}
+        self.everywhere = set().union(*(m.names for m in self.modules.values()))
+        self.public = set().union(*(m.public for m in self.modules.values()))
+        self.arguments = set().union(*(m.arguments for m in self.modules.values()))
+        self.places = defaultdict(list)
+        for name, module in self.modules.items():
+            for own in module.own if "._" not in name else ():
+                self.places[own].append(name)
+        self.tokens = set(self._tokens())
+
+    def every_attribute(self, name: str) -> set[str]:
+        if name not in self.attributes:
+            bases, own = self.bases.get(name, ([], set()))
+            self.attributes[name] = own
+            self.attributes[name] = own.union(*map(self.every_attribute, bases))
+        return self.attributes[name]
+
+    def _tokens(self) -> Iterator[tuple[str, str]]:
+        for name, module in self.modules.items():
+            parent, _, last = name.rpartition(".")
+            yield parent, last
+            for token in module.names:
+                yield name, token
+            for token in module.arguments:
+                if token.partition(".")[0] in self.public:
+                    yield name, token
+            for kind, (_, own) in module.classes.items():
+                for attribute in own if kind in self.public else ():
+                    yield name, f"{kind}.{attribute}"
+
+    def has(self, module: str, token: str) -> bool:
+        """Whether a name, or a class's or function's attribute, is there (inherited, too)."""
+        if (module, token) in self.tokens:
+            return True
+        first, dot, rest = token.partition(".")
+        if not dot:
+            return f"{module}.{token}" in self.modules
+        if first in self.bases:
+            return rest in self.every_attribute(first)
+        return token in self.arguments
+
+    def knows(self, module: str, token: str) -> bool:
+        """Whether the module, and the class or function, are there at all."""
+        first, dot, _ = token.partition(".")
+        if dot:
+            return first in self.everywhere
+        return module in self.modules or module == ""
+
+    def defined_in(self, name: str) -> str:
+        """The shortest module that defines a name itself; empty if none or too many do."""
+        places = self.places.get(name, [])
+        return min(places, key=lambda m: (m.count("."), len(m))) if 0 < len(places) <= 3 else ""
+
+
+def release(number: str, archive: Path, library: str, cache: dict[str, Module]) -> Release:
+    found = Release(number)
+    for path, text in sources(archive):
+        if not path.startswith(f"{library}/") or SKIPPED.search(path):
+            continue
+        key = hashlib.sha1(path.encode() + text).hexdigest()
+        if key not in cache:
+            cache[key] = read(text, library, path)
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module = cache[key]
+        found.modules[name] = replace(module, names=set(module.names))
+    found.finish(library)
+    return found
+
+
+def numbered(folder: Path, distribution: str) -> dict[str, Path]:
+    """Release -> its newest file, the oldest release first."""
+    name = re.escape(distribution).replace("_", "[-_.]")
+    stem = re.compile(rf"{name}-(\d[\w.]*?)(?:\+\w+)?(?:-(?:py|cp)|\.tar)", re.IGNORECASE)
+    files = [(m[1], path) for path in folder.iterdir() if (m := stem.match(path.name))]
+    files.sort(key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])])
+    return {".".join(number.split(".")[:2]): path for number, path in files}
+
+
+def compare(
+    releases: list[Release],
+) -> tuple[dict[str, dict[str, set[str]]], dict[str, dict[str, set[str]]]]:
+    """Release -> module -> names that it has no more, and that it is the first to have."""
+    gone: dict[tuple[str, str], str] = {}
+    came: dict[tuple[str, str], str] = {}
+    moved: dict[tuple[str, str], str] = {}
+    said: dict[str, str] = {}
+    for before, after in pairwise(releases):
+        for known in before.modules.values():
+            said.update(known.successors)
+        for module, token in before.tokens - after.tokens:
+            if after.has(module, token):
+                continue
+            gone[module, token] = after.number
+            place = after.defined_in(token)
+            is_moved = place not in ("", module) and "." not in token
+            moved[module, token] = f"{place}.{token}" if is_moved else ""
+        for module, token in after.tokens - before.tokens:
+            gone.pop((module, token), None)
+            if before.knows(module, token) and not before.has(module, token):
+                came.setdefault((module, token), after.number)
+    last = releases[-1]
+    lost: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for (module, token), number in gone.items():
+        if _is_noise(token) or last.has(module, token):
+            continue
+        if not last.knows(module, token) and "." in token:
+            continue
+        if module not in last.modules and module and "." not in token and not moved[module, token]:
+            continue
+        name = token.rpartition(".")[2]
+        new = moved[module, token] or said.get(name, "")
+        lost[number][module].add(f"{token}>{new}" if new and new != token else token)
+    gained: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for (module, token), number in came.items():
+        if not _is_noise(token) and (module, token) not in gone:
+            gained[number][module].add(token)
+    return lost, gained
+
+
+def _is_noise(token: str) -> bool:
+    return token.rpartition(".")[2] in ("logger", "_", "args", "kwargs") or token.startswith(
+        ("T_", "is_torch_greater")
+    )
+
+
+def text_of(by_module: dict[str, set[str]]) -> list[str]:
+    return [f"{module}: {' '.join(sorted(names))}" for module, names in sorted(by_module.items())]
+
+
+def write(library: str, releases: list[Release]) -> None:
+    lost, gained = compare(releases)
+    lines = [
+        "# By scripts/compare_releases.py: names that a release is the first to lack or to have.",
+        f'library = "{library}"',
+        f"compared = [{', '.join(chr(34) + r.number + chr(34) for r in releases)}]",
+    ]
+    for found in reversed(releases):
+        for kind, names in (("removed", lost), ("added", gained)):
+            if names.get(found.number):
+                lines += [
+                    "",
+                    f'[{kind}."{found.number}"]',
+                    "names = '''",
+                    *text_of(names[found.number]),
+                    "'''",
+                ]
+    TABLES.mkdir(exist_ok=True)
+    (TABLES / f"{library}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheels", type=Path, required=True)
+    parser.add_argument("libraries", nargs="+")
+    options = parser.parse_args()
+    for distribution in options.libraries:
+        library = IMPORTED.get(distribution, distribution)
+        cache: dict[str, Module] = {}
+        found = [
+            release(number, path, library, cache)
+            for number, path in numbered(options.wheels, distribution).items()
+        ]
+        if len(found) < 2:
+            raise SystemExit(f"{options.wheels}: fewer than two releases of {distribution}")
+        write(library, found)
+        print(library, len(found), (TABLES / f"{library}.toml").stat().st_size)
+
+
+if __name__ == "__main__":
+    main()
