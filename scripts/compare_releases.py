@@ -53,6 +53,8 @@ class Module:
     own: set[str] = field(default_factory=set)
     """Names that it defines itself."""
     exported: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
+    """Modules of which it passes on everything (`from .core import *`)."""
     public: set[str] = field(default_factory=set)
     """Names that a package's `__init__.py` offers."""
     classes: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
@@ -142,6 +144,9 @@ def read(text: bytes, library: str, path: str) -> Module:
         )
         if is_inner and passes_on:
             module.names.update(alias.asname or alias.name for alias in node.names)
+            if any(alias.name == "*" for alias in node.names):
+                folder = path.split("/")[: -node.level or None] if node.level else []
+                module.passed.add(".".join([*folder, *filter(None, [node.module])]))
         elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             bases = [
                 n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in node.bases
@@ -213,6 +218,9 @@ class Release:
             if parent and ".models." in name:
                 parent.names |= module.exported
             self.bases.update(module.classes)
+        for module in [*self.modules.values()] * 3:
+            for passed in filter(None, map(self.modules.get, module.passed)):
+                module.names |= {name for name in passed.names if not name.startswith("_")}
         self.everywhere = set().union(*(m.names for m in self.modules.values()))
         self.public = set().union(*(m.public for m in self.modules.values()))
         self.arguments = set().union(*(m.arguments for m in self.modules.values()))
@@ -299,8 +307,8 @@ def compare(
     moved: dict[tuple[str, str], str] = {}
     said: dict[str, str] = {}
     for before, after in pairwise(releases):
-        for module in before.modules.values():
-            said.update(module.successors)
+        for known in before.modules.values():
+            said.update(known.successors)
         for module, token in before.tokens - after.tokens:
             if after.has(module, token):
                 continue
@@ -349,7 +357,7 @@ def write(library: str, releases: list[Release]) -> None:
         f"compared = [{', '.join(chr(34) + r.number + chr(34) for r in releases)}]",
     ]
     for found in reversed(releases):
-        for kind, names in (("gone", lost), ("came", gained)):
+        for kind, names in (("removed", lost), ("added", gained)):
             if names.get(found.number):
                 lines += [
                     "",

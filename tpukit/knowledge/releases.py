@@ -89,18 +89,28 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
 
 def _changes(place: str, name: str, release: str) -> Iterator[Lost]:
     """What the tables of releases say, the most specific first."""
-    library = place.partition(".")[0]
+    library, last = place.partition(".")[0], name.rpartition(".")[2]
     for where, token in _forms(place, name):
         known = [library] if _history(library) else [owner(place), *libraries()]
         for of in known:
             for sign, number, names in _history(of):
-                line = rf"^{where}: (?:.* )?{token}(?:>(\S+))?(?= |$)"
-                found = name.rpartition(".")[2] in names and re.search(line, names, re.MULTILINE)
+                found = last in names and _found(where, token, last, names)
                 if not found or (release and (sign == "<") != _is_since(release, number)):
                     continue
                 new = libraries().get(of, {}).get("new", {}).get(name) or found[1] or ""
                 said = f"{of} {number} has it no more" if sign == "<" else f"since {of} {number}"
                 yield Lost(said, new, of, sign + number)
+
+
+def _found(where: str, token: str, last: str, names: str) -> re.Match[str] | None:
+    """The `last` part of a name in the names by module (the text is long: no search by line)."""
+    for match in re.finditer(rf"{re.escape(last)}(?:>(\S+))?(?= |$)", names, re.MULTILINE):
+        start = names.rfind(" ", 0, match.start()) + 1
+        line = names.rfind("\n", 0, start) + 1
+        is_it = re.fullmatch(token, names[start : match.start() + len(last)])
+        if is_it and re.compile(f"{where}: ").match(names, line):
+            return match
+    return None
 
 
 def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
@@ -125,13 +135,13 @@ def _is_since(release: str, number: str) -> bool:
 
 @cache
 def _history(library: str) -> list[tuple[str, str, str]]:
-    """(`<` for gone or `>=` for came, release, names by module); empty where no table knows it."""
+    """(`<` removed or `>=` added, release, names by module); empty where no table knows it."""
     path = _TABLES / "releases" / f"{library}.toml"
     if not library or not path.is_file():
         return []
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return [
         (sign, number, row["names"])
-        for kind, sign in (("gone", "<"), ("came", ">="))
+        for kind, sign in (("removed", "<"), ("added", ">="))
         for number, row in table.get(kind, {}).items()
     ]

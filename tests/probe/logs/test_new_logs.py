@@ -69,7 +69,7 @@ CASES = {
     "who asks for a lost name": (TB + LIBRARY.format("frob/core.py", "f") + "ImportError: cannot import name 'AutoModelForVision2Seq' from 'transformers'", "name-not-in-module", "pip install -U frob"),
     "a plug-in that asks": (TB + '  File "/ui/custom_nodes/frobs/nodes.py", line 7, in f\n    f(x)\n' + "AttributeError: 'FrobConfig' object has no attribute 'speed'", "attribute-not-in-object", "`frobs` asks for it"),
     "the release that a log names": ("Transformers: 5.1.0\n" + TB + "AttributeError: 'FrobModel' object has no attribute 'speed'", "attribute-not-in-object", "The log names transformers 5.1.0"),
-    "an argument that a release lost": (TB + "TypeError: GRPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'", "keyword-not-taken", "trl 0.24 has it, 1.16 has not"),
+    "an argument that a release lost": (TB + "TypeError: GRPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'", "keyword-not-taken", "trl 0.28 has it no more"),
     "what is wanted and given": (TB + "FrobError: expected 3 channels, but got 4", "words-expected-got", "wants 3 channels and is given 4"),
     "a variable that is missing": (TB + "FrobError: FROB_HOME is not set", "words-environment-variable", "export FROB_HOME"),
     "a file that a library misses": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: cannot open weights/frob.safetensors", "words-file", "`weights/frob.safetensors`"),

@@ -35,7 +35,7 @@ _PREFIX = re.compile(
     r"|##\[\w+\]|\[?std(?:err|out)\]?:?(?=\s)|::" + _LEVEL + r":|[│┃|╭╰╮╯─━>❱❯]+(?=\s|$)|E(?= {2,})"
     r"|-(?=\s(?:[\w.]+\s-\s|\[" + _LEVEL + r"\]))|[\w.]+ - " + _LEVEL + r" -"
     r"|\[[\w.:/ -]{1,40}\](?=\s+(?:" + _LEVEL + r"\b|\(\w+ pid=))|(?:FAILED|ERROR) \S+::\S+ -(?=\s)"
-    r"|\(\w+\)(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception): )"
+    r"|\(\w+\)(?: ERROR)?(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception): )"
     r"|(?:[-*] )?`(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
     r")"
 )

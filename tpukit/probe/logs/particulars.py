@@ -46,7 +46,7 @@ def particulars(
     found = {"raiser": f"`{raiser}`" + _release(raiser, releases) if raiser else "the program"}
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
-    found |= captures | ({"module": entry.place} if entry.place else {})
+    found |= {**captures} | ({"module": entry.place} if entry.place else {})
     if user := raised.users_frame:
         found["user"] = place(user)
     if raised.frames:

@@ -8,20 +8,8 @@ from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.particulars import particulars
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
-REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK = unknown_errors()
-_CASCADES = {
-    "ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SignalException",
-    "BrokenProcessPool", "CalledProcessError", "SystemExit", "_RemoteTraceback", "RemoteTraceback",
-    "RayTaskError", "RendezvousGracefulExitError",
-}  # fmt: skip
-"""Classes that launchers raise about a child's exception."""
-_AFTERMATH = {
-    "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError", "Empty",
-    "CancelledError",
-}  # fmt: skip
-"""Classes that follow from another process's end: a cause only where there is no other."""
-_TRIED = {"KeyError", "AttributeError", "Empty", "StopIteration", "LookupError", "IndexError"}
-"""Classes that code expects and handles: what was raised while handling them counts."""
+REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK, *_LISTS = unknown_errors()
+_CASCADES, _AFTERMATH, _TRIED = (row.exception for row in _LISTS)
 _NATIVE = ("terminate", "failed check")
 _WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
 """Names that `TracebackReader` gives to failures without a class."""

@@ -85,7 +85,8 @@ _CLASSLESS = [
          r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
         (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword|missing \d+ required) .+)",
          "TypeError", "hard"),
-        (r"(?P<message>module '[\w.]{2,60}' has no attribute '\w+'.*)", "AttributeError", "hard"),
+        (r"(?:[^'\"]{0,60}(?:[Ee]rror|!!!)[^'\"]{0,60} )?(?P<message>(?:module '[\w.]+'|'\w+' "
+         r"object) has no attribute '\w+'.*)", "AttributeError", "hard"),
         (r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
          r"(?P<message>.{3,})", "", "EF"),
         (r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)",
