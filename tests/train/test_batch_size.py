@@ -426,3 +426,12 @@ def test_operations_are_those_counted_by_hand(tmp_path, name):
     assert planned(KnownPeak()).operations_per_sample == by_hand
     assert planned(KnownPeak(), accumulate=4).operations_per_sample == by_hand
     assert planned(FakeBackend()).operations_per_sample is None
+
+
+def test_batches_that_cannot_be_made_leave_operations_unknown():
+    def examples(rows):
+        raise ValueError("sample 0 is damaged")
+
+    split, config = split_batch(16, 1), TrainConfig()
+    how = split, Tiny(), config, KnownPeak()
+    assert batch_size.sample_operations(*how, examples, predict_costs) is None

@@ -29,15 +29,16 @@ def clock(monkeypatch):
 
 
 class SlowRows(Rows):
-    """A sample takes 10 ms by the clock; one of them 10 s, and really a second."""
+    """A sample takes `seconds` by the clock; one of them 10 s, and really a second."""
 
-    def __init__(self, clock, hangs):
+    def __init__(self, clock, hangs, seconds=0.01):
         super().__init__(64)
         self.clock = clock
         self.hangs = hangs
+        self.seconds = seconds
 
     def __getitem__(self, index):
-        self.clock.now += 0.01
+        self.clock.now += self.seconds
         if self.hangs and index == 40:
             self.clock.now += 10
             time.sleep(1.0)
@@ -45,18 +46,18 @@ class SlowRows(Rows):
 
 
 class Slow(Tiny):
-    """A step of 4 samples reads for 40 ms and computes for `compute` seconds."""
+    """A step of 4 samples reads for 4 `read` and computes for `compute` seconds."""
 
     name = "slow"
 
-    def __init__(self, clock, compute=0.0, hangs=False):
+    def __init__(self, clock, compute=0.0, hangs=False, read=0.01):
         super().__init__()
         self.clock = clock
         self.compute_seconds = compute
-        self.hangs = hangs
+        self.rows = SlowRows(clock, hangs, read)
 
     def datasets(self):
-        return Datasets(SlowRows(self.clock, self.hangs), None)
+        return Datasets(self.rows, None)
 
     def loss(self, model, batch):
         self.clock.now += self.compute_seconds
@@ -81,6 +82,11 @@ def test_the_share_of_waiting_is_that_of_a_slow_data_set(tmp_path, clock, capfd)
     assert [row["data_waiting"] for row in rows] == pytest.approx([0.5] * 3)
     shown = capfd.readouterr().err
     assert "waits for data 50%" in shown and "waits for data 1%" not in shown
+
+
+def test_a_high_rate_is_shown_without_an_exponent(tmp_path, clock, capfd):
+    fit(Slow(clock, read=1 / 12_800), tmp_path)
+    assert "12,800 samples/s" in capfd.readouterr().err
 
 
 def test_mfu_is_the_rate_of_operations_over_the_peak(tmp_path, clock, capfd, monkeypatch):

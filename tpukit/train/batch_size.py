@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -217,6 +218,8 @@ def _in_worker(decide: Callable[[], Found | None]) -> Found | None:
     """
     if multiprocessing.get_start_method() != "fork":
         return None
+    # What a process's first optimizer imports: for the run too, and not once in each worker.
+    importlib.import_module("torch._dynamo")
     receiver, sender = multiprocessing.Pipe(duplex=False)
     worker = multiprocessing.Process(target=_send, args=(decide, WorkerInit(), sender), daemon=True)
     worker.start()

@@ -17,7 +17,7 @@ from tpukit.errors import NonFiniteLossError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.profiling import profile
 from tpukit.io.progress import Progress
-from tpukit.io.units import format_bytes, format_duration
+from tpukit.io.units import format_bytes, format_duration, three_digits
 from tpukit.train.data import is_stream
 from tpukit.train.learner import Learner, StepMetrics
 from tpukit.train.loader import MicroBatchData
@@ -208,7 +208,7 @@ class RunMonitor:
         loss = self.last_loss
         parts = [f"loss {loss:.4g}" if math.isfinite(loss) else "loss -"]
         if self.clock.rate:
-            parts.append(f"{self.clock.rate:.3g} samples/s")
+            parts.append(f"{three_digits(self.clock.rate)} samples/s")
         if self.clock.waiting >= SHOWN_WAITING:
             parts.append(f"waits for data {self.clock.waiting:.0%}")
         if mfu := self._mfu(self.clock.rate):

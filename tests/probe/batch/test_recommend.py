@@ -92,6 +92,18 @@ def test_few_trials_find_the_largest_within_a_tenth(per_row, fixed):
     assert found.compiles <= 6
 
 
+@pytest.mark.parametrize("more", [0.0, 0.05])
+@pytest.mark.parametrize("unit", [1, 4])
+@pytest.mark.parametrize("fixed", [14.6, 14.95, 15.15, 15.6, 15.9])
+def test_weights_may_nearly_fill_the_memory(fixed, unit, more):
+    evaluator = Simulated(target="v5e-1", per_row=0.005, fixed=fixed, more=more)
+    found = recommend(evaluator, start=unit, multiple_of=unit, max=40)
+    largest = min(40, int((16 - fixed - more) / 0.005 + 1e-6) // unit * unit)
+    assert {request.batch % unit for request in evaluator.requests} == {0}
+    assert min(request.batch for request in evaluator.requests) >= unit
+    assert unit <= found.recommended <= found.largest <= largest
+
+
 class NearlyFull(Simulated):
     """A compiler that trades operations for memory: hardly any growth from 24 rows on."""
 

@@ -249,8 +249,8 @@ class Recommender:
         room = (most.limit_bytes or 0) * (1 - FAST_SETTING_BIAS)
         if most.leaves_margin(self.settings.margin):
             room *= 1 - self.settings.margin
-        batch = int(_batch_at(room, [(0, most.fixed_bytes or 0), *fits])) // unit * unit or unit
-        return min(batch, draft.low)
+        batch = int(_batch_at(room, [(0, most.fixed_bytes or 0), *fits])) // unit * unit
+        return min(max(batch, unit), draft.low)
 
     def _bracket(self) -> Bracket:
         """The largest batch that is confirmed, and the smallest that failed above it."""

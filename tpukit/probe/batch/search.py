@@ -45,8 +45,6 @@ Reason = str
 TryBatch = Callable[[int, Reason], Trial]
 """Tries a batch, and logs the reason."""
 Affordable = Callable[["Bracket"], float]
-
-
 MONTH = Range(1, 30 * 86400, whole=False)
 """Seconds that a limit on time may have."""
 
