@@ -30,6 +30,14 @@ def test_what_the_installed_release_has_is_not_called_lost(library):
         ("SFTConfig.__init__", "max_seq_length", "", "<0.20", "max_length"),
         ("GRPOConfig", "num_iterations", "", ">=0.16", ""),
         ("GRPOConfig", "num_iterations", "0.15.2", ">=0.16", ""),
+        (
+            "SFTTrainer.__init__",
+            "dataset_text_field",
+            "",
+            "<0.13",
+            "SFTConfig(dataset_text_field=...)",
+        ),
+        ("SFTTrainer", "tokenizer", "", "<0.12", "processing_class"),
         ("trl", "PPOTrainer", "1.4.0", "<0.29", "trl.experimental.ppo.ppo_trainer.PPOTrainer"),
     ],
 )

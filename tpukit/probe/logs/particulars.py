@@ -156,21 +156,21 @@ def _exchange(
     library: str, asker: Frame | None, user: str, lost: Lost | None, is_module: bool
 ) -> str:
     """Which of two packages to exchange, and for what."""
-    other = f"the {f'`{library}`' if library else 'release'} that it was written for"
+    other = f"install the {f'`{library}`' if library else 'release'} that it was written for"
     if lost and lost.range:
-        other = f"`pip install '{_pip(lost.library)}{lost.range}'`"
+        other = f"run `pip install '{_pip(lost.library)}{lost.range}'`"
     elif breaks := libraries().get(library, {}).get("breaks"):
         other += f" (often `pip install '{_pip(library)}<{breaks}'`)"
     if lost and lost.range.startswith(">"):
-        return f"{other}, or the release of the caller that fits the older one."
+        return f"R{other[1:]}, or take the release of the caller that fits the older one."
     if asker and asker.package != library:
-        return f"{_update(asker)} (it asks for it), or install {other}."
+        return f"{_update(asker)} (it asks for it), or {other}."
     if asker and is_module:
-        return f"Two releases of `{library}` are mixed: reinstall it, or install {other}."
+        return f"Two releases of `{library}` are mixed: reinstall it, or {other}."
     if asker:
         given = "a model's own code, a config, an object of another package"
-        return f"Update what `{library}` is given ({given}), or install {other}."
-    return f"Change {user}, or install {other}." if user else f"Update the caller, or take {other}."
+        return f"Update what `{library}` is given ({given}), or {other}."
+    return f"Change {user}, or {other}." if user else f"Update the caller, or {other}."
 
 
 def _update(frame: Frame) -> str:
