@@ -102,6 +102,8 @@ def test_weights_may_nearly_fill_the_memory(fixed, unit, more):
     assert {request.batch % unit for request in evaluator.requests} == {0}
     assert min(request.batch for request in evaluator.requests) >= unit
     assert unit <= found.recommended <= found.largest <= largest
+    assert found.largest >= 0.4 * largest
+    assert found.compiles <= 8
 
 
 class NearlyFull(Simulated):

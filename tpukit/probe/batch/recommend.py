@@ -243,14 +243,15 @@ class Recommender:
 
     def _worth_confirming(self, draft: Bracket) -> int:
         """The batch for full effort, by the fast setting's trials: the largest, or the largest that
-        leaves the margin where that one does; the fast setting's bias is left free."""
+        leaves the margin where that one does; the fast setting's bias is left free, but for half of
+        the batch at most: weights may take nearly all."""
         most, unit = draft.trials[draft.low], self.settings.multiple_of
         fits = sorted((b, trial.used_bytes or 0) for b, trial in draft.trials.items() if trial.fits)
         room = (most.limit_bytes or 0) * (1 - FAST_SETTING_BIAS)
         if most.leaves_margin(self.settings.margin):
             room *= 1 - self.settings.margin
-        batch = int(_batch_at(room, [(0, most.fixed_bytes or 0), *fits])) // unit * unit
-        return min(max(batch, unit), draft.low)
+        batch = max(_batch_at(room, [(0, most.fixed_bytes or 0), *fits]), draft.low / 2)
+        return min(max(int(batch) // unit * unit, unit), draft.low)
 
     def _bracket(self) -> Bracket:
         """The largest batch that is confirmed, and the smallest that failed above it."""

@@ -26,8 +26,8 @@ WORTH_A_JUMP = 1.5
 LEAST_GROWTH = 1.2
 """Minimum growth factor of the other jumps."""
 FILLED = 0.9
-"""Part of the memory that ends a compiler's search: a larger batch is slower, and leaves no margin.
-"""
+"""Part of the memory that ends a compiler's search, unless a line leads far beyond: a larger batch
+is slower, and leaves no margin."""
 WORTH_IN_SPEED = 0.1
 """Minimum relative gain in samples a second for which a search by speed goes on."""
 MOST, MOST_COMPILED = 4096, 1024
@@ -125,7 +125,9 @@ class Bracket:
             return self.ended
         if low >= self.top:
             return "data" if self.has_all_data else "time" if self.too_slow else "max"
-        if low and tolerance and self.trials[low].memory_share >= FILLED:
+        line = _linear_limit(self) or 0.0
+        is_full = line < LEAST_GROWTH * low
+        if tolerance and is_full and self.trials[low].memory_share >= FILLED:
             return "memory"
         if high is not None:
             # Where speed decides, the last sample that fits is worth no trial.
@@ -133,9 +135,7 @@ class Bracket:
             return "memory" if is_close else None
         if not by_speed:
             return None
-        line = _linear_limit(self)
-        is_full = line is not None and line < LEAST_GROWTH * low
-        return "memory" if is_full else None if self._grows() else "speed"
+        return "memory" if line and is_full else None if self._grows() else "speed"
 
     def _grows(self) -> bool:
         """Whether one of the last two batches that fit is faster than those before, by enough; one
@@ -215,7 +215,7 @@ def _above(
     if trial.effort is not None:
         return (COMPILER_STRETCH if trial.memory_share < FAR else 1.0) * line, REACHES
     within = _linear_limit(bracket, 1 - settings.margin) or 0.0
-    if len(bracket.trials) == 2 and within >= WORTH_A_JUMP * low:
+    if len(bracket.trials) == 2 and WORTH_A_JUMP * low <= within < line:
         # It may be recommended, and the line through it leads closer to the limit.
         return within, f"leaves {settings.margin:.0%} of the memory free"
     return line, REACHES
@@ -240,11 +240,14 @@ def _inside(bracket: Bracket, high: int, closeness: float, goal: float) -> tuple
 
 
 def _linear_limit(bracket: Bracket, share: float = 1.0) -> float | None:
-    """The batch at which a line through those that fit reaches this share of the memory limit."""
+    """The batch at which a line through those that fit reaches this share of the memory limit, or
+    the limit where that is passed."""
     low = bracket.low
     trial = bracket.trials.get(low)
     if trial is None or trial.used_bytes is None or trial.limit_bytes is None:
         return None
+    if trial.memory_share >= share:
+        share = 1.0
     slope = (trial.used_bytes - (trial.fixed_bytes or 0)) / low
     before = max((b for b, t in bracket.trials.items() if t.fits and b < low), default=None)
     if before is not None and (earlier := bracket.trials[before].used_bytes) is not None:
