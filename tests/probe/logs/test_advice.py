@@ -82,7 +82,7 @@ def test_places_in_texts_are_filled_from_the_log():
         for expression in entry.message if entry.exception and not entry.regex else ():
             assert places - {"raiser", "remedy"} <= set(expression.groupindex), entry.id
     assert (
-        "kill 4711"
+        "`kill 4711`"
         in explained("Exception: The TPU is already in use by process with pid 4711.")[0].fix
     )
     assert fill("`{name}` and {other}", {"name": "x"}) == "`x` and OTHER"

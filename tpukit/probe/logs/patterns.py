@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from tpukit.knowledge.error_table import PLACEHOLDER, QUOTES, fixed_parts
 
 _VARYING = {
-    "n": r"[-+]?(?:0x[0-9a-fA-F]+|\d[\d,._]*)(?:[eE][-+]?\d+)?(?:[KMGT]i?B?)?",
+    "n": r"[-+]?(?:0x[0-9a-fA-F]+|\d(?:[\d,._]*\d)?)(?:[eE][-+]?\d+)?(?:[KMGT]i?B?)?",
     "w": r"[\w./:\-\[\]{}()%+@~#$\\?=&,*]{0,120}?",
     "*": r".{0,240}?",
 }
