@@ -22,6 +22,8 @@ HEAD = (
 STEP = "    loss = f(x)\n    loss.backward()\n"
 LOOP = HEAD + "for x in loader:\n" + STEP
 NET = HEAD + "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+GRADSCALER = "scaler = torch.amp.GradScaler()\n"
+SCALED = LOOP.replace("for x", GRADSCALER + "for x", 1).replace("loss.b", "scaler.scale(loss).b")
 FORWARD = NET + "    def forward(self, x):\n"
 SOFT = (
     FORWARD
@@ -37,15 +39,15 @@ TESTED = (
 )
 CASES = {
     "no-zero-grad": (
-        [LOOP + "    opt.step()\n", HEAD + "def f(optimizer):\n    for x in loader:\n        g(x).backward()\n        optimizer.step()\n"],
+        [LOOP + "    opt.step()\n", SCALED + "    scaler.step(opt)\n", HEAD + "def f(optimizer):\n    for x in loader:\n        g(x).backward()\n        optimizer.step()\n"],
         [LOOP + "    opt.step()\n    opt.zero_grad()\n", LOOP + "    opt.step()\n    for p in ps: p.grad = None\n", LOOP + "    other.step()\n"],
     ),
     "gradients-cleared": (
-        [LOOP + "    opt.zero_grad()\n    opt.step()\n"],
-        [LOOP + "    opt.step()\n    opt.zero_grad()\n", LOOP + "    opt.zero_grad()\n    g(x).backward()\n    opt.step()\n"],
+        [LOOP + "    opt.zero_grad()\n    opt.step()\n", SCALED + "    opt.zero_grad()\n    scaler.step(opt)\n"],
+        [SCALED + "    scaler.step(opt)\n    opt.zero_grad()\n", LOOP + "    opt.step()\n    opt.zero_grad()\n", LOOP + "    opt.zero_grad()\n    g(x).backward()\n    opt.step()\n"],
     ),
     "scheduler-first": (
-        [HEAD + "for e in r:\n    scheduler.step()\n    for x in l:\n        f(x).backward()\n        opt.step()\n"],
+        [HEAD + "for e in r:\n    scheduler.step()\n    for x in l:\n        f(x).backward()\n        opt.step()\n", HEAD + GRADSCALER + "for e in r:\n    scheduler.step()\n    for x in l:\n        scaler.scale(f(x)).backward()\n        scaler.step(opt)\n"],
         [HEAD + "for e in r:\n    for x in l:\n        opt.step()\n    scheduler.step()\n", HEAD + "for x in l:\n    opt.step()\n    scheduler.step()\n    opt.step()\n"],
     ),
     "eval-not-left": (
@@ -65,7 +67,7 @@ CASES = {
         [LOOP + "    losses += [loss.item()]\n", LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
     ),
     "softmax-before-loss": (
-        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n", HEAD + "F.cross_entropy(net(x).softmax(dim=1), y).backward()\n"],
         [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT + "p = other(x)\np = F.softmax(p, 1)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
     ),
     "sampler-with-shuffle": (

@@ -92,7 +92,7 @@ def in_statements(code: TrainingCode, block: Sequence[ast.stmt]) -> Iterator[Mis
         method = method_of(call) or source_text(call.func).rpartition(".")[2]
         if method == "zero_grad":
             before = [b for b in backward if b < n][-1:]
-            own = [at for at, s in steps if holder(s) == holder(call)]
+            own = [at for at, s in steps if holder(call) in (holder(s), *map(source_text, s.args))]
             after = next((at for at in own if at > n), None)
             used = any(before and before[0] < at < n for at in own)
             if before and after and not used and not any(n < b < after for b in backward):

@@ -32,10 +32,13 @@ class TrainingCode:
         return any(name in wanted for name in self.names.anywhere(node))
 
     def is_optimizer_step(self, node: ast.AST) -> bool:
-        """By what it is made of; where another module makes it, by its name."""
+        """By what it is made of; where another module makes it, by its name. A gradient scaler
+        steps the optimizer that it is given."""
         if not isinstance(node, ast.Call) or method_of(node) != "step":
             return False
         known = self.names.anywhere(node.func.value)  # type: ignore[attr-defined]
+        if any("GradScaler" in name for name in known):
+            return bool(node.args)
         made = any(name.startswith("torch.optim.") for name in known)
         return made and not self.scheduler_of(node) if known else is_optimizer_step(node)
 
@@ -82,6 +85,7 @@ class TrainingCode:
         called = source_text(value.func)
         return (
             self.means(value.func, _SOFTMAX)
+            or method_of(value) == "softmax"
             or called in self.softmax_stacks(self.tree)
             or self._instances.get(called) in self._softmax_classes
         )
