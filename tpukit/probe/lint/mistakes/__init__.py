@@ -47,7 +47,7 @@ def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
             yield from parts.in_call(code, node)
         elif isinstance(node, ast.Assign):
             yield from parts.in_assignment(code, node)
-        for name in _BLOCKS if is_trained else ():
-            block = getattr(node, name, None)
-            if isinstance(block, list) and len(block) > 1:
+        for name in _BLOCKS if is_trained and isinstance(node, ast.mod | ast.stmt) else ():
+            block = node.__dict__.get(name, ())
+            if len(block) > 1:
                 yield from loops.in_statements(code, block)

@@ -82,9 +82,13 @@ class TrainingCode:
         called = source_text(value.func)
         return (
             self.means(value.func, _SOFTMAX)
-            or called in self.softmax_stacks(self.tree)
+            or called in self._stacks
             or self._instances.get(called) in self._softmax_classes
         )
+
+    @cached_property
+    def _stacks(self) -> set[str]:
+        return self.softmax_stacks(self.tree)
 
     @cached_property
     def _instances(self) -> dict[str, str]:
