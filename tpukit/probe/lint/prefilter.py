@@ -53,6 +53,8 @@ _TEXTS = re.compile(
     re.DOTALL,
 )
 """Comments and long texts without values in them; any other text is its group."""
+_RANKS = re.compile(rb"(?m)if [^\n]*(?:rank\S* *== *0|is_ma(?:in|ster)|not \w*rank)[^\n]*:\s*$")
+_MEETS = re.compile(rb"\.(?:barrier|all_reduce|all_gather\w*|broadcast\w*|reduce|gather)\(")
 Words = frozenset[bytes]
 
 
@@ -98,6 +100,8 @@ def may_hold_calls(data: bytes) -> bool:
 def may_hold_habits(data: bytes) -> bool:
     """Whether a file may contain a habit: it uses torch_xla, or an Accelerator."""
     if imports(data, b"torch_xla"):
+        return True
+    if b"torch.distributed" in data and _RANKS.search(data) and _MEETS.search(data):
         return True
     return b"Accelerator" in data and imports(data, b"accelerate")
 

@@ -1,7 +1,7 @@
 """What syntax trees are asked for: nodes, in a part of the time of `ast.walk`, calls, arguments."""
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -11,6 +11,19 @@ _NO_NODES = {
     "type_ignores",
 }  # fmt: skip
 """Fields that neither bind nor use a name."""
+_OF_OTHERS = {
+    "train",
+    "eval",
+    "step",
+    "forward",
+    "backward",
+    "update",
+    "save",
+    "load",
+    "test",
+    "log",
+}
+"""Methods of PyTorch's and other classes."""
 _KEPT, _BELOW = "children below", "nodes below"
 
 
@@ -84,6 +97,29 @@ def own_nodes(body: Sequence[ast.AST], without: tuple[type[ast.AST], ...]) -> It
 def trains(node: ast.AST) -> bool:
     """Whether a function or a loop runs a backward pass."""
     return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(node))
+
+
+def functions_that(tree: ast.Module, do: Callable[[ast.AST], bool]) -> set[str]:
+    """Names of a module's functions that hold such a node, or call one of these."""
+    functions = [node for node in nodes_below(tree) if isinstance(node, FUNCTIONS)]
+    found = {f.name for f in functions if any(map(do, nodes_below(f)))}
+    calls = {f.name: {called_here(n) for n in nodes_below(f)} for f in functions if found}
+    while more := {name for name, called in calls.items() if called & found} - found:
+        found |= more
+    return found
+
+
+def called_here(node: ast.AST) -> str:
+    """The function of this module that a call may call; empty for methods that others have."""
+    name = called_name(node)
+    is_own = not method_of(node) or holder(node) == "self"  # type: ignore[arg-type]
+    return name if is_own or name not in _OF_OTHERS else ""
+
+
+def called_name(node: ast.AST) -> str:
+    """The last part of what a call calls; empty for anything else."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return str(getattr(function, "attr", "") or getattr(function, "id", ""))
 
 
 def source_text(node: ast.expr) -> str:

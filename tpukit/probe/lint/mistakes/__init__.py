@@ -36,9 +36,11 @@ def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
     if is_trained:
         yield from loops.never_in_eval(code)
         yield from loops.eval_not_left(code)
-    for node in nodes_below(code.tree):
+    nodes = nodes_below(code.tree)
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    for node in nodes:
         if isinstance(node, LOOPS) and is_trained:
-            yield from loops.in_loop(code, node)
+            yield from loops.in_loop(code, node, classes)
         elif isinstance(node, (*FUNCTIONS, ast.Module)) and evaluates:
             yield from loops.with_gradients(code, node)
         elif isinstance(node, ast.ClassDef):
