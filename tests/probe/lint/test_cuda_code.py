@@ -94,6 +94,16 @@ def test_a_second_fix_changes_nothing(tmp_path):
         ('t = Trainer(accelerator="cuda")', 't = Trainer(accelerator="tpu")'),
         ('t = Trainer(strategy="ddp_spawn")', 't = Trainer(strategy="auto")'),
         ('m = f(attn_implementation="flash_attention_2")', 'm = f(attn_implementation="sdpa")'),
+        ('t = Trainer(precision=16)', 't = Trainer(precision="bf16")'),
+        ('t = Trainer(precision="16-mixed")', 't = Trainer(precision="bf16-mixed")'),
+        ('a = f(optim="paged_adamw_8bit")', 'a = f(optim="adamw_torch")'),
+        ('DEVICE = "cuda"\nt = Trainer(accelerator=DEVICE)',
+         'DEVICE = "tpu"\nt = Trainer(accelerator=DEVICE)'),
+        ('DEVICE = "cuda"\nx.to(DEVICE)\nt = Trainer(accelerator=DEVICE)',
+         'DEVICE = "xla"\nx.to(DEVICE)\nt = Trainer(accelerator=DEVICE)'),
+        ('d = torch.device("mps" if mps else "cpu")', 'd = torch.device("xla" if mps else "cpu")'),
+        ('d = "cuda" if cuda else "mps"', 'd = "xla" if cuda else "mps"'),
+        ('set_printoptions(precision=16)', 'set_printoptions(precision=16)'),
     ],
 )  # fmt: skip
 def test_one_right_form_is_written(tmp_path, line, expected):
@@ -141,6 +151,17 @@ def test_one_right_form_is_written(tmp_path, line, expected):
          "    optimizer.step()\n    losses.append(loss.item())", "read-in-step"),
         ("for b in loader:\n    loss = f(b)\n    loss.backward()\n    print(loss.item())",
          "read-in-step"),
+        ("D = 'cuda'\nx.to(D)\nt = Trainer(accelerator=D)", "cuda-accelerator"),
+        ("import lightning.pytorch as pl\nfor b in x:\n    f(b).backward()\n    optim.step()",
+         "cuda-sync"),
+        ("from torch_geometric.loader import DataLoader\nl = DataLoader(d)", "cuda-graph-batches"),
+        ("c = torch.nn.CTCLoss()", "leaves-the-device-class"),
+        ("def forward(self, x):\n    return torch.median(x)", "leaves-the-device"),
+        ("def select_action(s):\n    return net(s).argmax().item()", "read-in-step"),
+        ("for i in range(9):\n    x = torch.cat([x, net(x)], dim=1)", "growing-shape"),
+        ("def collate(b):\n    n = max(len(x) for x in b)", "padding-to-longest"),
+        ("def collate(b):\n    n = max([len(x) for x in b])", "padding-to-longest"),
+        ("torch.cuda.set_rng_state(s)", "cuda-rng-state"),
     ],
 )  # fmt: skip
 def test_the_rest_is_reported(tmp_path, source, id):
@@ -172,6 +193,9 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "def f(m):\n    o = Adam(m.parameters())\n    m.to(d)",
         "SIZE = 1\nt = torch.utils.data.DataLoader(train, batch_size=SIZE, shuffle=True)",
         "class A:\n    def __init__(self, t):\n        self.e = tokenizer(t, padding=True)",
+        "for i in x:\n    y = torch.cat([y, i.cpu()])",
+        "def collate(b):\n    return torch.stack(b)",
+        "a.size = 1\nt = torch.utils.data.DataLoader(train, batch_size=a.size, shuffle=True)",
     ],
 )
 def test_what_needs_no_change(tmp_path, line):

@@ -15,6 +15,7 @@ ACCELERATE = (
     "from accelerate import Accelerator\na = accelerator = Accelerator()\n"
     "for x in loader:\n    loss = model(x)\n    accelerator.backward(loss)\n    opt.step()\n"
 )
+RANKS = "import torch\nimport torch.distributed as dist\nfor x in loader:\n"
 TRAIN = (
     XLA
     + """
@@ -68,6 +69,22 @@ CASES = {
             "items of a dict": LOOP + "    for k, v in d.items(): pass\n",
         },
     ),
+    "rank-leaves-loop": (
+        {
+            "a break on rank 0": RANKS + "    dist.barrier()\n    if rank == 0:\n        if bad: break\n",
+            "a collective in a function": RANKS.replace("for", "def f(x):\n    dist.all_reduce(x)\nfor") + "    f(x)\n    if rank == 0 and bad:\n        break\n",
+        },
+        {
+            "every rank": RANKS + "    dist.barrier()\n    if bad:\n        break\n",
+            "both branches": RANKS + "    dist.barrier()\n    if rank == 0:\n        break\n    else:\n        break\n",
+            "a loop of its own": RANKS + "    dist.barrier()\n    if rank == 0:\n        for i in y:\n            break\n",
+            "no collective": RANKS + "    if rank == 0:\n        break\nx.barrier()\n",
+        },
+    ),
+    "growing-shape": (
+        {"tokens": XLA + "while True:\n    x = torch.cat((x, f(x)), 1)\n"},
+        {"on the host": XLA + "while True:\n    x = torch.cat((x, f(x).cpu()), 1)\n"},
+    ),
     "unsynchronised-gradients": (
         {"mark_step for the sync": TRAIN, "in old words": TRAIN.replace("torch_xla.sync", "xm.mark_step")},
         {
@@ -97,6 +114,7 @@ CASES = {
     "collective-under-master": (
         {
             "barrier": XLA + "if xm.is_master_ordinal():\n    xm.rendezvous('x')\n",
+            "a function's": RANKS.replace("for", "def check(x):\n    dist.all_reduce(x)\nif rank == 0:\n    check(y)\nfor") + "    pass\n",
             "by rank": XLA + "if xr.global_ordinal() == 0:\n    xm.rendezvous('x')\n",
             "nested": XLA + "if xm.is_master_ordinal():\n    if better:\n        xm.mesh_reduce('a', x, sum)\n",
             "accelerate": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.gather(x)\n",

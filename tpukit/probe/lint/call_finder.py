@@ -1,13 +1,13 @@
 """Finds the uses of removed and deprecated calls in a module's syntax tree."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
-from tpukit.probe.lint.cuda_forms import find_cuda_forms, find_xla_texts
+from tpukit.probe.lint.cuda_forms import ARGUMENT_ROWS, find_cuda_forms, find_xla_texts
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.guards import Condition, Guards, early_test
 from tpukit.probe.lint.names import Names, Scope
@@ -23,7 +23,7 @@ from tpukit.probe.lint.shell_lines import (
     variables_set,
 )
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.syntax import children, nodes_below, source_text
+from tpukit.probe.lint.syntax import children, source_text
 
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
@@ -50,8 +50,7 @@ class _Finder:
         self.places: list[ModuleFinding] = []
         self.guarding: list[Condition] = []
         self.has_alternative = 0
-        assert module.tree is not None
-        self._guards = Guards(module.tree, names)
+        self._guards = Guards(names)
         self._calls: dict[int, ast.Call] = {}
         """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
@@ -175,7 +174,7 @@ class _Finder:
             return
         meanings = self.names.resolve(node.func, scope)
         for row, name in self._rows(meanings):
-            if row.kind == "call" and _applies(row, node, self._constants):
+            if row.kind == "call" and _applies(row, node, self.names):
                 self._found(node.func, row, name)
         if any(meaning in WRITERS for meaning in meanings):
             for key, row, name in variables_set(node, self.table):
@@ -183,10 +182,6 @@ class _Finder:
                 self._found(key, row, name)
         if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
             self._shell_call(node)
-
-    @cached_property
-    def _constants(self) -> Mapping[str, set[str]]:
-        return _constants_of(self.module.tree) if self.module.tree is not None else {}
 
     # -- imports ----------------------------------------------------------------------------------
     def _import(self, node: ast.Import) -> None:
@@ -254,7 +249,9 @@ class _Finder:
                 row = self.table.by_form.get(id)
                 old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
                 if row is not None:
-                    self._add(row, self.module.span(node), old, name, row.fix)
+                    is_shared = isinstance(node, ast.Name) and id in ARGUMENT_ROWS
+                    fix = None if is_shared else row.fix
+                    self._add(row, self.module.span(node), old, name, fix)
 
     def shell_lines(self) -> None:
         """Commands and variables in a notebook's magics and shell lines."""
@@ -331,9 +328,9 @@ def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:
 
 
 # -- conditions of a row -------------------------------------------------------------------------
-def _applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) -> bool:
-    """Whether a call row's conditions hold for a call. constants: values assigned to names."""
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
+def _applies(row: OldCall, node: ast.Call, names: Names) -> bool:
+    """Whether a call row's conditions hold for a call."""
+    given = {keyword.arg: keyword.value for keyword in names.keywords(node)}
     if row.lacks:
         written = {k for k, v in given.items() if source_text(v) not in row.unless.get(str(k), ())}
         lacking = not set(row.lacks) & set(given) or bool(row.unless and set(row.lacks) & written)
@@ -348,30 +345,11 @@ def _applies(row: OldCall, node: ast.Call, constants: Mapping[str, set[str]]) ->
         if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
             values.append((row.keywords[0], before[-1]))
     if row.texts:
-        values = [(n, v) for n, v in values if n in given or _may_be_text(v, constants)]
-    return any(not _values(v, constants) <= set(row.unless.get(name, ())) for name, v in values)
+        values = [(n, v) for n, v in values if n in given or _may_be_text(v, names)]
+    possible = ((name, set(map(source_text, names.possible(value)))) for name, value in values)
+    return any(not texts <= set(row.unless.get(name, ())) for name, texts in possible)
 
 
-def _may_be_text(node: ast.expr, constants: Mapping[str, set[str]]) -> bool:
-    values = _values(node, constants)
+def _may_be_text(node: ast.expr, names: Names) -> bool:
+    values = map(source_text, names.possible(node))
     return any(value[:1] in "'\"" or "kind" in value.lower() for value in values)
-
-
-def _values(node: ast.expr, constants: Mapping[str, set[str]]) -> set[str]:
-    """The values that an expression may have, as code."""
-    if isinstance(node, ast.IfExp):
-        return _values(node.body, constants) | _values(node.orelse, constants)
-    if isinstance(node, ast.Name) and constants.get(node.id):
-        return constants[node.id]
-    return {source_text(node)}
-
-
-def _constants_of(tree: ast.Module) -> dict[str, set[str]]:
-    """Name -> the values assigned to it anywhere in a module, as code."""
-    found: dict[str, set[str]] = {}
-    for node in nodes_below(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            is_simple = isinstance(node.value, ast.Constant | ast.IfExp)
-            texts = _values(node.value, {}) if is_simple else {"?"}
-            found.setdefault(node.targets[0].id, set()).update(texts)
-    return found

@@ -4,11 +4,13 @@ and torch_xla's device by its name."""
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import (
+    called_name,
     calls_of,
     holder,
     method_of,
@@ -18,8 +20,9 @@ from tpukit.probe.lint.syntax import (
     trains,
 )
 
-_ENDS_STEPS = ("torch_xla", "accelerate", "lightning", "pytorch_lightning")
-_DEVICE = re.compile(r"cuda(?::\d+)?")
+_ENDS_STEPS = {"accelerate", "lightning", "pytorch_lightning"}
+_DEVICES = {"cuda-text", "cuda-device-text", "cuda-method"}
+_DEVICE = re.compile(r"cuda(?::\d+)?|mps(?::\d)?")
 _NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$")
 """A device by its number."""
 _XLA = re.compile(r"xla(?::\d+|://)?")
@@ -29,26 +32,44 @@ _MAKES = re.compile(r"(?:^|\.)(?:Ada\w+|SGD|RMSprop|\w*[Oo]ptim\w*)$")
 _ELSEWHERE = (ast.FunctionDef, ast.ClassDef)
 _SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
-_SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive")
+_SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive", "to_sparse")
+_ON_THE_CPU = re.compile(
+    r"torch\.(?:linalg\.(?:det|eig|inv|lstsq|matrix_exp|qr|solve)|fft\.\w+|stft|histc|bincount"
+    r"|searchsorted|bucketize|median|lgamma|digamma)"
+)
+"""What torch_xla 2.9 has no lowering for (seen in its counters)."""
 _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
 _LOOPS = (ast.For, ast.While)
 _FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
 _MASK = re.compile(r"~?(?:\w*_)?masks?")
-_LIGHTNING = {
-    "accelerator": ("cuda-accelerator", re.compile("gpu|cuda")),
+_ARGUMENTS = {
+    "accelerator": ("cuda-accelerator", re.compile("gpu|cuda|mps")),
     "strategy": ("cuda-strategy", re.compile(r"(?:ddp|deepspeed)\w*")),
+    "precision": ("cuda-precision", re.compile("16(?:-mixed|-true)?")),
+    "attn_implementation": ("cuda-attention", re.compile(r"flash_attention_\d")),
+    "optim": ("cuda-optimizer", re.compile(r"paged_\w+|\w+_8bit|adamw_bnb\w*")),
 }
-"""Argument of a Trainer -> row's id, and the texts that it is about."""
+"""Argument of a Trainer or a model -> row's id, and the values that it is about."""
+ARGUMENT_ROWS = frozenset(id for id, _ in _ARGUMENTS.values())
 
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
     bound = (b.name or "" for found in names.module.bindings.values() for b in found)
-    # accelerate and Lightning end the step themselves.
-    ends_steps = any(name.partition(".")[0] in _ENDS_STEPS for name in bound)
-    forms = chain(_within(tree, in_forward=False), _made(tree, _tensor_types(tree)))
-    found = [(node, id) for node, id in forms if id != "cuda-sync" or not ends_steps]
-    if any(id == "cuda-sync" for _, id in found):
+    roots = {name.partition(".")[0] for name in bound}
+    # accelerate and Lightning end the step themselves, unless it is written out.
+    by_hand = any(not call.args for call in calls_of("backward", nodes_below(tree)))
+    ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
+    forms = chain(_arguments(tree, names), _within(tree, in_forward=False), _made(tree, names))
+    # A text that a Trainer is given is no device's, and of a file's devices CUDA's count.
+    by_place = {
+        (n.lineno, n.col_offset, n.end_lineno, n.end_col_offset): (n, id)
+        for n, id in [*forms][::-1]
+    }
+    ids = {id for _, id in by_place.values()}
+    left_out = {"cuda-sync" if ends_steps else "", "mps-text" if ids & _DEVICES else ""}
+    found = [(node, id) for node, id in [*by_place.values()][::-1] if id not in left_out]
+    if "cuda-sync" in ids - left_out:
         found += [(node, "no-device") for node in _never_sent(tree)]
     found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
     yield from ((node, id, source_text(node)[:40]) for node, id in found)
@@ -95,27 +116,15 @@ def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
     return found
 
 
-def _tensor_types(tree: ast.Module) -> set[str]:
-    """Names of types of CUDA tensors: `T = torch.cuda.FloatTensor if cuda else ...`."""
-    assigned = (node for node in nodes_below(tree) if isinstance(node, ast.Assign))
-    return {
-        source_text(target)
-        for node in assigned
-        if isinstance(node.value, ast.IfExp | ast.Attribute | ast.BoolOp)
-        and _TENSOR_TYPE.search(source_text(node.value))
-        for target in node.targets
-        if isinstance(target, ast.Name | ast.Attribute)
-    }
-
-
-def _made(tree: ast.Module, types: set[str]) -> Iterator[tuple[ast.expr, str]]:
-    """Tensors that such a type makes, or that become of that type."""
+def _made(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
+    """Tensors that a CUDA type makes, or that become of that type, also by a name for it:
+    `T = torch.cuda.FloatTensor if cuda else ...`."""
     for node in nodes_below(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             continue
         is_cast = isinstance(node.func, ast.Attribute) and node.func.attr == "type" and node.args
-        text = source_text(node.args[0] if is_cast else node.func)
-        if text in types or _TENSOR_TYPE.fullmatch(text):
+        made_by = names.possible(node.args[0] if is_cast else node.func)
+        if any(map(_TENSOR_TYPE.fullmatch, map(source_text, made_by))):
             yield node.func, "cuda-tensor-made"
 
 
@@ -129,6 +138,27 @@ def find_xla_texts(tree: ast.Module) -> Iterator[tuple[ast.expr, str, str]]:
                 yield child, "move-device-text", repr(child.value)
 
 
+def _arguments(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
+    """The values of such arguments, also by name; the name where that has other uses as well."""
+    nodes = nodes_below(tree)
+    given = [(call, k) for call in nodes if isinstance(call, ast.Call)
+             for k in call.keywords if k.arg in _ARGUMENTS]  # fmt: skip
+    loads = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    for call, keyword in given:
+        id, wanted = _ARGUMENTS[str(keyword.arg)]
+        if keyword.arg == "precision" and called_name(call) not in ("Trainer", "Fabric", "dict"):
+            continue
+        of = names.possible(keyword.value)
+        constants = (n for value in of for n in ast.walk(value) if isinstance(n, ast.Constant))
+        found = [text for text in constants if wanted.fullmatch(str(text.value))]
+        name = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
+        shared = loads[name] > len(names.values(name)) + sum(
+            isinstance(k.value, ast.Name) and k.value.id == name for _, k in given
+        )
+        for text in [keyword.value] if found and shared else found:
+            yield text, id
+
+
 def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant):
@@ -136,11 +166,6 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
                 yield from _text(child, child.value, node)
             continue
         inside = in_forward
-        if isinstance(child, ast.keyword) and child.arg in _LIGHTNING:
-            id, wanted = _LIGHTNING[child.arg]
-            texts = (n for n in ast.walk(child.value) if isinstance(n, ast.Constant))
-            yield from ((text, id) for text in texts if wanted.fullmatch(str(text.value)))
-            continue
         if isinstance(child, ast.FunctionDef):
             # Of a function that trains in a loop, the loop is the step.
             steps = any(isinstance(n, _LOOPS) and trains(n) for n in ast.walk(child))
@@ -161,14 +186,12 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
 def _text(text: ast.Constant, value: str, outer: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     if re.match(r"cuda:(?:$|\{|%)", value):
         yield text, "cuda-device-text"
-    elif re.fullmatch(r"flash_attention_\d", value) and isinstance(outer, ast.keyword):
-        yield text, "cuda-attention"
     elif not _DEVICE.fullmatch(value) or _is_looked_up(text, outer):
         return
     elif isinstance(outer, ast.keyword) and outer.arg == "map_location":
         yield text, "cuda-map-location"
     else:
-        yield text, "cuda-text"
+        yield text, "mps-text" if value.startswith("mps") else "cuda-text"
 
 
 def _is_looked_up(text: ast.Constant, outer: ast.AST) -> bool:
@@ -192,6 +215,8 @@ def _method(
         yield function, "cuda-sync"
     elif in_forward and function.attr in _SHAPED_BY_VALUES:
         yield function, "cuda-values-shape"
+    elif in_forward and _ON_THE_CPU.fullmatch(source_text(function)):
+        yield function, "leaves-the-device"
 
 
 def is_optimizer_step(call: ast.Call) -> bool:

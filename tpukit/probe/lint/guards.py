@@ -6,13 +6,13 @@ nothing about timm, and `args.version` or `hasattr(self.data, "x")` about no pac
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tpukit.knowledge.calls import OldCall
 from tpukit.probe.lint.names import Names, Scope, imported_packages
-from tpukit.probe.lint.syntax import nodes_below, source_text
+from tpukit.probe.lint.syntax import source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
@@ -46,8 +46,7 @@ class Guard:
 class Guards:
     """The guards of one module's tests."""
 
-    def __init__(self, tree: ast.Module, names: Names) -> None:
-        self._tree = tree
+    def __init__(self, names: Names) -> None:
         self._names = names
 
     def of_test(self, test: ast.expr, scope: Scope, depth: int = 3) -> list[Guard]:
@@ -89,19 +88,9 @@ class Guards:
             found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
         if not found and depth and node.id not in self._names.followed:
             # `new = hasattr(xm, "x")`, and `if new` below.
-            for value in self._assigned.get(node.id, ()):
-                found += self.of_test(value, scope, depth - 1)
+            for value in filter(None, self._names.values(node.id)):
+                found += self.of_test(value, scope, depth - 1) if _is_test(value) else []
         return found
-
-    @cached_property
-    def _assigned(self) -> Mapping[str, list[ast.expr]]:
-        """Name -> the tests assigned to it anywhere in the module."""
-        values: dict[str, list[ast.expr]] = {}
-        for node in nodes_below(self._tree):
-            target = node.targets[0] if isinstance(node, ast.Assign) else None
-            if isinstance(target, ast.Name) and _is_test(node.value):  # type: ignore[attr-defined]
-                values.setdefault(target.id, []).append(node.value)  # type: ignore[attr-defined]
-        return values
 
     def of_body(self, body: Iterable[ast.stmt], scope: Scope) -> list[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from tpukit.probe.lint.syntax import children
 
@@ -21,7 +20,6 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 _PLAIN_TEXTS = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping)
 _DECLARATIONS = (ast.Global, ast.Nonlocal)
-_FOLLOWED = (ast.Name, ast.Attribute, ast.Call)
 _BIND_NOTHING = {
     ast.Attribute, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Constant, ast.Dict, ast.Expr,
     ast.If, ast.List, ast.Return, ast.Subscript, ast.Tuple, ast.keyword,
@@ -71,7 +69,7 @@ class Names:
         self.module = Scope(None)
         self.scopes: dict[ast.AST, Scope] = {tree: self.module}
         self.attributes: dict[str, list[tuple[ast.expr, Scope]]] = {}
-        """`self.x = value` anywhere: x -> values."""
+        """Values of `self.x = value` anywhere by `x`, of `args.x = value` by `args.x`."""
         self._followed_now: set[tuple[int, str]] = set()
         self.followed: set[str] = set()
         """Local names that an import binds somewhere in the module."""
@@ -114,6 +112,33 @@ class Names:
     def values(self, name: str) -> list[ast.expr | None]:
         """What a name is assigned, in every scope that binds it; None where that is unknown."""
         return [b.value for scope in self.binding(name) for b in scope.bindings[name]]
+
+    def possible(self, node: ast.expr, steps: int = 3) -> list[ast.expr]:
+        """What an expression may stand for, through names and conditions; itself where unknown."""
+        found: Sequence[ast.expr | None] = ()
+        if isinstance(node, ast.IfExp | ast.BoolOp):
+            found = node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse)
+        elif isinstance(node, ast.Name):
+            found = self.values(node.id)
+        elif key := _attribute_key(node):
+            found = [value for value, _ in self.attributes.get(key, ())]
+        if not found or not steps:
+            return [node]
+        return [p for v in found for p in ([node] if v is None else self.possible(v, steps - 1))]
+
+    def keywords(self, call: ast.Call) -> list[ast.keyword]:
+        """The arguments by name, with those of `**name` where that is a dict of the module."""
+        given: list[ast.keyword] = []
+        for keyword in call.keywords:
+            value = self.possible(keyword.value)[-1] if keyword.arg is None else None
+            if isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+                given += value.keywords
+            elif isinstance(value, ast.Dict):
+                pairs = zip(value.keys, value.values, strict=True)
+                given += [ast.keyword(getattr(k, "value", None), v) for k, v in pairs]
+            else:
+                given.append(keyword)
+        return given
 
     def _attribute(self, node: ast.Attribute, scope: Scope, steps: int) -> list[str]:
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
@@ -215,13 +240,12 @@ class Names:
         value = node.value
         if value is not None:
             self._collect(value, scope)
-        followed = value if isinstance(value, _FOLLOWED) else None
         for target in targets:
             if isinstance(target, ast.Name):
-                scope.bind(target.id, Binding(value=followed))
+                scope.bind(target.id, Binding(value=value))
                 continue
-            if followed is not None and _is_own_attribute(target):
-                self.attributes.setdefault(target.attr, []).append((followed, scope))
+            if value is not None and (key := _attribute_key(target)):
+                self.attributes.setdefault(key, []).append((value, scope))
             self._collect(target, scope)
 
     def _collect_function(
@@ -247,11 +271,11 @@ class Names:
             self._collect(statement, own)
 
 
-def _is_own_attribute(node: ast.expr) -> TypeGuard[ast.Attribute]:
-    """`self.x`."""
-    if not isinstance(node, ast.Attribute):
-        return False
-    return isinstance(node.value, ast.Name) and node.value.id == "self"
+def _attribute_key(node: ast.expr) -> str:
+    """`x` of `self.x`, `args.x` of another object's; empty for anything else."""
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+        return ""
+    return node.attr if node.value.id in ("self", "cls") else f"{node.value.id}.{node.attr}"
 
 
 def imported_packages(node: ast.Import | ast.ImportFrom) -> set[str]:

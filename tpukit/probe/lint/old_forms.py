@@ -8,6 +8,11 @@ from tpukit.probe.lint.syntax import children, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 """In-place method -> number of positional arguments of the form with the scalar first."""
+_OF_TOKENIZERS = {
+    "encode_plus": "tokenizer-encode", "batch_encode_plus": "tokenizer-encode",
+    "prepare_seq2seq_batch": "tokenizer-targets", "as_target_tokenizer": "tokenizer-targets",
+}  # fmt: skip
+"""Methods of tokenizers alone -> row's id."""
 
 
 def find_old_forms(
@@ -20,6 +25,8 @@ def find_old_forms(
             given = len(child.args)
             if given == _POSITIONAL.get(method) and not child.keywords:
                 yield child.func, "scalar-first", method
+            elif method in _OF_TOKENIZERS:
+                yield child.func, _OF_TOKENIZERS[method], f"tokenizer.{method}()"
             elif method == "next" and _iterates_a_loader(child, scope, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
         yield from find_old_forms(child, names, names.scopes.get(child, scope))

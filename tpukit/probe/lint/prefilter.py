@@ -19,7 +19,7 @@ _MOVES = {
 _MISTAKES = {
     b".backward(": re.compile(b""),
     b"DistributedSampler(": re.compile(rb"for \w+ in [^\n]*epoch|for epoch\b"),
-    b".dropout(": re.compile(rb"(?:\bF|functional)\.dropout\((?![^\n]{0,200}training)"),
+    b".dropout(": re.compile(rb"\.dropout\((?<=[Fl]\.dropout\()(?![^\n]{0,200}training)"),
     b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
     b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
     b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
@@ -53,6 +53,8 @@ _TEXTS = re.compile(
     re.DOTALL,
 )
 """Comments and long texts without values in them; any other text is its group."""
+_RANKS = re.compile(rb"(?m)if [^\n]*(?:rank\S* *== *0|is_ma(?:in|ster)|not \w*rank)[^\n]*:\s*$")
+_MEETS = re.compile(rb"\.(?:barrier|all_reduce|all_gather\w*|broadcast\w*|reduce|gather)\(")
 Words = frozenset[bytes]
 
 
@@ -89,15 +91,17 @@ def may_hold_calls(data: bytes) -> bool:
         return True
     shown = _Shown(data, words)
     return any(
-        (package is None or imports(data, package))
-        and any(use.words <= words and shown.may_show(use.name) for use in uses)
-        for package, uses in _uses_by_package().items()
+        use.words <= words and shown.may_show(use.name) and imports(data, use.package)
+        for word in _uses().keys() & words
+        for use in _uses()[word]
     )
 
 
 def may_hold_habits(data: bytes) -> bool:
     """Whether a file may contain a habit: it uses torch_xla, or an Accelerator."""
     if imports(data, b"torch_xla"):
+        return True
+    if b"torch.distributed" in data and _RANKS.search(data) and _MEETS.search(data):
         return True
     return b"Accelerator" in data and imports(data, b"accelerate")
 
@@ -109,7 +113,9 @@ def may_hold_mistakes(data: bytes) -> bool:
 
 
 def imports(data: bytes, package: bytes) -> bool:
-    """Whether a package stands behind an `import` or `from` on any line."""
+    """Whether a package stands behind an `import` or `from` on any line; none always does."""
+    if not package:
+        return True
     at = data.find(package)
     while at >= 0:
         end = at + len(package)
@@ -132,6 +138,8 @@ def _words(data: bytes) -> Words:
 class _Use:
     """What a file that uses a row has."""
 
+    package: bytes
+    """Empty where it needs no import (variables)."""
     words: Words
     """All of them: every part of the qualified name stands in an import, a use or a text."""
     name: bytes = b""
@@ -200,27 +208,26 @@ def _shell_names() -> dict[bytes, Words]:
 
 
 @cache
-def _uses_by_package() -> dict[bytes | None, frozenset[_Use]]:
-    """Package -> uses, one of which a file with a finding has; None: without an import
-    (variables)."""
-    found: dict[bytes | None, set[_Use]] = {}
-    for package, use in _needed():
-        found.setdefault(package, set()).add(use)
-    return {package: frozenset(uses) for package, uses in found.items()}
+def _uses() -> dict[bytes, list[_Use]]:
+    """The longest word of a use -> the uses, one of which a file with a finding has."""
+    found: dict[bytes, list[_Use]] = {}
+    for use in dict.fromkeys(_needed()):
+        found.setdefault(max(use.words - {use.package} or use.words, key=len), []).append(use)
+    return found
 
 
-def _needed() -> Iterator[tuple[bytes | None, _Use]]:
+def _needed() -> Iterator[_Use]:
     variables = call_table().environment
     for row in old_calls():
         for name in row.names:
             words = _words(name.encode())
             package, _, _ = name.partition(".")
             if package in variables:
-                yield None, _Use(words)
+                yield _Use(b"", words)
             elif row.kind not in ("shell", "form"):
                 shown = b"" if "(" in name or "." not in name else name.encode()
                 for keyword in row.keywords:
-                    yield package.encode(), _Use(words | {keyword.encode()}, shown)
+                    yield _Use(package.encode(), words | {keyword.encode()}, shown)
                 # An argument by position has no keyword.
                 if not row.keywords or row.position is not None:
-                    yield package.encode(), _Use(words, shown)
+                    yield _Use(package.encode(), words, shown)

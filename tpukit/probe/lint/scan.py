@@ -35,6 +35,7 @@ from tpukit.probe.lint.source import (
     read_bytes,
     read_notebook,
 )
+from tpukit.probe.lint.syntax import forget
 
 _IGNORE = re.compile(r"tpukit: ignore(?:\[([^]]*)\])?")
 _SKIPPED_FOLDERS = {
@@ -189,6 +190,8 @@ def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: skipped")
         return []
+    finally:
+        forget(module.tree)
     return sorted(places, key=lambda place: (place.line, place.column))
 
 

@@ -36,9 +36,11 @@ def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
     if is_trained:
         yield from loops.never_in_eval(code)
         yield from loops.eval_not_left(code)
-    for node in nodes_below(code.tree):
+    nodes = nodes_below(code.tree)
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    for node in nodes:
         if isinstance(node, LOOPS) and is_trained:
-            yield from loops.in_loop(code, node)
+            yield from loops.in_loop(code, node, classes)
         elif isinstance(node, (*FUNCTIONS, ast.Module)) and evaluates:
             yield from loops.with_gradients(code, node)
         elif isinstance(node, ast.ClassDef):
@@ -47,7 +49,7 @@ def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
             yield from parts.in_call(code, node)
         elif isinstance(node, ast.Assign):
             yield from parts.in_assignment(code, node)
-        for name in _BLOCKS if is_trained else ():
-            block = getattr(node, name, None)
-            if isinstance(block, list) and len(block) > 1:
+        for name in _BLOCKS if is_trained and isinstance(node, ast.mod | ast.stmt) else ():
+            block = node.__dict__.get(name, ())
+            if len(block) > 1:
                 yield from loops.in_statements(code, block)

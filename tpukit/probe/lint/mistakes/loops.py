@@ -25,16 +25,22 @@ _NO_GRADIENTS = re.compile(
 _EVALUATION = re.compile(
     r"\.eval\(|\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b"
 )
+_CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none")
 _own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
 
 
-def in_loop(code: TrainingCode, loop: ast.For | ast.While | ast.AsyncFor) -> Iterator[Mistake]:
+def in_loop(
+    code: TrainingCode, loop: ast.For | ast.While | ast.AsyncFor, classes: Sequence[ast.ClassDef]
+) -> Iterator[Mistake]:
+    """classes: those of the module; an optimizer of one's own is cleared there."""
     inner = list(_own(loop.body))
     backward = calls_of("backward", inner)
     if not backward:
         return
     steps = [call for call in calls_of("step", inner) if code.is_optimizer_step(call)]
-    if steps and not re.search(r"zero_grad|\.grad\b|set_to_none", code.text):
+    own = [c for c in classes if c.lineno < loop.lineno <= (c.end_lineno or 0)]
+    is_own = own and not own[0].bases and source_text(steps[0]).startswith("self.") if steps else ()
+    if steps and not _CLEARS.search(ast.unparse(own[0]) if is_own else code.text):
         yield steps[0].func, "no-zero-grad", f"{source_text(steps[0])} in a loop"
     yield from _kept_losses(inner, {text for call in backward for text in _losses_of(call)})
 

@@ -86,9 +86,13 @@ class TrainingCode:
         return (
             self.means(value.func, _SOFTMAX)
             or method_of(value) == "softmax"
-            or called in self.softmax_stacks(self.tree)
+            or called in self._stacks
             or self._instances.get(called) in self._softmax_classes
         )
+
+    @cached_property
+    def _stacks(self) -> set[str]:
+        return self.softmax_stacks(self.tree)
 
     @cached_property
     def _instances(self) -> dict[str, str]:

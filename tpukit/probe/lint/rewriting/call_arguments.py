@@ -115,7 +115,10 @@ def moved_text(literal: str, to: str) -> str:
     """A device's name in the quotes that it had; torchrun's variables say where ranks meet."""
     if "://" in literal:
         return literal.replace("xla://", "env://")
-    return re.sub(r"xla|gpu|cuda(?::\d+)?|flash_attention_\d|(?:ddp|deepspeed)\w*", to, literal)
+    if literal.isdigit() or to == "adamw_torch":
+        return f'"{to}"'
+    forms = r"xla|gpu|(?:cuda|mps)(?::\d+)?|flash_attention_\d|(?:ddp|deepspeed)\w*|16"
+    return re.sub(forms, to, literal)
 
 
 def _launched(fix: Fix, given: dict[str, cst.BaseExpression]) -> cst.BaseExpression | None:

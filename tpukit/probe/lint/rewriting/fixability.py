@@ -15,7 +15,7 @@ def left_alone(fix: Fix, call: ast.Call | None) -> str:
         return "it is not called here" if about_arguments else ""
     given = {keyword.arg for keyword in call.keywords}
     starred = None in given or any(isinstance(a, ast.Starred) for a in call.args)
-    if starred and (fix.parameters or fix.drop):
+    if starred and (fix.parameters or fix.drop or (fix.rename and not set(fix.rename) & given)):
         return "its arguments come from * or **"
     names = [_parameter(fix, index) for index in range(len(call.args))]
     names += [keyword.arg or "" for keyword in call.keywords]
@@ -23,7 +23,7 @@ def left_alone(fix: Fix, call: ast.Call | None) -> str:
     if unknown:
         return f"{unknown[0] or 'an argument'} has no counterpart"
     taken = {"mixed-precision": "mixed_precision", "dataloader-configuration": "dataloader_config"}
-    if taken.get(fix.special) in given:
+    if taken.get(fix.special, "") in given:
         return f"{taken[fix.special]} is given too"
     return ""
 

@@ -165,16 +165,18 @@ class _Rewriter(cst.CSTTransformer):
                 return cst.RemoveFromParent()
         return updated_node
 
-    def leave_SimpleString(  # noqa: N802
-        self, original_node: cst.SimpleString, updated_node: cst.SimpleString
-    ) -> cst.SimpleString:
+    def _literal(
+        self, original_node: cst.SimpleString | cst.Integer, updated_node: Any
+    ) -> cst.BaseExpression:
         for place in self._places(original_node):
             if place.fix is not None and place.fix.special == "text":
                 if place.fix.imports:
                     self.imports.spell(place.fix.imports, place.fix.imports, place.line)
                 self._done(place)
-                return updated_node.with_changes(value=moved_text(updated_node.value, place.fix.to))
-        return updated_node
+                return expression(moved_text(updated_node.value, place.fix.to))
+        return cast(cst.BaseExpression, updated_node)
+
+    leave_SimpleString = leave_Integer = _literal  # noqa: N815
 
     def _moved(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.BaseExpression | None:
         if not fix.imports:
@@ -356,7 +358,7 @@ def _special(
         return expression(f'({code_of(node.value)}.mixed_precision == "fp16")')
     if kind == "device-type":
         return expression(f"{code_of(node.value)}.device.type")
-    return None
+    return node.value if kind == "held" else None
 
 
 def _renamed_last(node: cst.Name | cst.Attribute, last: str) -> cst.BaseExpression:

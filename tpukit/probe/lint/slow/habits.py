@@ -20,8 +20,12 @@ from tpukit.probe.lint.syntax import (
     LOADERS,
     LOOPS,
     argument,
+    called_here,
+    called_name,
     children,
+    functions_that,
     nodes_below,
+    own_nodes,
     source_text,
 )
 
@@ -32,10 +36,20 @@ _COLLECTIVES = tuple(
         "optimizer_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
     )
 )  # fmt: skip
+_WAITS_FOR_ALL = (
+    "barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "reduce", "gather",
+    "scatter", "reduce_scatter", "all_gather_into_tensor", "broadcast_object_list",
+)  # fmt: skip
+"""Collectives of torch.distributed."""
+_PAIRED = ("rendezvous", "barrier", "wait_for_everyone")
+"""Two in a function let one rank go first."""
 _ACCELERATE_COLLECTIVES = (
     "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
     "pad_across_processes", "get_state_dict",
 )  # fmt: skip
+_ALL_METHODS = frozenset(
+    (*_ACCELERATE_COLLECTIVES, *_WAITS_FOR_ALL, *(name.rpartition(".")[2] for name in _COLLECTIVES))
+)
 _MASTER = re.compile(
     r"is_master_ordinal|is_main_process|is_master|is_rank_?(?:0|zero)|main_process|"
     r"(?:ordinal|rank|get_ordinal|process_index)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
@@ -45,6 +59,7 @@ _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)",
 """Text of a module that runs on GPUs alone."""
 _GPU_TEST = re.compile(r"cuda|gpu|fp16|half|mps", re.I)
 _WRITTEN = "DataLoader(..., drop_last=False)"
+_LONGEST = re.compile(r"max\((?:[(\[]|map\()?\s*(?:len\b|\w*len(?:gth)?s?\b|\w+\.(?:size|shape))")
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
 _LAUNCHES = {"torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn"}
 _SYNCS = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"}
@@ -62,7 +77,7 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     assert module.tree is not None
     found: list[ModuleFinding] = []
 
-    def emit(node: ast.expr, id: str, old: str) -> None:
+    def emit(node: ast.expr | ast.stmt, id: str, old: str) -> None:
         place = by_rule(rules("habit")[id], module.span(node), old)
         if place not in found:
             found.append(place)
@@ -71,7 +86,9 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     packages = {package for node in imports for package in imported_packages(node)}
     uses_xla = to_xla or "torch_xla" in packages
     has_steps = uses_xla or "accelerate" in packages
-    _Visitor(module, module.tree, names, emit, uses_xla, has_steps).walk(module.tree, names.module)
+    visitor = _Visitor(module, module.tree, names, emit, uses_xla, has_steps)
+    visitor.walk(module.tree, names.module)
+    visitor.loops_left()
     if uses_xla:
         _unsynchronised_steps(module, module.tree, names, emit)
     return found
@@ -99,28 +116,61 @@ class _Visitor:
         self.is_for_gpus = _ON_GPUS.search(module.text) is not None
         self.has_fixed_length = "model_max_length" in module.text
         """Whether the module pads to the length that the model takes."""
-        outside = (n for n in tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)))
-        self.has_rendezvous = "rendezvous" in module.text
-        self._rendezvous = (
-            sum(_count(n, "rendezvous") for n in outside) if self.has_rendezvous else 0
-        )
-        """Those at module level; functions have their own."""
+        self._is_paired = _are_paired(tree)
+        """Whether the module's own statements have two rendezvous; functions have their own."""
 
     @cached_property
     def _loaders(self) -> Loaders:
         return Loaders(self._tree)
 
+    @cached_property
+    def _waiting(self) -> set[str]:
+        """Functions of the module that run a collective, whatever the rank."""
+        return functions_that(self._tree, self._waits)
+
+    def _waits(self, node: ast.AST) -> bool:
+        """Whether a call returns only after every rank has made it."""
+        if not isinstance(node, ast.Call):
+            return False
+        method = called_name(node)
+        name = next(iter(self.names.anywhere(node.func)), "") if method in _ALL_METHODS else ""
+        is_xla = name in _COLLECTIVES and argument(node, "master_only") is None
+        is_torch = name.startswith("torch.distributed.") and method in _WAITS_FOR_ALL
+        is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
+        return is_xla or is_torch or is_accelerate
+
+    def loops_left(self) -> None:
+        """A loop in which ranks meet, and which rank 0 alone leaves."""
+        for loop in nodes_below(self._tree):
+            if not isinstance(loop, LOOPS):
+                continue
+            own = list(own_nodes(loop.body, (*FUNCTIONS, *LOOPS)))
+            tests = [
+                n for n in own if isinstance(n, ast.If) and _MASTER.search(source_text(n.test))
+            ]
+            for test in tests:
+                left, stays = ([n for n in own_nodes(b, LOOPS) if isinstance(n, ast.Break)]
+                               for b in (test.body, test.orelse))  # fmt: skip
+                if left and not stays and any(map(self._meets, nodes_below(loop))):
+                    old = f"break under `if {source_text(test.test)[:40]}`"
+                    self.emit(left[0], "rank-leaves-loop", old)
+
+    def _meets(self, node: ast.AST) -> bool:
+        return self._waits(node) or called_here(node) in self._waiting
+
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
-            outer = self._rendezvous
-            if self.has_rendezvous and isinstance(child, FUNCTIONS):
-                self._rendezvous = _count(child, "rendezvous")
+            outer = self._is_paired
+            if isinstance(child, FUNCTIONS):
+                self._is_paired = _are_paired(child)
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
             if self.uses_xla and isinstance(child, ast.Lambda):
                 self._steps.look_at_lambda(child)
+            elif self.uses_xla and isinstance(child, ast.FunctionDef):
+                self._collator(child)
             if self._has_steps:
                 self._steps.look_at(child, inner)
             if isinstance(child, ast.If):
@@ -131,11 +181,13 @@ class _Visitor:
                 self._in_stand_in = before
             else:
                 self.walk(child, inner, under)
-            self._rendezvous = outer
+            self._is_paired = outer
 
     def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
         test = source_text(node.test)
         self.walk(ast.Expression(node.test), scope, under)
+        if _MASTER.search(test) and any(map(self._meets, nodes_below(ast.Module(node.orelse, [])))):
+            test = ""  # the other ranks meet it in their own branch
         self.walk(ast.Module(node.body, []), scope, (*under, test))
         self.walk(ast.Module(node.orelse, []), scope, (*under, f"not ({test})"))
 
@@ -143,7 +195,7 @@ class _Visitor:
         meanings = self.names.resolve(node.func, scope)
         name = meanings[0] if len(meanings) == 1 else ""
         self._accelerator(node, name, under)
-        self._under_master(node, name, under)
+        self._under_master(node, under)
         if self.uses_xla:
             self._scaler(node, name, under)
             self._shapes(node, name)
@@ -157,17 +209,14 @@ class _Visitor:
         if isinstance(value, ast.Constant) and value.value == "fp16":
             self.emit(node.func, "fp16-accelerator", 'Accelerator(mixed_precision="fp16")')
 
-    def _under_master(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
+    def _under_master(self, node: ast.Call, under: tuple[str, ...]) -> None:
         tests = [t for t in under if not t.startswith("not (") and _MASTER.search(t)]
         if not tests or self._in_stand_in:
             return
-        method = name.rpartition(".")[2]
-        if method == "rendezvous" and self._rendezvous > 1:
-            # A pair of rendezvous around rank 0's work lets rank 0 go first.
+        method = called_name(node)
+        if method in _PAIRED and self._is_paired:
             return
-        is_xla = name in _COLLECTIVES and argument(node, "master_only") is None
-        is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
-        if is_xla or is_accelerate:
+        if self._meets(node):
             old = f"{method}() under `if {tests[-1][:40]}`"
             self.emit(node.func, "collective-under-master", old)
 
@@ -185,12 +234,17 @@ class _Visitor:
         padding = source_text(keyword) if keyword else ""
         if (
             padding in _PADS
-            and re.search("token|pad|collat", called := source_text(node.func), re.I)
+            and re.search("token|pad|collat|process", called := source_text(node.func), re.I)
             and ("ollat" in called or not self._is_once(node))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
+
+    def _collator(self, node: ast.FunctionDef) -> None:
+        """A collator that pads to the longest of its samples."""
+        if "collat" in node.name and _LONGEST.search(ast.unparse(node)):
+            self.emit(node, "padding-to-longest", f"{node.name}() pads to the longest")
 
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by a script, its `main` or a class's
@@ -205,10 +259,11 @@ class _Visitor:
         return bool(is_whole) or "untruncated" in assigned
 
     def _loader(self, node: ast.Call) -> None:
-        whole_call = self._loaders.spread(node)
+        whole_call = ast.Call(node.func, node.args, self.names.keywords(node))
         given = {keyword.arg for keyword in whole_call.keywords}
-        size = self._loaders.value_of(argument(whole_call, "batch_size", 1))
-        whole = size is None or source_text(size) in ("1", "None")
+        size = argument(whole_call, "batch_size", 1)
+        sizes = map(source_text, self.names.possible(size)) if size else ()
+        whole = set(sizes) <= {"1", "None"}
         drop = argument(whole_call, "drop_last", 8)
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
         if whole or not kept or given & {None, "batch_sampler"}:
@@ -233,8 +288,10 @@ def _unsynchronised_steps(module: Module, tree: ast.Module, names: Names, emit: 
             emit(call.func, "unsynchronised-gradients", old)
 
 
-def _count(tree: ast.AST, attribute: str) -> int:
-    return sum(isinstance(n, ast.Attribute) and n.attr == attribute for n in nodes_below(tree))
+def _are_paired(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a body of its own has two rendezvous: rank 0 goes first between them."""
+    own = own_nodes(node.body, (*FUNCTIONS, ast.ClassDef))
+    return sum(called_name(n) in _PAIRED for n in own) > 1
 
 
 def _stands_in(node: ast.ClassDef) -> bool:

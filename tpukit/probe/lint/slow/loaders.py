@@ -4,7 +4,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpukit.probe.lint.syntax import FUNCTIONS, argument, source_text, trains
+from tpukit.probe.lint.syntax import (
+    FUNCTIONS,
+    argument,
+    children,
+    nodes_below,
+    source_text,
+    trains,
+)
 
 _KEPT_WHOLE = re.compile(
     r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
@@ -19,33 +26,7 @@ class Loaders:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._assigned = {
-            source_text(node.targets[0]): node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-        }
-        self._parents = {
-            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
-        }
-
-    def spread(self, call: ast.Call) -> ast.Call:
-        """The call with what `**name` stands for, where that is a dict of the module."""
-        keywords: list[ast.keyword] = []
-        for given in call.keywords:
-            value = self._assigned.get(source_text(given.value)) if given.arg is None else None
-            if isinstance(value, ast.Call) and source_text(value.func) == "dict":
-                keywords += value.keywords
-            elif isinstance(value, ast.Dict):
-                pairs = zip(value.keys, value.values, strict=True)
-                keywords += [ast.keyword(getattr(k, "value", None), v) for k, v in pairs]
-            else:
-                keywords.append(given)
-        return ast.copy_location(ast.Call(call.func, call.args, keywords), call)
-
-    def value_of(self, given: ast.expr | None) -> ast.expr | None:
-        """What a name was last assigned, where that is a constant; else the expression itself."""
-        value = self._assigned.get(source_text(given)) if given is not None else None
-        return value if isinstance(value, ast.Constant) else given
+        self._parents = {child: node for node in nodes_below(tree) for child in children(node)}
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""

@@ -7,7 +7,14 @@ from functools import cache, partial
 
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names, Scope
-from tpukit.probe.lint.syntax import FUNCTIONS, LOOPS, children, nodes_below, source_text
+from tpukit.probe.lint.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    called_name,
+    children,
+    nodes_below,
+    source_text,
+)
 
 _READS = ("item", "tolist", "numpy", "cpu")
 _XM = "torch_xla.core.xla_model."
@@ -31,7 +38,9 @@ _LOADS = re.compile(r"load|dl\b|batches|_iter\b|epoch|_set\b|dataset", re.I)
 _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 _OWN_BODY = (*FUNCTIONS, *LOOPS, ast.ClassDef, ast.Lambda)
-Emit = Callable[[ast.expr, str, str], None]
+_ACTS = re.compile(r"(?:select|choose|take|sample|get)_?actions?|act(?:ion)?", re.I)
+"""Functions that reinforcement learning calls at each step of an environment."""
+Emit = Callable[[ast.expr | ast.stmt, str, str], None]
 
 
 class Steps:
@@ -42,6 +51,8 @@ class Steps:
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
+        nodes = (node for node in nodes_below(tree) if isinstance(node, ast.Assign))
+        self._assigned = {id(node.value): source_text(node.targets[0]) for node in nodes}
         self._step_functions = cache(partial(_step_functions, tree))
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
@@ -49,7 +60,10 @@ class Steps:
         if not isinstance(node, (*LOOPS, *FUNCTIONS)):
             return
         is_function = isinstance(node, FUNCTIONS)
-        is_step = self._uses_xla and getattr(node, "name", "") == "training_step"
+        name = getattr(node, "name", "")
+        is_step = self._uses_xla and (name == "training_step" or bool(_ACTS.fullmatch(name)))
+        if self._uses_xla and isinstance(node, LOOPS):
+            self._grows(node)
         is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
         if not is_step and not (
             isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
@@ -103,6 +117,15 @@ class Steps:
         for test in tests:
             if _tests_a_tensor(test, tensors):
                 self._emit(test, "read-in-step", f"if {source_text(test)[:40]} in the step")
+
+    def _grows(self, loop: ast.For | ast.While | ast.AsyncFor) -> None:
+        """`x = torch.cat([x, y])` on the device."""
+        for call in _nodes(loop.body):
+            if called_name(call) in ("cat", "concat", "hstack") and isinstance(call, ast.Call):
+                parts = [source_text(p) for a in call.args[:1] for p in getattr(a, "elts", ())]
+                is_moved = any(re.search(r"cpu\(|numpy", text) for text in parts)
+                if self._assigned.get(id(call), "") in parts and not is_moved:
+                    self._emit(call.func, "growing-shape", source_text(call)[:60])
 
     # -- syncs ------------------------------------------------------------------------------------
     def _cuts(self, step: ast.AST, scope: Scope) -> None:
