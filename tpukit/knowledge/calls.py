@@ -149,7 +149,7 @@ def move_table(target: str) -> CallTable:
     (`tpu`), indexed."""
     if target == "tpu":
         moves = _moves("tpu", effect="not on a TPU", since="torch_xla 2.9")
-        taken = {name for row in moves for name in row.names}
+        taken = {name for row in moves if not (row.keywords or row.lacks) for name in row.names}
         kept = (row for row in old_calls() if taken.isdisjoint(row.names))
         return _indexed((*kept, *moves), frozenset(row.id for row in moves))
     about_others = (row for row in old_calls() if not _is_left(row))

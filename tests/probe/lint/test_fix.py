@@ -495,3 +495,18 @@ def test_fixed_script_runs_where_the_old_one_failed(tmp_path):
     assert "rank 0 of 1" in new.stdout
     assert "trained True" in new.stdout
     assert not [f for f in scan_paths([str(path)]).findings if f.status == "removed"]
+
+
+def test_two_arguments_of_one_call(tmp_path):
+    file = tmp_path / "a.py"
+    call = "TrainingArguments('out', fp16=True, {})\n"
+    file.write_text(
+        "from transformers import TrainingArguments\n" + call.format("evaluation_strategy='no'")
+    )
+    (finding, other) = scan_paths([file], moves="tpu").findings
+    assert (finding.old, other.old) == (
+        "TrainingArguments(evaluation_strategy=...)",
+        "TrainingArguments(fp16=True)",
+    )
+    apply_fix(plan_fix(file, moves="tpu"))
+    assert "TrainingArguments('out', bf16=True, eval_strategy='no')" in file.read_text()

@@ -67,7 +67,7 @@ CASES = {
         [LOOP + "    losses += [loss.item()]\n", LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
     ),
     "softmax-before-loss": (
-        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n", HEAD + "F.cross_entropy(net(x).softmax(dim=1), y).backward()\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n", HEAD + "F.cross_entropy(net(x).softmax(dim=1), y).backward()\n", FORWARD + "        return F.softmax(x, dim=1)\n    def step(self, x, y):\n        F.cross_entropy(self(x), y).backward()\n"],
         [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT + "p = other(x)\np = F.softmax(p, 1)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
     ),
     "sampler-with-shuffle": (

@@ -133,6 +133,11 @@ CASES = {
     "trainer-tokenizer": ("from transformers import Trainer\nTrainer(tokenizer=t)", "from transformers import Trainer\nTrainer(processing_class=t)"),
     "transformers-old-names": ("from transformers import AutoModelWithLMHead", "from transformers import AutoModelForCausalLM"),
     "lightning-trainer": ("import pytorch_lightning as pl\npl.Trainer(tpu_cores=8)", "import pytorch_lightning as pl\npl.Trainer(accelerator='tpu', devices=8)"),
+    "lightning-trainer-gone": ("import pytorch_lightning as pl\npl.Trainer(auto_lr_find=True)", "import pytorch_lightning as pl\npl.Trainer(max_epochs=3)"),
+    "loss-data-item": ("import torch\ntotal += loss.data[0]\n", "import torch\ntotal += loss.item()\nx = batch.data[0]\n"),
+    "torch-fft": ("import torch\ntorch.rfft(x, 1)\ntorch.fft(x, 2)", "import torch\ntorch.fft.rfft(x)\nimport torch.fft"),
+    "torch-stft": ("import torch\ntorch.stft(x, 400)", "import torch\ntorch.stft(x, 400, return_complex=True)"),
+    "torchmetrics-task": ("from torchmetrics import F1Score\nF1Score(num_classes=3)", "from torchmetrics import F1Score\nF1Score('multiclass', num_classes=3)\nF1Score(task='binary')"),
     "numpy-aliases": ("import numpy as np\nnp.float(3)", "import numpy as np\nnp.float32(3)\nnp.int64(3)"),
     "numpy-2": ("import numpy as np\nnp.float_(3)", "import numpy as np\nnp.float64(3)\nnp.nan"),
 }  # fmt: skip

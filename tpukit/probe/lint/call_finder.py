@@ -287,7 +287,7 @@ class _Finder:
         if fix is not None and isinstance(node, ast.Name | ast.Attribute):
             reason = left_alone(fix, call) or self._other_meaning(fix.imports)
             fix, remark = (None, f"not fixed: {reason}") if reason else (fix, remark)
-        self._add(row, self.module.span(node), _as_used(row, name), name, fix, remark)
+        self._add(row, self.module.span(node), _as_used(row, name, call), name, fix, remark)
 
     def _add(
         self,
@@ -305,10 +305,12 @@ class _Finder:
             self.places.append(place)
 
 
-def _as_used(row: OldCall, name: str) -> str:
-    """The row's text where the row has one name; else the name that was used."""
-    if row.kind == "call" and row.keywords and len(row.names) > 3:
-        return f"{name.rpartition('.')[2]}({row.keywords[0]}=...)"
+def _as_used(row: OldCall, name: str, call: ast.Call | None) -> str:
+    """The row's text where the row has one name; else the name that was used, and the keywords."""
+    if row.kind == "call" and (row.keywords or row.lacks) and len(row.names) > 3:
+        given = [k.arg for k in call.keywords if k.arg in row.keywords] if call else []
+        shown = ", ".join(f"{keyword}=..." for keyword in given or row.keywords[:1])
+        return f"{name.rpartition('.')[2]}({shown})"
     if name.startswith("torch_xla.core.xla_model."):
         return f"xm.{name.rpartition('.')[2]}()"
     if len(row.names) == 1 or row.keywords or row.lacks or row.kind == "attribute":
@@ -334,7 +336,8 @@ def _applies(row: OldCall, node: ast.Call, names: Names) -> bool:
     if row.lacks:
         written = {k for k, v in given.items() if source_text(v) not in row.unless.get(str(k), ())}
         lacking = not set(row.lacks) & set(given) or bool(row.unless and set(row.lacks) & written)
-        return None not in given and lacking
+        at_place = row.position is not None and len(node.args) > row.position
+        return None not in given and lacking and not at_place
     if row.positional:
         return len(node.args) + len(node.keywords) >= row.positional
     if not row.keywords:

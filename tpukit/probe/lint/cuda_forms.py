@@ -61,7 +61,7 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     by_hand = any(not call.args for call in calls_of("backward", nodes_below(tree)))
     ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
     forms = chain(_arguments(tree, names), _within(tree, in_forward=False), _made(tree, names))
-    # A text that a Trainer is given is no device's, and of a file's devices CUDA's count.
+    # A text that a Trainer is given is not a device's, and of a file's devices CUDA's count.
     by_place = {
         (n.lineno, n.col_offset, n.end_lineno, n.end_col_offset): (n, id)
         for n, id in [*forms][::-1]

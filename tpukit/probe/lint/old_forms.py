@@ -1,6 +1,7 @@
-"""Finds old forms of calls that have no qualified name: `x.add_(1, y)`, `dataiter.next()`."""
+"""Finds old forms without a qualified name: `x.add_(1, y)`, `dataiter.next()`, `loss.data[0]`."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tpukit.probe.lint.names import Names, Scope
@@ -13,6 +14,8 @@ _OF_TOKENIZERS = {
     "prepare_seq2seq_batch": "tokenizer-targets", "as_target_tokenizer": "tokenizer-targets",
 }  # fmt: skip
 """Methods of tokenizers alone -> row's id."""
+
+_LOSS_ITEM = re.compile(r"loss\w*\.data\[0\]$", re.I)
 
 
 def find_old_forms(
@@ -29,6 +32,8 @@ def find_old_forms(
                 yield child.func, _OF_TOKENIZERS[method], f"tokenizer.{method}()"
             elif method == "next" and _iterates_a_loader(child, scope, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
+        elif isinstance(child, ast.Subscript) and _LOSS_ITEM.search(source_text(child)):
+            yield child, "loss-data-item", source_text(child)
         yield from find_old_forms(child, names, names.scopes.get(child, scope))
 
 

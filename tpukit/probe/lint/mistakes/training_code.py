@@ -88,7 +88,14 @@ class TrainingCode:
             or method_of(value) == "softmax"
             or called in self._stacks
             or self._instances.get(called) in self._softmax_classes
+            or (called == "self" and self._class_around(value) in self._softmax_classes)
         )
+
+    def _class_around(self, node: ast.expr) -> str:
+        """The innermost class that holds a node; empty outside of classes."""
+        around = [c for c in nodes_below(self.tree) if isinstance(c, ast.ClassDef)
+                  and c.lineno <= node.lineno <= (c.end_lineno or 0)]  # fmt: skip
+        return max(around, key=lambda each: each.lineno).name if around else ""
 
     @cached_property
     def _stacks(self) -> set[str]:

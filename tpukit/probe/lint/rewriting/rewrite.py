@@ -145,14 +145,18 @@ class _Rewriter(cst.CSTTransformer):
 
     # -- calls ------------------------------------------------------------------------------------
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
+        node: cst.BaseExpression = updated_node
         for place in self._places(original_node.func):
             fix = place.fix
-            if fix is not None and fix.special not in ("removed", "sync"):
-                new = self._new_call(fix, updated_node, place)
-                if new is not None:
-                    self._done(place)
-                    return new
-        return updated_node
+            if fix is None or fix.special in ("removed", "sync") or not isinstance(node, cst.Call):
+                continue
+            new = self._new_call(fix, node, place)
+            if new is not None:
+                self._done(place)
+                node = new
+                if fix.to:
+                    break  # it is another function's call now
+        return node
 
     def leave_Expr(  # noqa: N802
         self, original_node: cst.Expr, updated_node: cst.Expr
