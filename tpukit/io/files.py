@@ -5,7 +5,6 @@ import csv
 import errno
 import glob
 import hashlib
-import io
 import os
 import platform
 import shutil
@@ -60,9 +59,8 @@ def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Writes rows to a CSV file atomically."""
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    write_file(path, stream.getvalue().encode())
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 @contextlib.contextmanager

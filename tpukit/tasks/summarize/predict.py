@@ -7,8 +7,9 @@ file and a row's draws of (seed, row), so what is computed again comes out the s
 import hashlib
 import json
 import os
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +17,19 @@ from typing import IO, Any
 
 from torch import nn
 
-from tpukit.errors import UsageError
+from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend
+from tpukit.io.files import is_writable, write_csv, writing_errors
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
+from tpukit.tasks.summarize.data.csv_file import (
+    DIALOGUES,
+    SUFFIXES,
+    Columns,
+    data_file,
+    extra_columns,
+    read_rows,
+)
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
@@ -30,11 +39,6 @@ from tpukit.tasks.summarize.generation.summaries import (
     summaries_of_chunks,
 )
 from tpukit.tasks.summarize.settings import SummarizeConfig
-from tpukit.tasks.summarize.submission import (
-    check_against_sample,
-    require_writable,
-    write_rows,
-)
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.task import Task
 
@@ -80,6 +84,37 @@ def checked_job(config: SummarizeConfig, request: PredictionRequest) -> Predicti
 def default_test_file(data_path: Path) -> Path:
     """The test.csv in a data folder, or beside a training file."""
     return data_file(data_path.parent if data_path.suffix in SUFFIXES else data_path, "test")
+
+
+def require_writable(out: Path) -> None:
+    """Raises `UsageError` before any work where `out` could not be written at its end."""
+    folder = out.parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"--out {out}: there is no folder {folder}.",
+            f"Make it first: mkdir -p {shlex.quote(str(folder))}",
+        )
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder.", "Name a file, such as submission.csv.")
+    if not is_writable(folder):
+        raise UsageError(
+            f"--out {out}: the folder {folder} cannot be written.",
+            "Name a file in a folder you can write to.",
+        )
+
+
+def check_against_sample(ids: Sequence[str], sample: Path, columns: Columns = DIALOGUES) -> None:
+    """Raises `DataError` where a sample submission has other ids."""
+    rows = read_rows(sample, summaries=True, dialogues=False, blank=True, columns=columns)
+    expected = [row.id for row in rows]
+    missing = sorted(set(expected) - set(ids))
+    extra = sorted(set(ids) - set(expected))
+    if missing or extra:
+        first = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which it does not"
+        raise DataError(
+            f"The test file {first} of {sample} ({len(missing)} missing, {len(extra)} too many).",
+            "Give the test file that belongs to the sample submission.",
+        )
 
 
 def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
@@ -132,7 +167,8 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
             if empty:
                 log(f"Warning: {empty} of {len(ids)} summaries are empty.")
             names = (columns.id or "id", columns.completion)
-            write_rows(job.out, names, [(id_, made[n]) for n, id_ in enumerate(ids)])
+            with writing_errors(job.out.parent):
+                write_csv(job.out, [names, *((id_, made[n]) for n, id_ in enumerate(ids))])
         backend.all_gather_objects(None)  # written, before any rank drops its journal
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)

@@ -4,13 +4,13 @@ import csv
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tpukit.errors import DataError
-from tpukit.io.files import replacing, require_regular
+from tpukit.io.files import require_regular
 
 LARGEST_FIELD_BYTES = 64 * 2**20
 SUFFIXES = (".csv", ".jsonl")
@@ -103,14 +103,6 @@ def data_file(folder: Path, name: str) -> Path:
     lines = folder / f"{name}.jsonl"
     plain = folder / f"{name}.csv"
     return lines if lines.is_file() and not plain.is_file() else plain
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a CSV file atomically, quoted where needed."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
 
 
 def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:

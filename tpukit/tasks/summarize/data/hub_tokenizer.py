@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
@@ -125,10 +125,6 @@ class HubTokenizer:
     def _encode(self, text: str, *, plain: bool) -> list[int]:
         self._whole.encode_special_tokens = plain
         return list(self._whole.encode(text, add_special_tokens=False).ids)
-
-    def encode_start(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of `text`."""
-        return first_tokens(self.encode, text, limit)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token, without special tokens."""

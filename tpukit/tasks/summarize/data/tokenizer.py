@@ -57,10 +57,6 @@ class Tokenizer:
         tokens: list[int] = self.encoding.encode_ordinary(text)
         return tokens
 
-    def encode_start(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of `text`."""
-        return first_tokens(self.encode, text, limit)
-
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token; invalid UTF-8 become U+FFFD."""
         kept: list[int] = []

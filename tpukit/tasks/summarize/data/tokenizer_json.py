@@ -97,45 +97,31 @@ _BYTE_OF_CHARACTER = dict(_byte_alphabet())
 _CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
 
 
+def pre_tokenizer() -> Any:
+    """GPT-2's rules for the tokenizers library: its pattern cuts, then bytes become characters."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    cut = Split(Regex(GPT2_PATTERN), behavior="isolated")
+    return Sequence([cut, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 def tokenizer_json(tokenizer: Tokenizer) -> str:
     """The text of a tokenizer.json that the tokenizers library reads."""
+    from tokenizers import Tokenizer as Whole
+    from tokenizers.decoders import ByteLevel
+    from tokenizers.models import BPE
+
     vocabulary = {_printable(token): rank for token, rank in tokenizer.ranks.items()}
-    merges = [
-        [_printable(part) for part in last_merge(token, tokenizer.ranks)]
+    merges: Any = [
+        tuple(map(_printable, last_merge(token, tokenizer.ranks)))
         for token, _ in sorted(tokenizer.ranks.items(), key=lambda item: item[1])
         if len(token) > 1
     ]
-    end = {
-        "id": tokenizer.end,
-        "content": END_OF_TEXT,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    split = {"type": "Split", "pattern": {"Regex": GPT2_PATTERN}, "behavior": "Isolated"}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [end],
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {**split, "invert": False},
-                    {**byte_level, "use_regex": False},
-                ],
-            },
-            "decoder": {**byte_level, "use_regex": True},
-            "model": {
-                "type": "BPE",
-                "vocab": {**vocabulary, END_OF_TEXT: tokenizer.end},
-                "merges": merges,
-            },
-        },
-        ensure_ascii=False,
-    )
+    whole: Any = Whole(BPE({**vocabulary, END_OF_TEXT: tokenizer.end}, merges))
+    whole.pre_tokenizer, whole.decoder = pre_tokenizer(), ByteLevel()
+    whole.add_special_tokens([END_OF_TEXT])
+    return str(whole.to_str())
 
 
 def last_merge(token: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
