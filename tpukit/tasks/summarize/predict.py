@@ -19,17 +19,10 @@ from torch import nn
 
 from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import is_writable, write_csv, writing_errors
+from tpukit.io.files import is_writable, read_csv_table, write_csv, writing_errors
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.csv_file import (
-    DIALOGUES,
-    SUFFIXES,
-    Columns,
-    data_file,
-    extra_columns,
-    read_rows,
-)
+from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
@@ -103,10 +96,9 @@ def require_writable(out: Path) -> None:
         )
 
 
-def check_against_sample(ids: Sequence[str], sample: Path, columns: Columns = DIALOGUES) -> None:
-    """Raises `DataError` where a sample submission has other ids."""
-    rows = read_rows(sample, summaries=True, dialogues=False, blank=True, columns=columns)
-    expected = [row.id for row in rows]
+def check_against_sample(ids: Sequence[str], sample: Path) -> None:
+    """Raises `DataError` where a sample submission has other ids, in its first column."""
+    expected = [row[0].strip() for row in read_csv_table(sample).rows]
     missing = sorted(set(expected) - set(ids))
     extra = sorted(set(ids) - set(expected))
     if missing or extra:
@@ -141,7 +133,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids = [row.id for row in rows]
     if job.sample_submission is not None:
-        check_against_sample(ids, job.sample_submission, columns)
+        check_against_sample(ids, job.sample_submission)
     prompts = dialogue_prompts(rows, formats, job.decoding.max_new_tokens)
     slots, beams = trained.config.generation_slots, job.decoding.num_beams
     plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)

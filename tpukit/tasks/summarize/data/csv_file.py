@@ -54,18 +54,13 @@ class Row:
 
 
 def read_rows(
-    path: Path,
-    *,
-    summaries: bool,
-    dialogues: bool = True,
-    blank: bool = False,
-    columns: Columns = DIALOGUES,
+    path: Path, *, summaries: bool, dialogues: bool = True, columns: Columns = DIALOGUES
 ) -> Iterator[Row]:
     """The rows of a file with the id's column and, as asked for, those of prompts and completions.
 
     Takes a byte order mark, quoted newlines, CR LF and fields of tens of megabytes. Raises
     `DataError` at the first thing it cannot take: a missing column, invalid UTF-8, a
-    quote left open, an empty or repeated id, an empty field (unless `blank`), or no rows at all.
+    quote left open, an empty or repeated id, an empty field, or no rows at all.
     """
     summaries = summaries and not (dialogues and columns.has_messages)
     asked = ((columns.prompt, dialogues), (columns.completion, summaries))
@@ -89,8 +84,7 @@ def read_rows(
             _check_text(where, column, text)
         row = _row(number, values, columns)
         _check_id(where, row, seen, columns.id)
-        if not blank:
-            _check_texts(where, row, {name: values[name] for name in texts})
+        _check_texts(where, row, {name: values[name] for name in texts})
         yield _of_messages(where, row, columns.prompt) if columns.has_messages else row
     if number == 0:
         raise DataError(
