@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -128,8 +129,8 @@ class HubTokenizer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token, without special tokens."""
-        kept = [int(token) for token in tokens]
-        text: str = self._whole.decode(kept[: kept.index(self.end)] if self.end in kept else kept)
+        kept = takewhile(lambda token: token != self.end, map(int, tokens))
+        text: str = self._whole.decode([*kept])
         return text
 
     def chat_pieces(self, roles: Sequence[str], *, asks: bool = False) -> list[str]:

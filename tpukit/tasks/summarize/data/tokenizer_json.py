@@ -1,7 +1,7 @@
 """Hugging Face's tokenizer.json, read and written."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -81,20 +81,12 @@ def _to_raw_bytes(token: str, source: str) -> bytes:
         ) from error
 
 
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """GPT-2's printable stand-in for each byte (Radford et al., 2019, `encoder.py`)."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    shifted = 256
-    for byte in range(256):
-        if byte in printable:
-            yield chr(byte), byte
-        else:
-            yield chr(shifted), byte
-            shifted += 1
-
-
-_BYTE_OF_CHARACTER = dict(_byte_alphabet())
-_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_CHARACTER_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE}
+"""GPT-2's printable stand-in for each byte (Radford et al., 2019, `encoder.py`)."""
+_CHARACTER_OF_BYTE |= {byte: chr(256 + number) for number, byte in enumerate(_OTHERS)}
+_BYTE_OF_CHARACTER = {character: byte for byte, character in _CHARACTER_OF_BYTE.items()}
 
 
 def pre_tokenizer() -> Any:
