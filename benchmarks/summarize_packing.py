@@ -40,7 +40,7 @@ def parse() -> argparse.Namespace:
 def plans(devices: int, buckets: int, batch: int, micro_rows: int) -> tuple[Any, dict[str, Any]]:
     """The samples, and the plan of each way."""
     from tpukit.tasks.summarize.data.buckets import BucketPlan
-    from tpukit.tasks.summarize.data.packing import PackedPlan, PackedShape
+    from tpukit.tasks.summarize.data.packing import PackedPlan, packed_shape
     from tpukit.tasks.summarize.data.prompt import Example
     from tpukit.tasks.summarize.evaluate import ListedSamples
     from tpukit.train.task import PlanSettings
@@ -48,7 +48,7 @@ def plans(devices: int, buckets: int, batch: int, micro_rows: int) -> tuple[Any,
     data = ListedSamples([Example(list(t), n) for t, n in make_samples()], buckets)
     settings = PlanSettings(batch, micro_rows, devices, 0, compiles=True)
     shapes = data.bucketing.buckets(micro_rows // devices)
-    packed = PackedShape.of(data.bucketing, settings)
+    packed = packed_shape(data.bucketing, settings)
     return data, {
         "buckets": BucketPlan(data.sizes, shapes, settings),
         "packed": PackedPlan(data.sizes, packed, settings),
@@ -62,13 +62,12 @@ def compiled(shape: Any, packed: bool, target: Any) -> dict[str, Any]:
     from tpukit.probe.compiler.trace import open_tracing, trace_step
     from tpukit.probe.targets import find_target
     from tpukit.tasks.summarize.data.dataset import example_batch
-    from tpukit.tasks.summarize.data.packing import example_pack
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
 
     class OneShape(SummarizeTask):
         def probe_batches(self, settings: Any) -> list[Any]:
-            return [example_pack(shape, 1) if packed else example_batch(shape, 1, 50257)]
+            return [example_batch(shape, 1, 50257, packed=2 if packed else None)]
 
     task = OneShape(init="scratch", data_path="none").for_probing()
     backend = open_tracing("bf16", shard=False, fused=True)

@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import io
 import math
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, seed, settings
 
@@ -175,13 +177,14 @@ def _token_cache(path: Path, content: bytes) -> None:
     path.with_suffix(".csv").write_bytes(b"id,dialogue,summary\n1,a b,c\n")
     path.with_suffix(".tiktoken").write_bytes(ALL_BYTES)
     tokenizer = load_tokenizer(str(path.with_suffix(".tiktoken")))
-    opened = open_token_cache(path.with_suffix(".csv"), tokenizer, 64, path.parent).example(0)
-    expected = opened[0].tolist(), opened[1]
-    [cache] = path.parent.rglob("*.tokens")
-    whole = cache.read_bytes()
-    at = random.Random(content).randrange(len(whole))
-    cache.write_bytes(whole[:at] + content + whole[at + len(content) :])
-    found = open_token_cache(path.with_suffix(".csv"), tokenizer, 64, path.parent).example(0)
+    with patch.dict(os.environ, TPUKIT_CACHE_DIR=str(path.parent)):
+        opened = open_token_cache(path.with_suffix(".csv"), tokenizer, 64).example(0)
+        expected = opened[0].tolist(), opened[1]
+        [cache] = path.parent.rglob("*.tokens")
+        whole = cache.read_bytes()
+        at = random.Random(content).randrange(len(whole))
+        cache.write_bytes(whole[:at] + content + whole[at + len(content) :])
+        found = open_token_cache(path.with_suffix(".csv"), tokenizer, 64).example(0)
     assert (found[0].tolist(), found[1]) == expected, "other tokens"
 
 

@@ -8,7 +8,7 @@ from runs import TINY, failure, tpukit
 from tpukit.cli import app
 from tpukit.commands import sizing, summarize_train, train
 from tpukit.errors import DataError
-from tpukit.tasks.summarize.summary_scores import write_predictions
+from tpukit.tasks.summarize.evaluate import write_predictions
 
 
 def request_of(command, module, monkeypatch):

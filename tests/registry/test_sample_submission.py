@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.registry.sample_submission import match_sample, read_csv_table
+from tpukit.io.files import read_csv_table
+from tpukit.registry.sample_submission import match_sample
 from tpukit.tasks.eit.predict import image_file
 from tpukit.train.requests import PredictionRequest
 

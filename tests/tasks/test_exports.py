@@ -116,7 +116,7 @@ def test_eit_weights(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="Cannot export to"):
+    with pytest.raises(DataError, match="cannot be written"):
         export(TiedTask(), Tied().state_dict(), {}, tmp_path / "file" / "out")
 
 

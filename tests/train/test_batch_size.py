@@ -348,7 +348,7 @@ def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):
 
 def test_an_estimate_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(batch_size, "ESTIMATE_SECONDS", 1.0)
-    assert batch_size._in_worker(partial(time.sleep, 600)) is None
+    assert batch_size.in_worker(partial(time.sleep, 600))() is None
     assert multiprocessing.active_children() == []
 
 
@@ -423,9 +423,9 @@ def test_operations_are_those_counted_by_hand(tmp_path, name):
         request = request_of(Layers(), tmp_path, global_batch_size=16, accumulate=accumulate)
         return plan_run(request, backend)
 
-    assert planned(KnownPeak()).operations_per_sample == by_hand
-    assert planned(KnownPeak(), accumulate=4).operations_per_sample == by_hand
-    assert planned(FakeBackend()).operations_per_sample is None
+    assert planned(KnownPeak()).operations_per_sample() == by_hand
+    assert planned(KnownPeak(), accumulate=4).operations_per_sample() == by_hand
+    assert planned(FakeBackend()).operations_per_sample() is None
 
 
 def test_batches_that_cannot_be_made_leave_operations_unknown():
@@ -434,4 +434,4 @@ def test_batches_that_cannot_be_made_leave_operations_unknown():
 
     split, config = split_batch(16, 1), TrainConfig()
     how = split, Tiny(), config, KnownPeak()
-    assert batch_size.sample_operations(*how, examples, predict_costs) is None
+    assert batch_size.sample_operations(*how, examples, predict_costs)() is None

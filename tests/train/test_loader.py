@@ -102,6 +102,17 @@ def test_a_mask_of_the_tasks_own_is_kept():
     assert batch["mask"].tolist() == [1, 0, 1, 0, 0]
 
 
+def test_a_batch_that_collate_filled_is_kept():
+    """The two entries a device, of two samples, are not rows."""
+
+    def collated(samples, micro):
+        return {**stack_samples(samples, micro.rows), "wanted": torch.tensor([[3], [4]])}
+
+    [batch] = load(Collating(collated), Numbers(9), MicroBatch(keys(4, 2), rows=4))
+    assert batch["wanted"].tolist() == [[3], [4]]
+    assert batch["mask"].tolist() == [1, 1, 0, 0]
+
+
 def test_entries_with_other_rows_are_left_alone():
     def collated(samples, micro):
         edges = torch.tensor([[0, 1], [1, 0]])

@@ -71,7 +71,8 @@ def prediction(
 
     own: options that the task declares. Raises what is known before a device is opened.
     """
-    from tpukit.registry.sample_submission import match_sample, read_csv_table
+    from tpukit.io.files import read_csv_table
+    from tpukit.registry.sample_submission import match_sample
     from tpukit.train.checks import expect
 
     if trained.run is None:

@@ -5,14 +5,15 @@ import csv
 import errno
 import glob
 import hashlib
-import io
 import os
 import platform
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tpukit.errors import DataError, JobError
 from tpukit.io.process import is_alive
@@ -60,9 +61,44 @@ def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Writes rows to a CSV file atomically."""
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    write_file(path, stream.getvalue().encode())
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A CSV file's text: a value in each row for each column."""
+
+    path: Path
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def read_csv_table(path: Path) -> CsvTable:
+    """Reads a table with a header. Raises DataError for a file that is not one."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            records = [record for record in csv.reader(file, strict=True) if record]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
+    if not records:
+        raise DataError(f"{path} is empty.", "Expected a header and rows.")
+    columns, *rows = records
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(columns):
+            raise DataError(
+                f"{path}, row {number}: {len(row)} values under {len(columns)} columns.",
+                "Expected a value for each column, between commas.",
+            )
+    return CsvTable(path, columns, rows)
+
+
+def write_picture(path: Path, figure: Any) -> None:
+    """Writes a figure of matplotlib to a PNG file atomically."""
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=110, format="png")
 
 
 @contextlib.contextmanager

@@ -1,46 +1,14 @@
 """A sample submission: what `predict` wrote must have its columns, its ids and their order."""
 
-import csv
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import DataError
-from tpukit.io.files import write_csv
+from tpukit.io.files import CsvTable, read_csv_table, write_csv
 
 SHOWN = 3
 """Names in a message."""
-
-
-@dataclass(frozen=True)
-class CsvTable:
-    """A CSV file's text; the first column holds the ids."""
-
-    path: Path
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def read_csv_table(path: Path) -> CsvTable:
-    """Reads a table with a header. Raises DataError for a file that is not one."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            records = [record for record in csv.reader(file, strict=True) if record]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
-    if not records:
-        raise DataError(f"{path} is empty.", "Expected a header and a row for each id.")
-    columns, *rows = records
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(columns):
-            raise DataError(
-                f"{path}, row {number}: {len(row)} values under {len(columns)} columns.",
-                "Expected a value for each column, between commas.",
-            )
-    return CsvTable(path, columns, rows)
 
 
 def match_sample(written: Path, sample: CsvTable, log: Callable[[str], None]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -28,7 +30,7 @@ Found = TypeVar("Found")
 USED_FRACTION = 0.85
 """Part of a device's memory that an estimated step may take."""
 ESTIMATE_SECONDS = 60.0
-"""Maximum seconds of an estimate; without one a batch is not cut."""
+"""Maximum seconds of an estimate; without one a batch is not cut, or its operations unknown."""
 
 Examples = Callable[[int], Sequence[Batch]]
 """This rank's host batches of a number of rows, the costliest first."""
@@ -168,9 +170,9 @@ def fit_to_memory(
         def costs(form: Task) -> StepCosts:
             return predict(form, config, backend, examples)
 
-        found = _in_worker(
-            partial(_fastest_that_fits, forms, split, costs, int(limit * USED_FRACTION), cuts=cuts)
-        )
+        limit_bytes = int(limit * USED_FRACTION)
+        decide = partial(_fastest_that_fits, forms, split, costs, limit_bytes, cuts=cuts)
+        found = in_worker(decide)()
     found = backend.all_gather_objects(found)[0]
     place, parts, whole = found or (len(forms) - 1, 1, 0)
     chosen, choice = forms[place], None
@@ -192,47 +194,51 @@ def fit_to_memory(
 def sample_operations(
     split: BatchSplit, task: Task, config: TrainConfig, backend: Backend, examples: Examples,
     predict: PredictCosts | None,
-) -> float | None:  # fmt: skip
-    """Operations of a training step for one sample.
+) -> Callable[[], float | None]:  # fmt: skip
+    """Starts to count the operations of a training step for one sample; the call waits for them.
 
-    None where they are of no use or cannot be traced, or where batches differ in shape. The same
-    in every rank.
+    None where they are of no use or cannot be traced, where batches differ in shape, and in ranks
+    that are not the first.
     """
-    found, rows = None, split.rows_per_device
-    if predict and backend.is_main and backend.usage().peak_flops:
+    rows = split.rows_per_device
+    if predict is None or not (backend.is_main and backend.usage().peak_flops):
+        return lambda: None
 
-        def traced() -> float | None:
-            costs = predict(task, config, backend, examples)
-            return costs.operations(rows) / rows if len(examples(rows)) == 1 else None
+    def traced() -> float | None:
+        costs = predict(task, config, backend, examples)
+        return costs.operations(rows) / rows if len(examples(rows)) == 1 else None
 
-        found = _in_worker(traced)
-    shared: float | None = backend.all_gather_objects(found)[0]
-    return shared
+    return in_worker(traced)
 
 
-def _in_worker(decide: Callable[[], Found | None]) -> Found | None:
-    """What `decide` gives in a forked process: what models keep of a trace ends with it.
+def in_worker(decide: Callable[[], Found | None]) -> Callable[[], Found | None]:
+    """Starts `decide` in a forked process: what models keep of a trace ends with it.
 
-    None where it raises, is killed or takes too long, and where processes are not forked: they
-    would import the task anew.
+    The call waits for what it gives; None where it raises, is killed or takes too long, and where
+    processes are not forked: they would import the task anew.
     """
     if multiprocessing.get_start_method() != "fork":
-        return None
+        return lambda: None
     # What a process's first optimizer imports: for the run too, and not once in each worker.
     importlib.import_module("torch._dynamo")
     receiver, sender = multiprocessing.Pipe(duplex=False)
     worker = multiprocessing.Process(target=_send, args=(decide, WorkerInit(), sender), daemon=True)
     worker.start()
     sender.close()
-    try:
-        found: Found | None = receiver.recv() if receiver.poll(ESTIMATE_SECONDS) else None
-    except EOFError:
-        found = None
-    # A fork of a process with threads may hang, where it ignores a request to end.
-    worker.kill()
-    worker.join()
-    receiver.close()
-    return found
+    deadline = time.monotonic() + ESTIMATE_SECONDS
+
+    @cache
+    def result() -> Found | None:
+        found: Found | None = None
+        with receiver, suppress(EOFError):
+            if receiver.poll(max(0.0, deadline - time.monotonic())):
+                found = receiver.recv()
+        # A fork of a process with threads may hang, where it ignores a request to end.
+        worker.kill()
+        worker.join()
+        return found
+
+    return result
 
 
 def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection) -> None:

@@ -133,8 +133,11 @@ def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
 def fill_rows(batch: Batch, used: int, rows: int) -> Batch:
     """A batch of `used` rows with these repeated in turn to fill `rows`, plus `mask`.
 
-    Entries with another number of rows stay as they are, and so does a mask of `rows`.
+    Entries with another number of rows stay as they are, and so does a batch with a mask of
+    `rows`: `collate` filled it, and an entry with a value a device may have as many as samples.
     """
+    if "mask" in batch and batch["mask"].shape == (rows,):
+        return batch
     turns = torch.arange(rows) % used
     filled = {
         name: tensor[turns] if used < rows and tensor.shape[:1] == (used,) else tensor

@@ -238,7 +238,7 @@ class RunMonitor:
 
     def _mfu(self, rate: float) -> float | None:
         """Part of the devices' peak operations a second that the model takes at this rate."""
-        peak, operations = self.backend.usage().peak_flops, self.plan.operations_per_sample
+        peak, operations = self.backend.usage().peak_flops, self.plan.operations_per_sample()
         return rate * operations / peak if peak and operations else None
 
     def _report_stall(self, line: str, stack: str) -> None:

@@ -1,7 +1,7 @@
 """What a run is asked to do, and its data, batches and steps, decided before the first one."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -86,8 +86,9 @@ class RunPlan:
     loading: LoaderSettings
     steps_per_pass: Fraction | None = None
     """Optimizer steps of a pass over the data after which the run validates and saves."""
-    operations_per_sample: float | None = None
-    """Floating-point operations of a training step for each sample; None if unknown."""
+    operations_per_sample: Callable[[], float | None] = lambda: None
+    """Floating-point operations of a training step for each sample; the first call may wait for
+    them. None if unknown."""
     choice: tuple[str, str] | None = None
     """The name of the form that memory chose among the task's, and the reason."""
 

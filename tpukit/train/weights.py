@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tpukit.errors import CheckpointError, DataError
+from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import replacing, require_regular, write_file
+from tpukit.io.files import replacing, require_regular, write_file, writing_errors
 from tpukit.train.checkpoint import Checkpoint, load_weights
 from tpukit.train.checks import MODEL, expect
 from tpukit.train.config import TrainConfig
@@ -136,16 +136,12 @@ def write_export(
     where the folder cannot be written.
     """
     whole = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    try:
+    with writing_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / WEIGHTS_FILE) as partial:
             save_file(whole, partial, {"format": "pt"})
         for name, content in contents.items():
             write_file(folder / name, content)
-    except OSError as error:
-        raise DataError(
-            f"Cannot export to {folder}: {error.strerror or error}.", "Name another folder."
-        ) from error
     return [folder / name for name in (WEIGHTS_FILE, *contents)]
 
 

@@ -41,6 +41,11 @@ def child(tmp_path):
         yield process
 
 
+def ask(child, question, seconds):
+    child.send(question)
+    return child.receive(time.monotonic() + seconds)
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -56,7 +61,7 @@ def open_descriptors() -> set[str]:
 
 def test_answers_come_back(child):
     for value in (1, "two" * 100_000):
-        assert child.ask({"do": "answer", "value": value}, 30) == {"answer": value}
+        assert ask(child, {"do": "answer", "value": value}, 30) == {"answer": value}
 
 
 def test_a_child_that_prints_for_ever_does_not_fill_the_disk(monkeypatch):
@@ -81,7 +86,7 @@ def test_two_children_work_at_the_same_time():
 
 def test_a_question_to_a_child_that_is_gone_is_answered_by_its_death(child):
     with pytest.raises(ChildDiedError):
-        child.ask({"do": "exit"}, 30)
+        ask(child, {"do": "exit"}, 30)
     child.send({"do": "answer", "value": 1})
     with pytest.raises(ChildDiedError):
         child.receive(time.monotonic() + 30)
@@ -90,26 +95,26 @@ def test_a_question_to_a_child_that_is_gone_is_answered_by_its_death(child):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_signal_is_named(child, number):
     with pytest.raises(ChildDiedError) as caught:
-        child.ask({"do": "die", "signal": number}, 30)
+        ask(child, {"do": "die", "signal": number}, 30)
     assert caught.value.death.return_code == -number
     assert "heard" in caught.value.death.output
 
 
 def test_a_grandchild_that_keeps_the_pipe_open_does_not_hide_a_death(child):
     with pytest.raises(ChildDiedError) as caught:
-        child.ask({"do": "die", "signal": signal.SIGKILL, "fork": True}, 20)
+        ask(child, {"do": "die", "signal": signal.SIGKILL, "fork": True}, 20)
     assert caught.value.death.return_code == -signal.SIGKILL
 
 
 def test_an_exit_is_named(child):
     with pytest.raises(ChildDiedError) as caught:
-        child.ask({"do": "exit"}, 30)
+        ask(child, {"do": "exit"}, 30)
     assert caught.value.death.return_code == 3
 
 
 def test_a_hang_ends_in_time_and_takes_its_children_along(child):
     with pytest.raises(ChildDiedError) as caught:
-        child.ask({"do": "hang"}, 3)
+        ask(child, {"do": "hang"}, 3)
     assert caught.value.death.return_code is None
     (line,) = [li for li in caught.value.death.output.splitlines() if "grandchild" in li]
     for _ in range(50):
@@ -133,7 +138,7 @@ def test_a_child_that_is_done_ends_by_itself(tmp_path):
     marker = tmp_path / "given-back"
     leaving = f"{ECHO}\ntime.sleep(0.2)\nopen({str(marker)!r}, 'w').close()\n"
     with Child({}, ("-c", leaving)) as process:
-        assert process.ask({"do": "echo", "value": 1}, 30) == {"answer": 1}
+        assert ask(process, {"do": "echo", "value": 1}, 30) == {"answer": 1}
         process.finish()
         assert marker.exists()
 

@@ -84,7 +84,7 @@ def test_what_is_missing_is_named(tmp_path):
         find(tmp_path, table="train.csv", label_column="breed")
     assert "id, label" in caught.value.hint
     (tmp_path / "train.csv").write_text("id,label\n1,a\n2,b,c\n")
-    with pytest.raises(DataError, match=r"train.csv, line 3: more values than columns"):
+    with pytest.raises(DataError, match=r"train.csv, row 2: 3 values under 2 columns"):
         find(tmp_path, table="train.csv")
 
 

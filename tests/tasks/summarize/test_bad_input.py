@@ -12,8 +12,7 @@ from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.tasks.summarize.data.csv_file import read_rows
 from tpukit.tasks.summarize.generation.decoding import Decoding
-from tpukit.tasks.summarize.predict import _open_journal
-from tpukit.tasks.summarize.submission import check_against_sample, require_writable
+from tpukit.tasks.summarize.predict import _open_journal, check_against_sample, require_writable
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
          "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",

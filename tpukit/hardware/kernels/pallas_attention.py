@@ -72,7 +72,6 @@ def _forward_step(
     starts, bias = _split_further(further, packed=packed)
     number = pl.program_id(2)
     rows, width, queries = query.shape
-    scale = width**-0.5
 
     def attend(row: Any, _: Any) -> None:
         ours = query[row]
@@ -80,13 +79,11 @@ def _forward_step(
         def add(index: Any, carried: Any, *, masked: bool = False) -> Any:
             largest, total, summed = carried
             keys = pl.ds(pl.multiple_of(index * tile, tile), tile)
-            scores = _products_over_width(key[row, :, keys], ours) * scale
-            if bias:
-                scores += bias[0][keys, :]
-            if masked:
-                scores = _mask(scores)
-            if starts:
-                scores = _mask_before(scores, starts[0][row], index * tile)
+            scores = _products_over_width(key[row, :, keys], ours) * width**-0.5
+            if bias is not None:
+                scores += bias[keys, :]
+            first_seen = None if starts is None else starts[row]
+            scores = _masked(scores, first_seen, index * tile, on_diagonal=masked)
             higher = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weights = jnp.exp(scores - higher)
             kept = jnp.exp(largest - higher)
@@ -113,7 +110,6 @@ def backward(
     tiles: Sequence[int], causal: bool, packed: bool = False, interpret: bool = False,
 ) -> Any:  # fmt: skip
     """Gradients of query, key, value and bias; gradient is the output's. Shapes as in `forward`."""
-    starts, bias = _split_further(further, packed=packed)
     batch, heads, width, queries = query.shape
     keys = key.shape[-1]
     tile, query_tile = _tile(keys, tiles), _tile(queries, tiles)
@@ -121,21 +117,14 @@ def backward(
     ours = pl.BlockSpec((rows, None, width, tile), lambda h, b, j: (b, h, 0, j))
     every_query = pl.BlockSpec((rows, None, width, queries), lambda h, b, j: (b, h, 0, 0))
     one_a_query = pl.BlockSpec((rows, None, 1, queries), lambda h, b, j: (b, h, 0, 0))
-    of_starts = [pl.BlockSpec((rows, None, 1, queries), lambda h, b, j: (b, 0, 0, 0))] * len(starts)
+    bias = () if packed else further
     of_bias = [pl.BlockSpec((None, keys, queries), lambda h, b, j: (h, 0, 0))] * len(bias)
+    of_starts = [pl.BlockSpec((rows, None, 1, queries), lambda h, b, j: (b, 0, 0, 0))] * packed
     return pl.pallas_call(
         functools.partial(_backward_step, tile=query_tile, causal=causal, packed=packed),
         grid=(heads, batch // rows, keys // tile),
-        in_specs=[
-            every_query,
-            ours,
-            ours,
-            every_query,
-            one_a_query,
-            every_query,
-            *of_starts,
-            *of_bias,
-        ],
+        in_specs=[every_query, ours, ours, every_query, one_a_query, every_query, *of_starts,
+                  *of_bias],
         out_specs=[every_query, ours, ours, *of_bias],
         out_shape=[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in (query, key, value, *bias)],
         scratch_shapes=[
@@ -145,7 +134,7 @@ def backward(
         # The bias' gradient adds up over the rows of a head, the queries' over tiles of keys.
         compiler_params=_order("parallel", "arbitrary" if bias else "parallel", "arbitrary"),
         interpret=interpret,
-    )(query, key, value, output, log_sum, gradient, *further)
+    )(query, key, value, output, log_sum, gradient, *further)  # fmt: skip
 
 
 def _backward_step(
@@ -153,9 +142,9 @@ def _backward_step(
     tile: int, causal: bool, packed: bool,
 ) -> None:  # fmt: skip
     """One tile of keys of some rows against all queries."""
-    *others, query_sum, products = rest
-    starts, others = _split_further(others, packed=packed)[0], others[packed:]
-    bias, (of_query, of_key, of_value), of_bias = _split_bias(others)
+    has_further = len(rest) > len(("of_query", "of_key", "of_value", "query_sum", "products"))
+    starts, bias = _split_further(rest[:has_further], packed=packed)
+    of_query, of_key, of_value, *of_bias, query_sum, products = rest[has_further:]
     number = pl.program_id(2)
     rows, width, count = key.shape
     scale = width**-0.5
@@ -180,13 +169,10 @@ def _backward_step(
             ours = pl.ds(pl.multiple_of(index * tile, tile), tile)
             queries, ways = query[row, :, ours], gradient[row, :, ours]
             scores = _products_over_width(keys, queries) * scale - log_sum[row, :, ours]
-            if bias:
-                scores += bias[0][our_keys, ours]
-            if masked:
-                scores = _mask(scores)
-            if starts:
-                scores = _mask_before(scores, starts[0][row, :, ours], number * count)
-            weights = jnp.exp(scores)
+            if bias is not None:
+                scores += bias[our_keys, ours]
+            first_seen = None if starts is None else starts[row, :, ours]
+            weights = jnp.exp(_masked(scores, first_seen, number * count, on_diagonal=masked))
             value_sum += _product_over_queries(ways, weights.astype(ways.dtype))
             changes = weights * (_products_over_width(values, ways) - products[row, :, ours])
             for summed in of_bias:
@@ -211,15 +197,10 @@ def _backward_step(
         of_query[...] = (query_sum[...] * scale).astype(of_query.dtype)
 
 
-def _split_further(further: Sequence[Any], *, packed: bool) -> tuple[Sequence[Any], Sequence[Any]]:
-    """(starts, bias), each of one entry or empty."""
-    return (further[:1], ()) if packed else ((), further)
-
-
-def _split_bias(rest: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """(bias, three gradients, the bias' gradient) or, without a bias, the three gradients alone."""
-    has_bias = len(rest) > 3
-    return rest[:has_bias], rest[has_bias : has_bias + 3], rest[has_bias + 3 :]
+def _split_further(further: Sequence[Any], *, packed: bool) -> tuple[Any, Any]:
+    """(starts, bias): one of them, or neither."""
+    one = further[0] if further else None
+    return (one, None) if packed else (None, one)
 
 
 def _products_over_width(key: Any, query: Any) -> Any:
@@ -242,21 +223,17 @@ def _contract(left: Any, right: Any, of_left: int, of_right: int) -> Any:
     return lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
 
-def _mask(scores: Any) -> Any:
-    """Scores of a tile on the diagonal, those of later keys masked."""
-    keys = lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-    queries = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-    return jnp.where(keys <= queries, scores, MASKED)
+def _masked(scores: Any, starts: Any, first: Any, *, on_diagonal: bool) -> Any:
+    """Scores (keys, queries) of a tile: on the diagonal without later keys, and without those
+    before `starts` (1, queries), of keys numbered from `first`.
 
-
-def _mask_before(scores: Any, starts: Any, first: Any) -> Any:
-    """Scores of a tile whose keys are number `first` and later, those before `starts` masked.
-
-    scores (keys, queries), starts (1, queries). A tile that is masked as a whole adds what the
-    tile on the diagonal, the last one, wipes out.
+    A tile that is masked as a whole adds what the tile on the diagonal, the last one, wipes out.
     """
-    keys = lax.broadcasted_iota(jnp.int32, scores.shape, 0) + first
-    return jnp.where(keys >= starts, scores, MASKED)
+    keys = lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+    if on_diagonal:
+        queries = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        scores = jnp.where(keys <= queries, scores, MASKED)
+    return scores if starts is None else jnp.where(keys + first >= starts, scores, MASKED)
 
 
 def _tile(tokens: int, tiles: Sequence[int]) -> int:

@@ -113,15 +113,6 @@ class Child(AbstractContextManager["Child"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The child's answer.
-
-        Raises:
-            ChildDiedError: it ended, or `seconds` passed (it is ended then).
-        """
-        self.send(question)
-        return self.receive(time.monotonic() + seconds)
-
     def send(self, question: Mapping[str, Any]) -> None:
         """Sends a question; if the child has ended, `receive` raises."""
         stdin = self._process.stdin
@@ -134,7 +125,7 @@ class Child(AbstractContextManager["Child"]):
         """The answer to the oldest question; `deadline` is a time of `time.monotonic`.
 
         Raises:
-            ChildDiedError: as `ask` does.
+            ChildDiedError: the child ended, or the deadline passed (it is ended then).
         """
         line = self._read_line(deadline)
         if line is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.io.files import write_file
+from tpukit.io.files import write_file, write_picture
 from tpukit.tasks.eit.metrics import Images, disk_mask
 
 INCHES = 1.5
@@ -55,9 +55,7 @@ def draw_grid(
     bar = figure.colorbar(drawn, cax=place, orientation="horizontal", ticks=[-1, 0, 1])
     bar.ax.set_xticklabels(COLOURS, fontsize=7)
     figure.text(0.5, 0.005, caption, ha="center", fontsize=6, wrap=True)
-    stream = io.BytesIO()
-    figure.savefig(stream, dpi=110, format="png")
-    write_file(path, stream.getvalue())
+    write_picture(path, figure)
 
 
 def save_predictions(folder: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:

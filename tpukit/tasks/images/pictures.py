@@ -1,14 +1,12 @@
 """Pictures of a classifier's results: confusion matrix, mistakes."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.io.files import write_file
+from tpukit.io.files import write_picture
 from tpukit.tasks.images.data.files import decode
 from tpukit.tasks.images.data.listing import LabelledImages
 
@@ -17,12 +15,6 @@ NAMED_CLASSES = 40
 COUNTED_CLASSES = 15
 """With more their counts are not written in."""
 COLUMNS = 4
-
-
-def _save(figure: Any, path: Path) -> None:
-    stream = io.BytesIO()
-    figure.savefig(stream, dpi=110, format="png")
-    write_file(path, stream.getvalue())
 
 
 def draw_confusion(path: Path, counts: NDArray[np.int64], classes: Sequence[str]) -> None:
@@ -46,7 +38,7 @@ def draw_confusion(path: Path, counts: NDArray[np.int64], classes: Sequence[str]
                       fontsize=7, color=colour)  # fmt: skip
     axes.set_title(f"{counts.trace()} of {counts.sum()} right", fontsize=10)
     figure.tight_layout()
-    _save(figure, path)
+    write_picture(path, figure)
 
 
 def draw_mistakes(
@@ -75,4 +67,4 @@ def draw_mistakes(
             fontsize=7,
         )
     figure.tight_layout()
-    _save(figure, path)
+    write_picture(path, figure)

@@ -12,7 +12,7 @@ from torch import nn
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import write_csv
+from tpukit.io.files import write_csv, writing_errors
 from tpukit.tasks.images.data.files import check_headers, first_names
 from tpukit.tasks.images.data.listing import (
     LabelledImages,
@@ -59,7 +59,7 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
     column = column_of(table, rows, task.config.id_column, 0, "id_column")
     if request.sample_submission is not None:
         others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
-    ids = [row[column] or "" for row in rows]
+    ids = [row[column] for row in rows]
     return ToPredict(ids, files_of(ids, _folder(task, request), str(table)), (column, *others))
 
 
@@ -178,9 +178,5 @@ def write_submission(
         [name, *([f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[place]])]
         for name, row, place in zip(found.ids, probabilities, best, strict=True)
     ]
-    try:
+    with writing_errors(out.parent):
         write_csv(out, [found.columns, *rows])
-    except OSError as error:
-        raise DataError(
-            f"{out} cannot be written: {error.strerror}.", "Choose another --out."
-        ) from error

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tpukit.errors import DataError
+from tpukit.io.files import write_csv, writing_errors
 from tpukit.tasks.summarize.baseline import (
     MOST_TRAINING_ROWS,
     lead_line,
@@ -26,22 +27,19 @@ from tpukit.tasks.summarize.data.csv_file import (
     data_file,
     read_rows,
 )
+from tpukit.tasks.summarize.data.dataset import as_sample
 from tpukit.tasks.summarize.data.prompt import Example
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
 from tpukit.tasks.summarize.predict import Log, TrainedSummarizer
-from tpukit.tasks.summarize.summary_scores import (
-    SHOWN,
-    SummaryScores,
-    result_lines,
-    write_predictions,
-)
 from tpukit.train.evaluation import ROWS_PER_DEVICE, mean_interval
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import PlanSettings, Sample
 
 Array = np.ndarray[Any, Any]
+SHOWN = 3
+"""Samples shown from either end."""
 CAPITALISED = re.compile(r"\b[A-Z]\w+")
 
 
@@ -60,9 +58,7 @@ class ListedSamples:
         return len(self.examples)
 
     def __getitem__(self, index: int, /) -> Sample:
-        example = self.examples[index]
-        flags = {} if example.learned is None else {"learned": np.array(example.learned)}
-        return {"tokens": np.array(example.tokens), "targets": example.targets, **flags}
+        return as_sample(*self.examples[index])
 
 
 def evaluate_run(
@@ -76,20 +72,25 @@ def evaluate_run(
     assert request.run is not None, "summaries have no checkpoint files of other code"
     named = request.data_path or (Path(request.data) if request.data else None)
     source = named or Path(trained.config.data_path)
-    result = evaluate_summaries(trained, source, request.limit, log)
+    metrics, scored, skipped = evaluate_summaries(trained, source, request.limit, log)
     folder = request.out or request.run.path / "test"
+    shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
     if trained.backend.is_main:
-        write_predictions(folder, result.scored)
-        for line in result_lines(result):
-            log(line)
+        write_predictions(folder, scored)
+        log(f"{len(scored)} samples of {source}; loss {metrics['loss']:.4f}")
+        if skipped:
+            log(f"{skipped} left out: their summaries are too long for the context")
+        for title, sample in ((title, s) for title, samples in shown.items() for s in samples):
+            log(f"{title.capitalize()} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
+            log(f"  written:   {sample['summary']}")
+            log(f"  reference: {sample['reference']}")
         log(f"All summaries, the worst first: {folder / 'predictions.csv'}")
-    shown = {"best": result.scored[::-1][:SHOWN], "worst": result.scored[:SHOWN]}
     return {
         "task": "summarize",
-        "data": result.data,
-        "samples": result.samples,
-        "skipped": result.skipped,
-        "metrics": result.metrics,
+        "data": str(source),
+        "samples": len(scored),
+        "skipped": skipped,
+        "metrics": metrics,
         "methods": {
             "baseline": "better baseline",
             "lead": "first line",
@@ -102,8 +103,13 @@ def evaluate_run(
 
 def evaluate_summaries(
     trained: TrainedSummarizer, source: Path, limit: int | None, log: Log
-) -> SummaryScores:
-    """Loss, greedy summaries and their scores, and the baselines' beside them."""
+) -> tuple[dict[str, float], list[dict[str, Any]], int]:
+    """Metrics of greedy summaries, every sample with what was written (the worst first), and the
+    number of samples whose summary is too long for the context.
+
+    Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
+    better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
+    """
     config, formats = trained.config, trained.formats
     columns = formats.style.columns
     rows = read_references(source, columns)[:limit]
@@ -122,7 +128,16 @@ def evaluate_summaries(
     metrics = {"loss": loss, **score_rows(rows, made, trained.train_file, columns, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
-    return SummaryScores(str(source), len(rows), len(examples) - len(kept), metrics, scored)
+    return metrics, scored, len(examples) - len(kept)
+
+
+def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
+    """Writes all samples to `predictions.csv` in the folder `out`."""
+    columns = ("id", "rougeL", "summary", "reference", "dialogue")
+    with writing_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        rows = ([str(sample[column]) for column in columns] for sample in shown)
+        write_csv(out / "predictions.csv", [columns, *rows])
 
 
 def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
@@ -137,7 +152,8 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
         )
     if not references.is_file():
         return list(read_rows(tests, summaries=True, columns=columns))
-    summaries = read_summaries(references, columns)
+    completions = read_rows(references, summaries=True, dialogues=False, columns=columns)
+    summaries = {row.id: row.summary for row in completions}
     rows = list(read_rows(tests, summaries=False, columns=columns))
     missing = [row.id for row in rows if row.id not in summaries]
     if missing:
@@ -146,12 +162,6 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
             "The ids must be those of test.csv.",
         )
     return [replace(row, summary=summaries[row.id]) for row in rows]
-
-
-def read_summaries(path: Path, columns: Columns) -> dict[str, str]:
-    """Completions by id of a file with these two columns."""
-    rows = read_rows(path, summaries=True, dialogues=False, columns=columns)
-    return {row.id: row.summary for row in rows}
 
 
 @torch.no_grad()

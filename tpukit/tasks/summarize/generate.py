@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tpukit.errors import ConfigError, DataError
+from tpukit.errors import ConfigError
+from tpukit.io.files import write_csv, writing_errors
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
-from tpukit.tasks.summarize.data.csv_file import write_table
 
 if TYPE_CHECKING:
     from tpukit.io.progress import Progress
@@ -114,23 +115,15 @@ def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
     slots["price"] = str(rng.choice(range(5, 95, 5)))
     people: list[str] = []
     while len(people) < 4:
-        name = invent_name(rng, part)
+        name = _put_together(rng, part, dialogue_parts()["names"]["parts"])
         if name not in people:
             people.append(name)
-    return {**slots, **dict(zip("abcd", people, strict=True)), "town": invent_town(rng, part)}
-
-
-def invent_name(rng: random.Random, part: Part) -> str:
-    """A person's name put together; a name belongs to one part only."""
-    return _put_together(rng, part, dialogue_parts()["names"]["parts"])
-
-
-def invent_town(rng: random.Random, part: Part) -> str:
-    """A town's name; it belongs to one part only."""
-    return _put_together(rng, part, dialogue_parts()["towns"]["parts"])
+    town = _put_together(rng, part, dialogue_parts()["towns"]["parts"])
+    return {**slots, **dict(zip("abcd", people, strict=True)), "town": town}
 
 
 def _put_together(rng: random.Random, part: Part, parts: list[list[str]]) -> str:
+    """A name of syllables; it belongs to one part only."""
     while True:
         word = "".join(rng.choice(syllables) for syllables in parts)
         in_test = hashlib.sha256(word.encode()).digest()[0] % TEST_SHARE == 0
@@ -183,28 +176,19 @@ def write_dialogues(
 ) -> DialogueFiles:
     """Writes `train.csv`, `test.csv` and `test_references.csv` into `out`; memory is constant.
 
-    n: rows in all; a tenth of them, at most 5000, are the test part. `made` is called after each
-    dialogue. Raises `ConfigError` for an
-    n under 2 and `DataError` where `out` cannot be written.
+    n: rows in all, at least 2; a tenth of them, at most 5000, are the test part. `made` is called
+    after each dialogue. Raises `DataError` where `out` cannot be written.
     """
-    if n < 2:
-        raise ConfigError(
-            f"--n is {n}.", "Ask for at least 2 dialogues: one to train, one to test."
-        )
     test_rows = min(max(n // 10, 1), 5000)
     train_rows = n - test_rows
     paths = [out / name for name in ("train.csv", "test.csv", "test_references.csv")]
-    try:
+    names = ("id", "dialogue", "summary")
+    with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        write_table(paths[0], ("id", "dialogue", "summary"), _rows(seed, "train", train_rows, made))
-        tests = list(_rows(seed, "test", test_rows, made))
-        write_table(paths[1], ("id", "dialogue"), ((row[0], row[1]) for row in tests))
-        write_table(paths[2], ("id", "summary"), ((row[0], row[2]) for row in tests))
-    except OSError as error:
-        raise DataError(
-            f"Cannot write the dialogues to {out}: {error.strerror or error}.",
-            "Name a folder you can write to with --out.",
-        ) from error
+        write_csv(paths[0], chain([names], _rows(seed, "train", train_rows, made)))
+        tests = [names, *_rows(seed, "test", test_rows, made)]
+        write_csv(paths[1], ((row[0], row[1]) for row in tests))
+        write_csv(paths[2], ((row[0], row[2]) for row in tests))
     return DialogueFiles(paths[0], paths[1], paths[2], train_rows, test_rows)
 
 

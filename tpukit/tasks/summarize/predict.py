@@ -7,8 +7,9 @@ file and a row's draws of (seed, row), so what is computed again comes out the s
 import hashlib
 import json
 import os
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import IO, Any
 
 from torch import nn
 
-from tpukit.errors import UsageError
+from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend
+from tpukit.io.files import is_writable, read_csv_table, write_csv, writing_errors
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
@@ -30,11 +32,6 @@ from tpukit.tasks.summarize.generation.summaries import (
     summaries_of_chunks,
 )
 from tpukit.tasks.summarize.settings import SummarizeConfig
-from tpukit.tasks.summarize.submission import (
-    check_against_sample,
-    require_writable,
-    write_rows,
-)
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.task import Task
 
@@ -82,6 +79,36 @@ def default_test_file(data_path: Path) -> Path:
     return data_file(data_path.parent if data_path.suffix in SUFFIXES else data_path, "test")
 
 
+def require_writable(out: Path) -> None:
+    """Raises `UsageError` before any work where `out` could not be written at its end."""
+    folder = out.parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"--out {out}: there is no folder {folder}.",
+            f"Make it first: mkdir -p {shlex.quote(str(folder))}",
+        )
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder.", "Name a file, such as submission.csv.")
+    if not is_writable(folder):
+        raise UsageError(
+            f"--out {out}: the folder {folder} cannot be written.",
+            "Name a file in a folder you can write to.",
+        )
+
+
+def check_against_sample(ids: Sequence[str], sample: Path) -> None:
+    """Raises `DataError` where a sample submission has other ids, in its first column."""
+    expected = [row[0].strip() for row in read_csv_table(sample).rows]
+    missing = sorted(set(expected) - set(ids))
+    extra = sorted(set(ids) - set(expected))
+    if missing or extra:
+        first = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which it does not"
+        raise DataError(
+            f"The test file {first} of {sample} ({len(missing)} missing, {len(extra)} too many).",
+            "Give the test file that belongs to the sample submission.",
+        )
+
+
 def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
@@ -106,7 +133,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids = [row.id for row in rows]
     if job.sample_submission is not None:
-        check_against_sample(ids, job.sample_submission, columns)
+        check_against_sample(ids, job.sample_submission)
     prompts = dialogue_prompts(rows, formats, job.decoding.max_new_tokens)
     slots, beams = trained.config.generation_slots, job.decoding.num_beams
     plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
@@ -132,7 +159,8 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
             if empty:
                 log(f"Warning: {empty} of {len(ids)} summaries are empty.")
             names = (columns.id or "id", columns.completion)
-            write_rows(job.out, names, [(id_, made[n]) for n, id_ in enumerate(ids)])
+            with writing_errors(job.out.parent):
+                write_csv(job.out, [names, *((id_, made[n]) for n, id_ in enumerate(ids))])
         backend.all_gather_objects(None)  # written, before any rank drops its journal
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids)

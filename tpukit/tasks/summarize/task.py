@@ -35,14 +35,8 @@ from tpukit.tasks.summarize.data.dataset import (
     spread_labels,
 )
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
-from tpukit.tasks.summarize.data.packing import (
-    PackedPlan,
-    PackedShape,
-    collate_packed,
-    evaluation_packs,
-    example_pack,
-)
-from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
+from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
+from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import (
     TokenCache,
     file_digest,
@@ -129,17 +123,12 @@ class SummarizeTask(Task):
         path = Path(self.config.data_path)
         return path if path.suffix in SUFFIXES else data_file(path, "train")
 
-    @property
-    def style(self) -> PromptStyle:
-        """How a row becomes a prompt."""
-        return self.config.style
-
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:
         """A run's tokenizer, else the one read, or trained on the training file."""
         name = self.config.tokenizer or default_tokenizer(self._weights_folder())
         if name == "train":
-            columns = self.style.columns
+            columns = self.config.style.columns
             return trained_tokenizer(self.train_file, self.config.vocabulary_size, columns)
         found = load_tokenizer(name)
         return found.for_chat() if self.config.chat and isinstance(found, HubTokenizer) else found
@@ -152,7 +141,7 @@ class SummarizeTask(Task):
     @cached_property
     def prompt_format(self) -> PromptFormat:
         """Builds prompts for the model."""
-        return PromptFormat(self.tokenizer, self.model_config.block_size, self.style)
+        return PromptFormat(self.tokenizer, self.model_config.block_size, self.config.style)
 
     def datasets(self) -> Datasets:
         """Training and validation samples as tokens; the cache is built on first use."""
@@ -188,7 +177,7 @@ class SummarizeTask(Task):
         block_size = self.model_config.block_size
         with Progress(f"Tokenising {path.name}") as progress:
             cache = open_token_cache(
-                path, self.tokenizer, block_size, progress=progress, style=self.style
+                path, self.tokenizer, block_size, progress=progress, style=self.config.style
             )
             if cache.skipped:
                 progress.message(
@@ -201,7 +190,7 @@ class SummarizeTask(Task):
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
         if self.config.packing:
-            return PackedPlan(data.sizes, PackedShape.of(data.bucketing, settings), settings)
+            return PackedPlan(data.sizes, packed_shape(data.bucketing, settings), settings)
         return BucketPlan(data.sizes, _buckets(data, settings), settings)
 
     def evaluation_batches(
@@ -210,7 +199,7 @@ class SummarizeTask(Task):
         """Every sample once; micro-batches have the shapes of training's."""
         assert isinstance(data, SizedSamples)
         if self.config.packing:
-            shape = PackedShape.of(data.bucketing, settings)
+            shape = packed_shape(data.bucketing, settings)
             return iter(evaluation_packs(data.sizes, shape, settings))
         return evaluation_plan(
             data.sizes, _buckets(data, settings), settings.devices,
@@ -218,7 +207,7 @@ class SummarizeTask(Task):
         )  # fmt: skip
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-        return (collate_tokens if micro.counts is None else collate_packed)(samples, micro)
+        return collate_tokens(samples, micro)
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """Shapes of the training data; without data, of samples as long as the context, a tenth of
@@ -231,12 +220,13 @@ class SummarizeTask(Task):
         else:
             length = np.array([self.model_config.block_size])
             bucketing = Bucketing.of(SampleSizes(length, -(-length // 10)), None, 1)
+        devices, vocabulary = settings.devices, self.model_config.vocabulary_size
         if self.config.packing:
-            return [example_pack(PackedShape.of(bucketing, settings), settings.devices)]
-        buckets = bucketing.buckets(settings.micro_rows // settings.devices)
+            shape = packed_shape(bucketing, settings)
+            return [example_batch(shape, devices, vocabulary, packed=2)]
+        buckets = bucketing.buckets(settings.micro_rows // devices)
         costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
-        vocabulary = self.model_config.vocabulary_size
-        return [example_batch(bucket, settings.devices, vocabulary) for bucket in costliest]
+        return [example_batch(bucket, devices, vocabulary) for bucket in costliest]
 
     # -- model ------------------------------------------------------------------------------------
     @cached_property
@@ -434,10 +424,10 @@ class SummarizeTask(Task):
         """A Hugging Face directory, adapters merged and rounded to the weights' own type."""
         from tpukit.tasks.summarize.export import export_hugging_face
 
-        lora, config = self.config.lora, self.model_config
+        lora, config, style = self.config.lora, self.model_config, self.config.style
         adapter = peft_adapter(weights, lora, config) if lora else None
         merged = {n: tensor.to(weights[n].dtype) for n, tensor in self.merged(weights).items()}
-        return export_hugging_face(folder, config, merged, self.tokenizer, self.style, adapter)
+        return export_hugging_face(folder, config, merged, self.tokenizer, style, adapter)
 
     # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:

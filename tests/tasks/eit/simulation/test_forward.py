@@ -94,6 +94,11 @@ def background():
     return concentric(0.5, 1.0)
 
 
+def background_of(model):
+    nodes = len(model.mesh.nodes)
+    return measure_drives(model.inverse[nodes:, nodes:] @ drive_currents())
+
+
 def disk_sigma(mesh, radius, sigma):
     outside = np.linalg.norm(mesh.nodes, axis=1) - radius
     return mixture(negative_share(outside[mesh.corners]), sigma)
@@ -104,7 +109,7 @@ def relative(found, expected):
 
 
 def test_background_matches_analysis(background):
-    assert relative(forward_model(10.2).background, background) < 0.008
+    assert relative(background_of(forward_model(10.2)), background) < 0.008
 
 
 @pytest.mark.parametrize("radius", [0.25, 0.4, 0.55, 0.7])
@@ -117,7 +122,7 @@ def test_concentric_object_matches_analysis(background, radius, sigma):
 
 def test_voltages_have_the_published_sign():
     model = forward_model(10.2)
-    assert model.background.min() > 0
+    assert background_of(model).min() > 0
     resistive = model.change(disk_sigma(model.mesh, 0.5, 0.01))
     assert (resistive > 0).mean() > 0.6
     conductive = model.change(disk_sigma(model.mesh, 0.5, 20.0))
@@ -135,7 +140,7 @@ def test_reciprocity(degrees):
     sigmas = [np.ones(len(model.mesh.triangles)), random_sigma(model, 3)]
     for sigma in sigmas:
         square = np.zeros((16, 16))
-        voltages = (model.background + model.change(sigma)).reshape(16, 13)
+        voltages = (background_of(model) + model.change(sigma)).reshape(16, 13)
         np.put_along_axis(square, measured_pairs(), voltages, axis=1)
         assert np.abs(square - square.T).max() < 2e-13 * np.abs(square).max()
 
@@ -147,7 +152,9 @@ def test_change_by_sources_on_the_outline_equals_a_full_solve(index):
     nodes = len(model.mesh.nodes)
     right = np.zeros((nodes + 16, 16))
     right[nodes:] = drive_currents()
-    full = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:]) - model.background
+    full = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:]) - background_of(
+        model
+    )
     assert np.abs(model.change(sigma) - full).max() < 1e-10 * np.abs(full).max()
 
 
@@ -157,7 +164,9 @@ def test_object_under_an_electrode_equals_a_full_solve():
     nodes = len(model.mesh.nodes)
     right = np.zeros((nodes + 16, 16))
     right[nodes:] = drive_currents()
-    full = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:]) - model.background
+    full = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:]) - background_of(
+        model
+    )
     assert np.abs(model.change(sigma) - full).max() < 1e-10 * np.abs(full).max()
 
 

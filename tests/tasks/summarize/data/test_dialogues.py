@@ -9,7 +9,12 @@ import pytest
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.baseline import lead_line, nearest_summaries
-from tpukit.tasks.summarize.generate import dialogue_parts, make_dialogue, write_dialogues
+from tpukit.tasks.summarize.generate import (
+    GeneratedDialogues,
+    dialogue_parts,
+    make_dialogue,
+    write_dialogues,
+)
 from tpukit.tasks.summarize.metrics import rouge_scores
 
 PARTS = ("train", "test")
@@ -70,7 +75,7 @@ def test_files(tmp_path: Path) -> None:
 
 def test_bad_requests(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        write_dialogues(tmp_path, 1, 0)
+        GeneratedDialogues(n=1)
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="Cannot write"):
+    with pytest.raises(DataError, match="cannot be written"):
         write_dialogues(tmp_path / "file" / "x", 10, 0)

@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 
 from tpukit.errors import TpukitError
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.data.buckets import Bucketing, BucketPlan, SampleSizes
-from tpukit.tasks.summarize.data.packing import (
-    PackedPlan,
-    PackedShape,
-    collate_packed,
-    evaluation_packs,
-)
+from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, SampleSizes
+from tpukit.tasks.summarize.data.dataset import collate_tokens
+from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
 from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.checks import check_batch_plan
@@ -34,7 +30,7 @@ def sizes_like_samsum(count=4000):
 
 def plan_of(sizes, batch, micro_rows, devices):
     settings = PlanSettings(batch, micro_rows, devices, 0, compiles=True)
-    shape = PackedShape.of(Bucketing.of(sizes, None, 8), settings)
+    shape = packed_shape(Bucketing.of(sizes, None, 8), settings)
     return PackedPlan(sizes, shape, settings)
 
 
@@ -100,8 +96,8 @@ def test_little_is_padding_and_steps_keep_their_samples(micro_rows, devices):
 def test_a_full_last_row_loses_no_sample():
     samples = [{"tokens": np.arange(n), "targets": 1} for n in (3, 4, 2)]
     keys = tuple(SampleKey(0, i) for i in range(3))
-    micro = MicroBatch(keys, 2, PackedShape(8, 2, 8), counts=(2, 1))
-    batch = collate_packed(samples, micro)
+    micro = MicroBatch(keys, 2, Bucket(8, 2, 8), counts=(2, 1))
+    batch = collate_tokens(samples, micro)
     assert batch["tokens"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
     assert batch["starts"].tolist() == [[0, 0, 0, 3, 3, 3, 3, 7], [0, 0, 2, 3, 4, 5, 6, 7]]
     # The place before each sample's last token, and that token.

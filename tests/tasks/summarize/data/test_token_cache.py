@@ -26,7 +26,7 @@ def test_a_sample_is_markers_dialogue_summary_and_end(
     tmp_path: Path, tokenizer: Tokenizer, write_csv
 ) -> None:  # type: ignore[no-untyped-def]
     path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "Ann: hi\r\nBob: ho", "They greet."]])
-    tokens, targets = open_token_cache(path, tokenizer, 256).example(0)
+    tokens, targets, _ = open_token_cache(path, tokenizer, 256).example(0)
     text = tokenizer.encoding.decode(tokens.tolist())
     expected = f"{BEFORE_DIALOGUE}Ann: hi\r\nBob: ho{BEFORE_SUMMARY}They greet.<|endoftext|>"
     assert text == expected

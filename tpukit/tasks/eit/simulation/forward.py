@@ -28,6 +28,8 @@ PITCH = 2 * np.pi / ELECTRODES
 RING_STEP = 0.8
 """Distance of the rings along the boundary, as a share of the mean edge."""
 RINGS = 2
+SMOOTHINGS = 5
+"""Number of times that inner nodes move to the mean of their neighbours."""
 
 Array = NDArray[np.float64]
 
@@ -137,9 +139,9 @@ def _on_circle(angles: Array, radius: float) -> Array:
     return radius * np.stack([np.sin(angles), np.cos(angles)], axis=-1)
 
 
-def _smoothed(nodes: Array, fixed: int, passes: int = 5) -> Array:
+def _smoothed(nodes: Array, fixed: int) -> Array:
     """Moves all but the first `fixed` nodes to the mean of their neighbours."""
-    for _ in range(passes):
+    for _ in range(SMOOTHINGS):
         triangles = _triangulate(nodes)
         start, end = triangles.ravel(), np.roll(triangles, -1, axis=1).ravel()
         start, end = np.concatenate([start, end]), np.concatenate([end, start])
@@ -194,12 +196,6 @@ class ForwardModel:
         n = len(self.mesh.nodes)
         potentials: Array = self.inverse[:n, n:] @ drive_currents()
         return potentials
-
-    @cached_property
-    def background(self) -> Array:
-        """(208,) volts."""
-        n = len(self.mesh.nodes)
-        return measure_drives(self.inverse[n:, n:] @ drive_currents())
 
     @cached_property
     def _to_electrodes(self) -> Array:

@@ -9,7 +9,6 @@ Where no part is for validation, a fraction of each class is.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import DataError
+from tpukit.io.files import read_csv_table
 from tpukit.tasks.images.settings import ImagesConfig
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -100,10 +100,10 @@ def _validation_rows(
     """The rows to validate on: a fold, or a fraction of each class, by whole groups if asked."""
     if config.fold is not None:
         column = column_of(table, rows, config.fold_column or "fold", 0, "fold_column")
-        return of_fold(table, column, [row[column] or "" for row in rows], config.fold)
+        return of_fold(table, column, [row[column] for row in rows], config.fold)
     if config.group_column is not None:
         column = column_of(table, rows, config.group_column, 0, "group_column")
-        groups = [row[column] or "" for row in rows]
+        groups = [row[column] for row in rows]
         return stratified_groups(images.labels, groups, config.valid_fraction)
     return stratified(images.labels, config.valid_fraction)
 
@@ -122,8 +122,7 @@ def unused_fold(config: ImagesConfig) -> str | None:
     table = _table(config)
     if table is None or config.fold is not None or config.group_column is not None:
         return None
-    with table.open(newline="", encoding="utf-8-sig") as file:
-        columns = next(csv.reader(file))
+    columns = read_csv_table(table).columns
     return next((n for n in columns if n.lower() in FOLD_NAMES and n != config.label_column), None)
 
 
@@ -194,26 +193,10 @@ def image_files(folder: Path) -> list[str]:
 # -- tables --------------------------------------------------------------------------------------
 def table_rows(table: Path) -> list[dict[str, str]]:
     """The rows of a CSV file with a header. Raises DataError where it has none."""
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows = [_row_of(table, reader, row) for row in reader]
-    except OSError as error:
-        raise DataError(f"{table} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table}: not a CSV file in UTF-8 ({error}).") from error
-    if not rows:
+    found = read_csv_table(table)
+    if not found.rows:
         raise DataError(f"{table} has no rows.", "Expected a header and a row for each image.")
-    return rows
-
-
-def _row_of(table: Path, reader: csv.DictReader[str], row: dict[str, str]) -> dict[str, str]:
-    if None in row:
-        raise DataError(
-            f"{table}, line {reader.line_num}: more values than columns in the header.",
-            "Expected values between commas.",
-        )
-    return row
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
 def labelled(
@@ -225,12 +208,12 @@ def labelled(
     """
     id_column = column_of(table, rows, config.id_column, 0, "id_column")
     label_column = column_of(table, rows, config.label_column, 1, "label_column")
-    labels = [row[label_column] or "" for row in rows]
+    labels = [row[label_column] for row in rows]
     known = tuple(sorted(set(labels), key=_numbers_first) if classes is None else classes)
     _require_known(labels, known, f"{table}, column {label_column!r}")
     position = {name: place for place, name in enumerate(known)}
     folder = _images_of(table, config)
-    files = files_of([row[id_column] or "" for row in rows], folder, str(table))
+    files = files_of([row[id_column] for row in rows], folder, str(table))
     return LabelledImages(tuple(files), tuple(position[label] for label in labels), known)
 
 

@@ -32,7 +32,7 @@ GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 @dataclass(frozen=True)
 class Bucket:
-    """One fixed shape."""
+    """One fixed shape of batches."""
 
     length: int
     """Tokens of a row."""

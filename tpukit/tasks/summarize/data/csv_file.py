@@ -4,13 +4,13 @@ import csv
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tpukit.errors import DataError
-from tpukit.io.files import replacing, require_regular
+from tpukit.io.files import require_regular
 
 LARGEST_FIELD_BYTES = 64 * 2**20
 SUFFIXES = (".csv", ".jsonl")
@@ -54,18 +54,13 @@ class Row:
 
 
 def read_rows(
-    path: Path,
-    *,
-    summaries: bool,
-    dialogues: bool = True,
-    blank: bool = False,
-    columns: Columns = DIALOGUES,
+    path: Path, *, summaries: bool, dialogues: bool = True, columns: Columns = DIALOGUES
 ) -> Iterator[Row]:
     """The rows of a file with the id's column and, as asked for, those of prompts and completions.
 
     Takes a byte order mark, quoted newlines, CR LF and fields of tens of megabytes. Raises
     `DataError` at the first thing it cannot take: a missing column, invalid UTF-8, a
-    quote left open, an empty or repeated id, an empty field (unless `blank`), or no rows at all.
+    quote left open, an empty or repeated id, an empty field, or no rows at all.
     """
     summaries = summaries and not (dialogues and columns.has_messages)
     asked = ((columns.prompt, dialogues), (columns.completion, summaries))
@@ -89,8 +84,7 @@ def read_rows(
             _check_text(where, column, text)
         row = _row(number, values, columns)
         _check_id(where, row, seen, columns.id)
-        if not blank:
-            _check_texts(where, row, {name: values[name] for name in texts})
+        _check_texts(where, row, {name: values[name] for name in texts})
         yield _of_messages(where, row, columns.prompt) if columns.has_messages else row
     if number == 0:
         raise DataError(
@@ -103,14 +97,6 @@ def data_file(folder: Path, name: str) -> Path:
     lines = folder / f"{name}.jsonl"
     plain = folder / f"{name}.csv"
     return lines if lines.is_file() and not plain.is_file() else plain
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a CSV file atomically, quoted where needed."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
 
 
 def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:

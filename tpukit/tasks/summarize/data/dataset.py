@@ -41,20 +41,21 @@ class TokenSamples:
         return len(self.indices)
 
     def __getitem__(self, index: int, /) -> Sample:
-        tokens, targets = self.cache.example(int(self.indices[index]))
-        if self.whole:
-            return {"tokens": tokens, "targets": len(tokens) - 1}
-        learned = self.cache.learned(int(self.indices[index]))
-        flags = {} if learned is None else {"learned": learned}
-        return {"tokens": tokens, "targets": targets, **flags}
+        tokens, targets, learned = self.cache.example(int(self.indices[index]))
+        return as_sample(tokens, *((len(tokens) - 1, None) if self.whole else (targets, learned)))
 
     def prompt_and_targets(self, index: int) -> tuple[Array, Array]:
         """The prompt's tokens and those of the summary, or a last message, with its end token."""
-        tokens, targets = self.cache.example(int(self.indices[index]))
-        learned = self.cache.learned(int(self.indices[index]))
+        tokens, targets, learned = self.cache.example(int(self.indices[index]))
         if learned is not None:
             targets = len(tokens) - 1 - int(np.flatnonzero(~learned)[-1])
         return tokens[:-targets].astype(np.int64), tokens[-targets:].astype(np.int64)
+
+
+def as_sample(tokens: Any, targets: int, learned: Any = None) -> Sample:
+    """The tokens of an `Example`, or of the cache, as batches take them."""
+    flags = {} if learned is None else {"learned": np.asarray(learned)}
+    return {"tokens": np.asarray(tokens), "targets": targets, **flags}
 
 
 def sample_sizes(cache: TokenCache, indices: Array, *, whole: bool) -> SampleSizes:
@@ -92,26 +93,34 @@ class Targets:
 
 
 def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-    """The fixed shapes of the bucket `micro.shape`, for the rows of one rank.
+    """The fixed shape `micro.shape`, for the rows of one rank.
 
     tokens: (rows, length); mask: (rows,), 0 for rows without a sample. wanted, labels:
     (devices, targets): where in the rows of a device the next token is a target, counted over
     their flattened positions, and which token it is; `IGNORED` where a place is not used.
+    starts, of packed rows alone: (rows, length), where in its row each token's sample begins.
     """
-    bucket = micro.shape
-    assert isinstance(bucket, Bucket)
-    devices = micro.rows // bucket.rows
-    tokens = np.zeros((micro.rows, bucket.length), np.int64)
-    targets = Targets(devices, bucket.targets)
+    shape, is_packed = micro.shape, micro.counts is not None
+    assert isinstance(shape, Bucket)
+    tokens = np.zeros((micro.rows, shape.length), np.int64)
+    # What only fills a row attends to itself.
+    starts = np.tile(np.arange(shape.length), (micro.rows, 1))
+    targets = Targets(micro.rows // shape.rows, shape.targets)
     mask = np.zeros(micro.rows, np.float32)
     # A rank without samples of its own is given one that must not count.
-    for row, sample in enumerate(samples[: len(micro.keys)]):
-        device, row_of_device = divmod(row, bucket.rows)
-        length = len(sample["tokens"])
-        tokens[row, :length] = sample["tokens"]
-        targets.add(sample, device, row_of_device * bucket.length)
-        mask[row] = 1.0
-    arrays = {"tokens": tokens, "mask": mask, "wanted": targets.wanted, "labels": targets.labels}
+    remaining = iter(samples[: len(micro.keys)])
+    for row, count in enumerate(micro.counts or [1] * micro.rows):
+        device, row_of_device = divmod(row, shape.rows)
+        start = 0
+        for _, sample in zip(range(count), remaining, strict=False):
+            length = len(sample["tokens"])
+            tokens[row, start : start + length] = sample["tokens"]
+            starts[row, start : start + length] = start
+            targets.add(sample, device, row_of_device * shape.length + start)
+            start += length
+            mask[row] = 1.0
+    arrays = {"tokens": tokens, **({"starts": starts} if is_packed else {}), "mask": mask}
+    arrays |= {"wanted": targets.wanted, "labels": targets.labels}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -125,13 +134,12 @@ def spread_labels(labels: Tensor, wanted: Tensor, positions: int) -> Tensor:
     return everywhere.scatter(1, places, labels)[:, :size]
 
 
-def example_batch(bucket: Bucket, devices: int, vocabulary: int) -> Batch:
-    """A full batch of a bucket, of synthetic data."""
-    targets = max(1, bucket.targets // bucket.rows)
-    sample = {
-        "tokens": np.arange(bucket.length) % vocabulary,
-        "targets": min(targets, bucket.length - 1),
-    }
-    rows = bucket.rows * devices
-    keys = (SampleKey(VALIDATION_EPOCH, 0),) * rows
-    return collate_tokens([sample] * rows, MicroBatch(keys, rows, bucket))
+def example_batch(shape: Bucket, devices: int, vocabulary: int, packed: int | None = None) -> Batch:
+    """A full batch of a shape, of synthetic data; packed: the number of samples of each row."""
+    rows, each = shape.rows * devices, packed or 1
+    length = shape.length // each
+    targets = min(shape.targets // (each * shape.rows), length - 1)
+    sample = {"tokens": np.arange(length) % vocabulary, "targets": targets}
+    keys = (SampleKey(VALIDATION_EPOCH, 0),) * (each * rows)
+    counts = None if packed is None else (packed,) * rows
+    return collate_tokens([sample] * len(keys), MicroBatch(keys, rows, shape, counts=counts))

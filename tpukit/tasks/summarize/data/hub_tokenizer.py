@@ -5,11 +5,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
@@ -126,14 +127,10 @@ class HubTokenizer:
         self._whole.encode_special_tokens = plain
         return list(self._whole.encode(text, add_special_tokens=False).ids)
 
-    def encode_start(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of `text`."""
-        return first_tokens(self.encode, text, limit)
-
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token, without special tokens."""
-        kept = [int(token) for token in tokens]
-        text: str = self._whole.decode(kept[: kept.index(self.end)] if self.end in kept else kept)
+        kept = takewhile(lambda token: token != self.end, map(int, tokens))
+        text: str = self._whole.decode([*kept])
         return text
 
     def chat_pieces(self, roles: Sequence[str], *, asks: bool = False) -> list[str]:

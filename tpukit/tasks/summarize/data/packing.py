@@ -12,24 +12,18 @@ import functools
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import torch
 
-from tpukit.hardware.backend import Batch
-from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, LengthwisePlan, SampleSizes
-from tpukit.tasks.summarize.data.dataset import Targets
-from tpukit.train.task import (
-    VALIDATION_EPOCH,
-    MicroBatch,
-    PlanSettings,
-    Sample,
-    SampleKey,
+from tpukit.tasks.summarize.data.buckets import (
+    LENGTH_STEP,
+    Bucket,
+    Bucketing,
+    LengthwisePlan,
+    SampleSizes,
 )
-
-Array = np.ndarray[Any, Any]
+from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, PlanSettings, SampleKey
 
 ROW_STEP = 128
 """Rows' lengths are multiples of this, the lanes of a TPU's registers."""
@@ -42,35 +36,23 @@ SURE_SAMPLES, SURE_PASSES = 2**17, 64
 micro-batches: a second one beside the first is another program, with gradients held beside it."""
 
 
-@dataclass(frozen=True)
-class PackedShape:
-    """The one shape of a run's batches."""
-
-    length: int
-    """Tokens of a row."""
-    rows: int
-    """Rows a device."""
-    targets: int
-    """Places for targets a device."""
-
-    @classmethod
-    def of(cls, data: Bucketing, settings: PlanSettings) -> PackedShape:
-        """The smallest that holds each of the first steps of these samples in its number of
-        micro-batches, and any sample."""
-        sizes, longest, size = data.sizes, data.lengths[-1], settings.global_batch_size
-        parts = -(-size // settings.micro_rows) * settings.devices
-        tokens, targets = (size * float(n.mean()) / parts for n in (sizes.lengths, sizes.targets))
-        shapes = [
-            (_rounded(max(longest, tokens / rows), ROW_STEP), rows)
-            for rows in range(1, math.ceil(tokens / longest) + 1)
-        ]
-        length, rows = min(shapes, key=lambda shape: _cost(*shape))
-        places = _rounded(max(targets, data.most_targets), LENGTH_STEP)
-        return _made_sure(cls(length, rows, places), data, settings)
+def packed_shape(data: Bucketing, settings: PlanSettings) -> Bucket:
+    """The one shape of a run's batches: the smallest that holds each of the first steps of these
+    samples in its number of micro-batches, and any sample."""
+    sizes, longest, size = data.sizes, data.lengths[-1], settings.global_batch_size
+    parts = -(-size // settings.micro_rows) * settings.devices
+    tokens, targets = (size * float(n.mean()) / parts for n in (sizes.lengths, sizes.targets))
+    shapes = [
+        (_rounded(max(longest, tokens / rows), ROW_STEP), rows)
+        for rows in range(1, math.ceil(tokens / longest) + 1)
+    ]
+    length, rows = min(shapes, key=lambda shape: _cost(*shape))
+    places = _rounded(max(targets, data.most_targets), LENGTH_STEP)
+    return _made_sure(Bucket(length, rows, places), data, settings)
 
 
 @functools.lru_cache(maxsize=8)
-def _made_sure(shape: PackedShape, data: Bucketing, settings: PlanSettings) -> PackedShape:
+def _made_sure(shape: Bucket, data: Bucketing, settings: PlanSettings) -> Bucket:
     """This shape or the next larger one that holds each of the first steps."""
     steps, sizes = LengthwisePlan(data.sizes, settings), data.sizes
     samples = min(SURE_SAMPLES, SURE_PASSES * len(sizes))
@@ -100,7 +82,7 @@ def _rounded(value: float, step: int) -> int:
 class PackedPlan:
     """The samples of `LengthwisePlan`'s steps, packed (a BatchPlan)."""
 
-    def __init__(self, sizes: SampleSizes, shape: PackedShape, settings: PlanSettings) -> None:
+    def __init__(self, sizes: SampleSizes, shape: Bucket, settings: PlanSettings) -> None:
         self.sizes = sizes
         self.shape = shape
         self.settings = settings
@@ -115,9 +97,7 @@ class PackedPlan:
         return pack(keys, self.sizes, self.shape, self.settings, len(planned))
 
 
-def evaluation_packs(
-    sizes: SampleSizes, shape: PackedShape, settings: PlanSettings
-) -> list[MicroBatch]:
+def evaluation_packs(sizes: SampleSizes, shape: Bucket, settings: PlanSettings) -> list[MicroBatch]:
     """Every sample once, in as few micro-batches as it takes."""
     keys = [SampleKey(VALIDATION_EPOCH, index) for index in range(len(sizes))]
     room = shape.length * shape.rows * settings.devices
@@ -128,7 +108,7 @@ def evaluation_packs(
 def pack(
     keys: Sequence[SampleKey],
     sizes: SampleSizes,
-    shape: PackedShape,
+    shape: Bucket,
     settings: PlanSettings,
     count: int,
 ) -> list[MicroBatch]:
@@ -151,7 +131,7 @@ def pack(
     ]  # fmt: skip
 
 
-def _cut(part: list[list[SampleKey]], sizes: SampleSizes, shape: PackedShape) -> PackedShape:
+def _cut(part: list[list[SampleKey]], sizes: SampleSizes, shape: Bucket) -> Bucket:
     """The least shape that holds these rows."""
     length, targets = (
         np.array([sum(int(of[key.sample]) for key in row) for row in part])
@@ -162,7 +142,7 @@ def _cut(part: list[list[SampleKey]], sizes: SampleSizes, shape: PackedShape) ->
 
 
 def _pack(
-    keys: Sequence[SampleKey], sizes: SampleSizes, shape: PackedShape, groups: int
+    keys: Sequence[SampleKey], sizes: SampleSizes, shape: Bucket, groups: int
 ) -> list[list[SampleKey]] | None:
     """The rows of `groups` devices in turn; None where some sample finds no room."""
     rows: list[list[SampleKey]] = [[] for _ in range(groups * shape.rows)]
@@ -182,42 +162,3 @@ def _pack(
         rows[row].append(key)
         places[row // shape.rows] -= targets
     return rows
-
-
-def collate_packed(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-    """The fixed shape `micro.shape`, for the rows of one rank.
-
-    tokens: (rows, length); starts: (rows, length), where in its row each token's sample begins;
-    mask: (rows,), 0 for rows without a sample. wanted, labels: as `collate_tokens` gives them.
-    """
-    shape, counts = micro.shape, micro.counts
-    assert isinstance(shape, PackedShape) and counts is not None
-    tokens = np.zeros((micro.rows, shape.length), np.int64)
-    # What only fills a row attends to itself.
-    starts = np.tile(np.arange(shape.length), (micro.rows, 1))
-    targets = Targets(micro.rows // shape.rows, shape.targets)
-    mask = np.zeros(micro.rows, np.float32)
-    # A rank without samples of its own is given one that must not count.
-    remaining = iter(samples[: len(micro.keys)])
-    for row, count_of_row in enumerate(counts):
-        device, row_of_device = divmod(row, shape.rows)
-        start = 0
-        for _, sample in zip(range(count_of_row), remaining, strict=False):
-            length = len(sample["tokens"])
-            tokens[row, start : start + length] = sample["tokens"]
-            starts[row, start : start + length] = start
-            targets.add(sample, device, row_of_device * shape.length + start)
-            start += length
-            mask[row] = 1.0
-    arrays = {"tokens": tokens, "starts": starts, "mask": mask}
-    arrays |= {"wanted": targets.wanted, "labels": targets.labels}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def example_pack(shape: PackedShape, devices: int) -> Batch:
-    """A batch of this shape, of synthetic data: each row is full of two samples."""
-    rows, length = shape.rows * devices, shape.length // 2
-    targets = min(shape.targets // (2 * shape.rows), length - 1)
-    sample = {"tokens": np.zeros(length, np.int64), "targets": targets}
-    keys = (SampleKey(VALIDATION_EPOCH, 0),) * (2 * rows)
-    return collate_packed([sample] * len(keys), MicroBatch(keys, rows, shape, counts=(2,) * rows))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tpukit.errors import ConfigError
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
@@ -92,14 +92,17 @@ class PromptFormat:
             before, after = first + before, after + last
         start, end = [*self._prefix, *self._marked(before)], self._marked(after)
         room = self.block_size - room_after - len(start) - len(end)
-        return [*start, *self.tokenizer.encode_start(row.dialogue, max(room, 0)), *end]
+        return [*start, *first_tokens(self.tokenizer.encode, row.dialogue, max(room, 0)), *end]
 
     def example(self, row: Row) -> Example | None:
         """Prompt, completion and end token; None where they are too long to learn from."""
         if self.style.columns.has_messages:
             return self._example_of_messages(row)
-        longest = self.longest_summary
-        targets = [*self.tokenizer.encode_start(row.summary, longest + 1), self.tokenizer.end]
+        longest = int(self.block_size * LONGEST_SUMMARY_SHARE)
+        targets = [
+            *first_tokens(self.tokenizer.encode, row.summary, longest + 1),
+            self.tokenizer.end,
+        ]
         if len(targets) - 1 > longest:
             return None
         return Example([*self.prompt(row, len(targets)), *targets], len(targets))
@@ -128,11 +131,6 @@ class PromptFormat:
             ends = own and after[:1] == [self.tokenizer.end]
             learned += [own] * len(said) + [ends] * min(1, len(after)) + [False] * (len(after) - 1)
         return tokens, learned
-
-    @property
-    def longest_summary(self) -> int:
-        """Most tokens of a completion, its end token not counted."""
-        return int(self.block_size * LONGEST_SUMMARY_SHARE)
 
 
 def _messages(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -70,23 +70,19 @@ class TokenCache:
         """The sizes of some samples."""
         return SampleSizes(self.lengths[indices], np.asarray(self.targets[indices]))
 
-    def example(self, index: int) -> tuple[Array, int]:
-        """The tokens of a sample and its number of targets."""
-        start, stop = self.starts[index], self.starts[index + 1]
-        tokens = self.tokens[start:stop]
-        return tokens & ~LEARNED if self.flagged else tokens, int(self.targets[index])
-
-    def learned(self, index: int) -> Array | None:
-        """bool (length,): which tokens of a sample are learned, where they are not its last."""
-        part = self.tokens[self.starts[index] : self.starts[index + 1]]
-        return part >= LEARNED if self.flagged else None
+    def example(self, index: int) -> tuple[Array, int, Array | None]:
+        """The tokens of a sample, its number of targets and, where these are not its last tokens,
+        which they are: bool (length,)."""
+        tokens = self.tokens[self.starts[index] : self.starts[index + 1]]
+        if not self.flagged:
+            return tokens, int(self.targets[index]), None
+        return tokens & ~LEARNED, int(self.targets[index]), tokens >= LEARNED
 
 
 def open_token_cache(
     csv_path: Path,
     tokenizer: Tokenizer | HubTokenizer,
     block_size: int,
-    folder: Path | None = None,
     progress: Progress | None = None,
     style: PromptStyle = SUMMARIES,
 ) -> TokenCache:
@@ -95,8 +91,7 @@ def open_token_cache(
     A build that is killed leaves nothing that is taken for a cache. Raises `DataError` for what
     the file holds, and where the cache cannot be written.
     """
-    folder = (folder or cache_folder()) / "tokens"
-    path = folder / f"{_key(csv_path, tokenizer, block_size, style)}.tokens"
+    path = cache_folder() / "tokens" / f"{_key(csv_path, tokenizer, block_size, style)}.tokens"
     try:
         with exclusive(path.with_suffix(".lock"), wait=True):
             cache = _open(path)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 import tiktoken
 
@@ -57,18 +58,9 @@ class Tokenizer:
         tokens: list[int] = self.encoding.encode_ordinary(text)
         return tokens
 
-    def encode_start(self, text: str, limit: int) -> list[int]:
-        """The first `limit` tokens of `text`."""
-        return first_tokens(self.encode, text, limit)
-
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token; invalid UTF-8 become U+FFFD."""
-        kept: list[int] = []
-        for token in tokens:
-            if token == self.end:
-                break
-            kept.append(token)
-        text: str = self.encoding.decode(kept)
+        text: str = self.encoding.decode([*takewhile(lambda token: token != self.end, tokens)])
         return text
 
     def to_bytes(self) -> bytes:

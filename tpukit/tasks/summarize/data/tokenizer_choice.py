@@ -15,8 +15,12 @@ from tpukit.io.lock import exclusive
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.token_cache import file_digest
-from tpukit.tasks.summarize.data.tokenizer import GPT2_PATTERN, Tokenizer
-from tpukit.tasks.summarize.data.tokenizer_json import cuts_otherwise, from_tokenizer_json
+from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_json import (
+    cuts_otherwise,
+    from_tokenizer_json,
+    pre_tokenizer,
+)
 
 DOWNLOAD_SECONDS = 60
 BRING_A_FILE = (
@@ -90,21 +94,16 @@ def _gpt2() -> Tokenizer:
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     """A byte-level BPE trained on `texts` with the tokenizers library."""
-    from tokenizers import Regex, pre_tokenizers
     from tokenizers import Tokenizer as Trained
     from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
 
     trained = Trained(BPE())
-    trained.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(GPT2_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    trained.pre_tokenizer = pre_tokenizer()
     trainer = BpeTrainer(
         vocab_size=vocabulary_size - 1,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
     trained.train_from_iterator(iter(texts), trainer)

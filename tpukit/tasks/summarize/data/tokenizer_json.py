@@ -1,7 +1,7 @@
 """Hugging Face's tokenizer.json, read and written."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -81,61 +81,39 @@ def _to_raw_bytes(token: str, source: str) -> bytes:
         ) from error
 
 
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """GPT-2's printable stand-in for each byte (Radford et al., 2019, `encoder.py`)."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    shifted = 256
-    for byte in range(256):
-        if byte in printable:
-            yield chr(byte), byte
-        else:
-            yield chr(shifted), byte
-            shifted += 1
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_CHARACTER_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE}
+"""GPT-2's printable stand-in for each byte (Radford et al., 2019, `encoder.py`)."""
+_CHARACTER_OF_BYTE |= {byte: chr(256 + number) for number, byte in enumerate(_OTHERS)}
+_BYTE_OF_CHARACTER = {character: byte for byte, character in _CHARACTER_OF_BYTE.items()}
 
 
-_BYTE_OF_CHARACTER = dict(_byte_alphabet())
-_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+def pre_tokenizer() -> Any:
+    """GPT-2's rules for the tokenizers library: its pattern cuts, then bytes become characters."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    cut = Split(Regex(GPT2_PATTERN), behavior="isolated")
+    return Sequence([cut, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
     """The text of a tokenizer.json that the tokenizers library reads."""
+    from tokenizers import Tokenizer as Whole
+    from tokenizers.decoders import ByteLevel
+    from tokenizers.models import BPE
+
     vocabulary = {_printable(token): rank for token, rank in tokenizer.ranks.items()}
-    merges = [
-        [_printable(part) for part in last_merge(token, tokenizer.ranks)]
+    merges: Any = [
+        tuple(map(_printable, last_merge(token, tokenizer.ranks)))
         for token, _ in sorted(tokenizer.ranks.items(), key=lambda item: item[1])
         if len(token) > 1
     ]
-    end = {
-        "id": tokenizer.end,
-        "content": END_OF_TEXT,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    split = {"type": "Split", "pattern": {"Regex": GPT2_PATTERN}, "behavior": "Isolated"}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [end],
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {**split, "invert": False},
-                    {**byte_level, "use_regex": False},
-                ],
-            },
-            "decoder": {**byte_level, "use_regex": True},
-            "model": {
-                "type": "BPE",
-                "vocab": {**vocabulary, END_OF_TEXT: tokenizer.end},
-                "merges": merges,
-            },
-        },
-        ensure_ascii=False,
-    )
+    whole: Any = Whole(BPE({**vocabulary, END_OF_TEXT: tokenizer.end}, merges))
+    whole.pre_tokenizer, whole.decoder = pre_tokenizer(), ByteLevel()
+    whole.add_special_tokens([END_OF_TEXT])
+    return str(whole.to_str())
 
 
 def last_merge(token: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:

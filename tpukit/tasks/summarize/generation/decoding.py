@@ -6,7 +6,7 @@ random numbers are one of (seed, prompt): a chunk's tokens are the same whenever
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -76,14 +76,6 @@ class Prompt:
 
     row: int
     tokens: Array
-
-
-class Generator(Protocol):
-    """Decodes one chunk of prompts."""
-
-    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
-        """New tokens of each prompt by row, the end token included where it was reached."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from tpukit.tasks.summarize.generation.continuous_batching import StreamingGener
 from tpukit.tasks.summarize.generation.decoding import (
     Decoding,
     GenerationPlan,
-    Generator,
     Prompt,
     plan_generation,
 )
@@ -30,21 +29,6 @@ def plan_prompts(
     """The chunks for `ranks` ranks that share the work; batch_size: of one device."""
     devices = backend.devices // backend.world_size
     return plan_generation(prompts, batch_size * devices, devices, ranks, beams)
-
-
-def make_generator(
-    model: nn.Module,
-    backend: Backend,
-    plan: GenerationPlan,
-    decoding: Decoding,
-    tokenizer: Tokenizer | HubTokenizer,
-) -> Generator:
-    """The generator these decoding options ask for; `model` as `prepare` gave it, in eval mode."""
-    plain = backend.unwrap(model)
-    assert isinstance(plain, LanguageModel)
-    kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
-    size = min(plain.config.vocabulary_size, tokenizer.vocabulary_size)
-    return kind(plain, backend, plan, decoding, size, tokenizer.end)
 
 
 def dialogue_prompts(
@@ -84,12 +68,16 @@ def summaries_of_chunks(
     decoding: Decoding,
     tokenizer: Tokenizer | HubTokenizer,
 ) -> Iterator[tuple[int, dict[int, str]]]:
-    """The summaries by row of each of these chunks of the plan.
+    """The summaries by row of each of these chunks of the plan; `model` as `prepare` gave it, in
+    eval mode.
 
     Every rank must exhaust it, whatever the number of its chunks.
     """
-    generator = make_generator(model, backend, plan, decoding, tokenizer)
     plain, nothing = backend.unwrap(model), torch.zeros((1, 1), dtype=torch.long)
+    assert isinstance(plain, LanguageModel)
+    kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
+    size = min(plain.config.vocabulary_size, tokenizer.vocabulary_size)
+    generator = kind(plain, backend, plan, decoding, size, tokenizer.end)
 
     @torch.no_grad()
     def filler() -> None:
