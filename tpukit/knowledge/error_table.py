@@ -18,6 +18,7 @@ PLACEHOLDER = re.compile(r"<(n|w|\*)(?::(\w+))?>")
 `<*>` anything short; `<n:used>` captures it as `used`."""
 _TABLES = Path(__file__).parent / "tables" / "errors"
 _UNKNOWN = _TABLES.with_name("unknown_errors.toml")
+_FORMS = _TABLES.with_name("failure_forms.toml")
 _SHORTEST_FIXED = 4
 _ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
 _EXAMPLE = (
@@ -84,6 +85,13 @@ def unknown_errors() -> list[KnownError]:
     """What is said where no entry matches, in the order of the file."""
     rows = tomllib.loads(_UNKNOWN.read_text(encoding="utf-8"))
     return [KnownError(**row) for row in rows.values()]
+
+
+def failure_forms() -> list[tuple[str, str, str]]:
+    """(regular expression, name, where it counts) of failures that name no class; the table's head
+    explains them."""
+    rows = tomllib.loads(_FORMS.read_text(encoding="utf-8"))["form"]
+    return [(row["form"], row["name"], row["counts"]) for row in rows]
 
 
 def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:

@@ -116,8 +116,9 @@ def _strip_box(text: str, start: int) -> str:
 
 
 def _level(prefix: str, rest: str) -> str:
-    """The highest level that a line's prefixes name; Python's warnings are of level W."""
-    if _PYTHON_WARNING.match(rest.lstrip()[:400]):
+    """The highest level that a line's prefixes name; Python's warnings are of level W, except
+    where pytest raises them."""
+    if not prefix.endswith("E") and _PYTHON_WARNING.match(rest.lstrip()[:400]):
         return "W"
     found = (
         _LETTERS[match["word"]] if match["word"] else match["letter"]
