@@ -18,7 +18,7 @@ PLACEHOLDER = re.compile(r"<(n|w|\*)(?::(\w+))?>")
 `<*>` anything short; `<n:used>` captures it as `used`."""
 _TABLES = Path(__file__).parent / "tables" / "errors"
 _UNKNOWN = _TABLES.with_name("unknown_errors.toml")
-_FORMS = _TABLES.with_name("failure_forms.toml")
+_FORMS = _TABLES.with_name("line_forms.toml")
 _SHORTEST_FIXED = 4
 _ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
 _EXAMPLE = (
@@ -87,11 +87,9 @@ def unknown_errors() -> list[KnownError]:
     return [KnownError(**row) for row in rows.values()]
 
 
-def failure_forms() -> list[tuple[str, str, str]]:
-    """(regular expression, name, where it counts) of failures that name no class; the table's head
-    explains them."""
-    rows = tomllib.loads(_FORMS.read_text(encoding="utf-8"))["form"]
-    return [(row["form"], row["name"], row["counts"]) for row in rows]
+def line_forms() -> dict[str, Any]:
+    """The forms of frames and of failures that name no class; the table's head explains them."""
+    return tomllib.loads(_FORMS.read_text(encoding="utf-8"))
 
 
 def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:

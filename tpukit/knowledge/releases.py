@@ -11,10 +11,10 @@ from typing import Any
 from tpukit.knowledge.calls import old_calls
 
 _TABLES = Path(__file__).parent / "tables"
-_BASES = r"(?:PreTrained\w*|\w*Base|\w*Mixin|Trainer|TrainingArguments|Cache)"
+_BASES = r"PreTrained\w*|\w*Base|\w*Mixin"
 """Classes whose attributes many others have."""
 _KIND = re.compile(
-    r"(Backend|Method|Worker|Manager|Connector|Runner|Scheduler|Executor|Engine|Loader|Layer|Impl"
+    r"(Trainer|Cache|Backend|Method|Worker|Manager|Connector|Runner|Scheduler|Executor|Engine|Loader|Layer|Impl"
     r"|Builder|Metadata|Kernel|Strategy|Callback|Handler|Platform|Adapter)$"
 )
 """The last word of a class's name, which its base class often shares."""
@@ -96,7 +96,9 @@ def _changes(library: str, where: str, token: str, name: str, release: str) -> I
     last = name.rpartition(".")[2]
     for sign, number, names in _history(library):
         found = last in names and _found(where, token, last, names)
-        if found and not (release and (sign == "<") != _is_since(release, number)):
+        # A short name that came later was perhaps only added to another class of that name.
+        is_weak = sign == ">=" and not release and re.fullmatch("[a-z]{1,8}", last)
+        if found and not is_weak and not (release and (sign == "<") != _is_since(release, number)):
             new = libraries().get(library, {}).get("new", {}).get(name) or found[1] or ""
             said = (
                 f"{library} {number} has it no more" if sign == "<" else f"since {library} {number}"
@@ -120,11 +122,12 @@ def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
     parts = f"{place}.{name}".split(".")
     if not _history(parts[0]):
         yield r"\S*", re.escape(f"{place}.{name}")
-        if place[:1].isupper():
-            yield r"\S*", rf"{_BASES}\.{re.escape(name)}"
         # A plug-in's class derives from one of that kind: AiterBackend from AttentionBackend.
-        if (kind := _KIND.search(place)) and "_" in name:
-            yield r"\S*", rf"\w*{kind[1]}(?:Base)?\.{re.escape(name)}"
+        kind = _KIND.search(place)
+        bases = rf"{_BASES}|\w*{kind[1]}(?:Base)?" if kind and "_" in name else _BASES
+        bases += "|TrainingArguments" * place.endswith("Config")
+        if place[:1].isupper():
+            yield r"\S*", rf"(?:{bases})\.{re.escape(name)}"
         return
     for end in range(len(parts) - 1, 0 if "." in name else len(parts) - 2, -1):
         yield re.escape(".".join(parts[:end])), re.escape(parts[end])

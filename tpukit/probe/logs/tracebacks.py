@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tpukit.knowledge.error_table import failure_forms
+from tpukit.knowledge.error_table import line_forms
 from tpukit.probe.logs.log_text import Line
 from tpukit.probe.logs.quoting import is_quoted
 
@@ -23,17 +23,8 @@ _SOFT = re.compile(
     r"|(?<!be )\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b"
 )
 """Text above the traceback of an exception that the program handled."""
-_FRAMES = [
-    re.compile(form)
-    for form in (
-        r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?",
-        r"File (?P<path>[^\s\"]{1,400}?):(?P<line>\d+)(?:, in (?P<where>.{1,60}))?",
-        r"(?P<path>[^\s:]{1,300}\.py):(?P<line>\d+):? in (?P<where>\S{1,60})$",
-        r"\[(?P<path>[^\s\]]{1,300}\.py)\]\(http[^)]{1,300}\) in (?P<where>[\w.<>]{1,60})",
-        r"(?P<path>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where>[\w.<>]{1,60})",
-        r"(?P<path>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line>\d+)",
-    )
-]
+_FORMS = line_forms()
+_FRAMES = [re.compile(form) for form in _FORMS["frames"]]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _NAMED_BY_MODULE = (
     r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
@@ -57,12 +48,17 @@ _ALONE = re.compile(
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
+_TOLD = re.compile(
+    r"failed with error ['\"](?:(?P<name>[A-Z]\w*(?:Error|Exception)): ?)?(?P<message>.*)"
+    r"['\"], please"
+)
+"""Another process's exception in the report of one."""
 _MARKERS = re.compile(r"[~^]+$")
 """The marks below a frame's code, which an exception follows, also in an indented excerpt."""
 _OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2}")
 """An exception with its module and a status in capitals (jax's), which counts also where the log is
 indented."""
-_CLASSLESS = [(re.compile(form), name, counts) for form, name, counts in failure_forms()]
+_CLASSLESS = [(re.compile(row["form"]), row["name"], row["counts"]) for row in _FORMS["form"]]
 """Failures without a class: the form, the name and where it counts."""
 _UNFINISHED = re.compile(
     r"(?:\b(?:from|the|an?|of|with|for|to|and|argument|attribute|named|name)|[,(]"
@@ -299,7 +295,8 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         found = _ALONE.match(text)
     if found is not None:
         is_warning = _WARNING.search(found["name"]) and line.level != "E"
-        return None if is_warning else (found["name"], found["message"] or "")
+        told = _TOLD.search(found["message"] or "") or found
+        return None if is_warning else (told["name"] or found["name"], told["message"] or "")
     if reader.is_open:
         return None
     for pattern, name, levels in _CLASSLESS:
