@@ -714,7 +714,7 @@ def doctor_blind() -> str:
             for part, n in sums.items() if "," not in part]  # fmt: skip
     text = (
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
-        "`blind_4`: 53, `blind_5`: 60, `blind_6`: 38, `blind_7`: 60, `blind_8`: 41 of the twelve "
+        "`blind_4`: 53, `blind_5`: 60, `blind_6`: 38, `blind_7`: 60, `blind_8`: 40 of the twelve "
         "months to November 2026, and "
         f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
         "cause. The results of the sets before them stand in [doctor.md](doctor.md). Not "

@@ -48,7 +48,7 @@ _ALONE = re.compile(
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
-_TOLD = re.compile(
+_QUOTED = re.compile(
     r"failed with error ['\"](?:(?P<name>[A-Z]\w*(?:Error|Exception)): ?)?(?P<message>.*)"
     r"['\"], please"
 )
@@ -295,8 +295,8 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         found = _ALONE.match(text)
     if found is not None:
         is_warning = _WARNING.search(found["name"]) and line.level != "E"
-        told = _TOLD.search(found["message"] or "") or found
-        return None if is_warning else (told["name"] or found["name"], told["message"] or "")
+        quoted = _QUOTED.search(found["message"] or "") or found
+        return None if is_warning else (quoted["name"] or found["name"], quoted["message"] or "")
     if reader.is_open:
         return None
     for pattern, name, levels in _CLASSLESS:
