@@ -97,7 +97,7 @@ def _changes(library: str, where: str, token: str, name: str, release: str) -> I
     for sign, number, names in _history(library):
         found = last in names and _found(where, token, last, names)
         # A short name that came later was perhaps only added to another class of that name.
-        is_weak = sign == ">=" and not release and re.fullmatch("[a-z]{1,8}", last)
+        is_weak = sign == ">=" and not release and re.fullmatch(r".*\.[a-z]{1,8}", token)
         if found and not is_weak and not (release and (sign == "<") != _is_since(release, number)):
             new = libraries().get(library, {}).get("new", {}).get(name) or found[1] or ""
             said = (

@@ -71,3 +71,13 @@ def test_the_class_of_a_plug_in_is_looked_up_by_its_kind(monkeypatch):
     )
     assert lost_name("AiterBackend", "is_ssm").range == ">=0.20"
     assert lost_name("AiterConfig", "is_ssm") is None
+
+
+def test_a_short_attribute_that_came_later_needs_the_release_that_lacks_it(monkeypatch):
+    names = "orbax.v1: Checkpointer.restore Checkpointer.restore_all"
+    monkeypatch.setattr(
+        releases, "_history", lambda of: [(">=", "0.12", names)] if of == "orbax" else []
+    )
+    assert lost_name("Checkpointer", "restore") is None
+    assert lost_name("Checkpointer", "restore", "0.11").range == ">=0.12"
+    assert lost_name("Checkpointer", "restore_all").range == ">=0.12"
