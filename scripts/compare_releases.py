@@ -3,11 +3,11 @@
     python scripts/compare_releases.py --wheels FOLDER trl transformers ...
 
 FOLDER has the files that `pip download --no-deps` gave (wheels or source archives), one for each
-release to compare; nothing is imported. A release is named by its first two numbers, of which the
-newest file counts. Names are those that a module binds (also those that it imports from its own
-library), the attributes and arguments of public classes, and the arguments of public functions.
-What the older code itself says about a deprecated name (`X` is deprecated, use `Y`) becomes its
-successor; a name that is defined in another module afterwards has moved there.
+release to compare; nothing is imported. A release is named by its first two numbers (`--numbers`),
+of which the newest file counts. Names are those that a module binds (also those that it imports
+from its own library), the attributes and arguments of public classes, and the arguments of public
+functions. What the older code itself says about a deprecated name (`X` is deprecated, use `Y`)
+becomes its successor; a name that is defined in another module afterwards has moved there.
 """
 
 import argparse
@@ -27,13 +27,17 @@ TABLES = Path(__file__).parents[1] / "tpukit/knowledge/tables/releases"
 IMPORTED = {
     "rsl_rl_lib": "rsl_rl", "scikit_learn": "sklearn", "ms_swift": "swift",
     "google_tunix": "tunix", "pyannote_audio": "pyannote", "orbax_checkpoint": "orbax",
+    "vllm_tpu": "vllm",
 }  # fmt: skip
 """What is imported, where the distribution has another name."""
 SKIPPED = re.compile(
     r"(?:^|/)(?:tests?|testing|examples|benchmarks?|docs|_?vendor|third_?party)/"
     r"|/test_|convert_|modular_|/conftest|/dummy_\w+_objects"
 )
-LARGE = re.compile(r"/models/\w+/(?:modeling|(?:image_|video_)?processing)_\w+\.py$")
+LARGE = re.compile(
+    r"/models/\w+/(?:modeling|(?:image_|video_)?processing)_\w+\.py$"
+    r"|/(?:model_executor|srt)/models/.*\w\.py$"
+)
 """Files of single models, of which only the names at the margin are read."""
 TOP_LEVEL = re.compile(r"^(?:class |def )?([A-Za-z]\w*)(?=\(|:| = )", re.MULTILINE)
 OFFERED = re.compile(r"^__all__ \+?= \[([^\]]*)\]", re.MULTILINE)
@@ -289,13 +293,13 @@ def release(number: str, archive: Path, library: str, cache: dict[str, Module]) 
     return found
 
 
-def numbered(folder: Path, distribution: str) -> dict[str, Path]:
+def numbered(folder: Path, distribution: str, numbers: int) -> dict[str, Path]:
     """Release -> its newest file, the oldest release first."""
     name = re.escape(distribution).replace("_", "[-_.]")
     stem = re.compile(rf"{name}-(\d[\w.]*?)(?:\+\w+)?(?:-(?:py|cp)|\.tar)", re.IGNORECASE)
     files = [(m[1], path) for path in folder.iterdir() if (m := stem.match(path.name))]
     files.sort(key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])])
-    return {".".join(number.split(".")[:2]): path for number, path in files}
+    return {".".join(number.split(".")[:numbers]): path for number, path in files}
 
 
 def compare(
@@ -373,6 +377,7 @@ def write(library: str, releases: list[Release]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, required=True)
+    parser.add_argument("--numbers", type=int, default=2)
     parser.add_argument("libraries", nargs="+")
     options = parser.parse_args()
     for distribution in options.libraries:
@@ -380,7 +385,7 @@ def main() -> None:
         cache: dict[str, Module] = {}
         found = [
             release(number, path, library, cache)
-            for number, path in numbered(options.wheels, distribution).items()
+            for number, path in numbered(options.wheels, distribution, options.numbers).items()
         ]
         if len(found) < 2:
             raise SystemExit(f"{options.wheels}: fewer than two releases of {distribution}")

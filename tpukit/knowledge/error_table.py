@@ -18,6 +18,7 @@ PLACEHOLDER = re.compile(r"<(n|w|\*)(?::(\w+))?>")
 `<*>` anything short; `<n:used>` captures it as `used`."""
 _TABLES = Path(__file__).parent / "tables" / "errors"
 _UNKNOWN = _TABLES.with_name("unknown_errors.toml")
+_FORMS = _TABLES.with_name("line_forms.toml")
 _SHORTEST_FIXED = 4
 _ALTERNATIVES = re.compile(r"\b(?:or|mostly|often|usually|sometimes|rarely|perhaps)\b")
 _EXAMPLE = (
@@ -84,6 +85,11 @@ def unknown_errors() -> list[KnownError]:
     """What is said where no entry matches, in the order of the file."""
     rows = tomllib.loads(_UNKNOWN.read_text(encoding="utf-8"))
     return [KnownError(**row) for row in rows.values()]
+
+
+def line_forms() -> dict[str, Any]:
+    """The forms of frames and of failures that name no class; the table's head explains them."""
+    return tomllib.loads(_FORMS.read_text(encoding="utf-8"))
 
 
 def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:

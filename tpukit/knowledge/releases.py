@@ -5,22 +5,19 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tpukit.knowledge.calls import old_calls
 
 _TABLES = Path(__file__).parent / "tables"
-_RELEASE = re.compile(
-    r"\b(torch(?:vision|audio|_xla)?|transformers|trl|peft|accelerate|diffusers|datasets|vllm"
-    r"|sglang|unsloth|huggingface[_-]hub|numpy|jax(?:lib)?|flax|(?:pytorch[_-])?lightning"
-    r"|tokenizers|deepspeed|bitsandbytes|triton|timm|setuptools|sentence[_-]transformers)"
-    r"(?:[ '\"`_-]*version)?[ :='\"`@v-]{1,6}(\d+\.\d+(?:\.\w+){0,2})",
-    re.IGNORECASE,
-)
-_BASES = r"(?:PreTrained\w*|\w*Base|\w*Mixin|Trainer|TrainingArguments|Cache)"
+_BASES = r"PreTrained\w*|\w*Base|\w*Mixin"
 """Classes whose attributes many others have."""
+_KIND = re.compile(
+    r"(Trainer|Cache|Backend|Method|Worker|Manager|Connector|Runner|Scheduler|Executor|Engine|Loader|Layer|Impl"
+    r"|Builder|Metadata|Kernel|Strategy|Callback|Handler|Platform|Adapter)$"
+)
+"""The last word of a class's name, which its base class often shares."""
 
 
 @cache
@@ -42,16 +39,15 @@ def owner(name: str) -> str:
 
 def releases_in(text: str) -> Iterator[tuple[str, str]]:
     """(library, release) of each that a line names: `Transformers: 4.57.3`, `torch==2.9.0`."""
-    for match in _RELEASE.finditer(text):
+    for match in _release_form().finditer(text):
         yield match[1].lower().replace("-", "_"), match[2]
 
 
-def installed_release(library: str) -> str:
-    """The release in this environment; empty where it is not installed."""
-    try:
-        return version(library)
-    except (PackageNotFoundError, ValueError):
-        return ""
+@cache
+def _release_form() -> re.Pattern[str]:
+    names = "|".join(libraries()).replace("_", "[_-]")
+    between = r"(?:[ '\"`_-]*version)?[ :='\"`@v-]{1,6}"
+    return re.compile(rf"\b({names}){between}(\d+\.\d+(?:\.\w+){{0,2}})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -84,22 +80,30 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
             is_it = any(q == whole or q.replace("()", "").endswith(ending) for q in row.names)
         if is_it:
             return Lost(f"{row.since} has it no more", row.new)
-    return next(_changes(place.removesuffix(".__init__"), name, release), None)
-
-
-def _changes(place: str, name: str, release: str) -> Iterator[Lost]:
-    """What the tables of releases say, the most specific first."""
-    library, last = place.partition(".")[0], name.rpartition(".")[2]
+    place = place.removesuffix(".__init__")
+    library = place.partition(".")[0]
+    groups = [[library]] if _history(library) else [[owner(place)], libraries()]
     for where, token in _forms(place, name):
-        known = [library] if _history(library) else [owner(place), *libraries()]
-        for of in known:
-            for sign, number, names in _history(of):
-                found = last in names and _found(where, token, last, names)
-                if not found or (release and (sign == "<") != _is_since(release, number)):
-                    continue
-                new = libraries().get(of, {}).get("new", {}).get(name) or found[1] or ""
-                said = f"{of} {number} has it no more" if sign == "<" else f"since {of} {number}"
-                yield Lost(said, new, of, sign + number)
+        for of_libraries in groups:
+            found = [c for of in of_libraries for c in _changes(of, where, token, name, release)]
+            if found:
+                return found[0] if len({change.library for change in found}) == 1 else None
+    return None
+
+
+def _changes(library: str, where: str, token: str, name: str, release: str) -> Iterator[Lost]:
+    """What a library's table says of a name."""
+    last = name.rpartition(".")[2]
+    for sign, number, names in _history(library):
+        found = last in names and _found(where, token, last, names)
+        # A short name that came later was perhaps only added to another class of that name.
+        is_weak = sign == ">=" and not release and re.fullmatch(r".*\.[a-z]{1,8}", token)
+        if found and not is_weak and not (release and (sign == "<") != _is_since(release, number)):
+            new = libraries().get(library, {}).get("new", {}).get(name) or found[1] or ""
+            said = (
+                f"{library} {number} has it no more" if sign == "<" else f"since {library} {number}"
+            )
+            yield Lost(said, new, library, sign + number)
 
 
 def _found(where: str, token: str, last: str, names: str) -> re.Match[str] | None:
@@ -118,8 +122,12 @@ def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
     parts = f"{place}.{name}".split(".")
     if not _history(parts[0]):
         yield r"\S*", re.escape(f"{place}.{name}")
+        # A plug-in's class derives from one of that kind: AiterBackend from AttentionBackend.
+        kind = _KIND.search(place)
+        bases = rf"{_BASES}|\w*{kind[1]}(?:Base)?" if kind and "_" in name else _BASES
+        bases += "|TrainingArguments" * place.endswith("Config")
         if place[:1].isupper():
-            yield r"\S*", rf"{_BASES}\.{re.escape(name)}"
+            yield r"\S*", rf"(?:{bases})\.{re.escape(name)}"
         return
     for end in range(len(parts) - 1, 0 if "." in name else len(parts) - 2, -1):
         yield re.escape(".".join(parts[:end])), re.escape(parts[end])

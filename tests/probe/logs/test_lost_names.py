@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
+from tpukit.knowledge import releases
 from tpukit.knowledge.releases import lost_name
 
 GONE = {"numpy": ("2.4", "product"), "huggingface_hub": ("2", "HfFolder"),
@@ -51,3 +52,32 @@ def test_a_name_is_told_with_the_release_in_which_it_went_or_came(
 def test_a_release_that_has_the_name_is_not_said_to_lack_it():
     assert lost_name("GRPOConfig", "num_iterations", "0.17.0") is None
     assert lost_name("trl", "PPOTrainer", "0.16.0") is None
+
+
+def test_a_name_that_several_libraries_changed_is_told_of_none(monkeypatch):
+    def history(library):
+        names = f"{library}.core: frob frob.speed"
+        return [("<", "0.3", names)] if library in ("trl", "peft") else []
+
+    monkeypatch.setattr(releases, "_history", history)
+    assert lost_name("frob", "speed") is None
+    assert lost_name("trl.core", "frob").library == "trl"
+
+
+def test_the_class_of_a_plug_in_is_looked_up_by_its_kind(monkeypatch):
+    names = "vllm.v1.attention.backend: AttentionBackend.is_ssm"
+    monkeypatch.setattr(
+        releases, "_history", lambda of: [(">=", "0.20", names)] if of == "vllm" else []
+    )
+    assert lost_name("AiterBackend", "is_ssm").range == ">=0.20"
+    assert lost_name("AiterConfig", "is_ssm") is None
+
+
+def test_a_short_attribute_that_came_later_needs_the_release_that_lacks_it(monkeypatch):
+    names = "orbax.v1: Checkpointer.restore Checkpointer.restore_all"
+    monkeypatch.setattr(
+        releases, "_history", lambda of: [(">=", "0.12", names)] if of == "orbax" else []
+    )
+    assert lost_name("Checkpointer", "restore") is None
+    assert lost_name("Checkpointer", "restore", "0.11").range == ">=0.12"
+    assert lost_name("Checkpointer", "restore_all").range == ">=0.12"

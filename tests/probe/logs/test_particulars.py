@@ -1,5 +1,10 @@
 """What an answer takes over from the traceback: values, callers, lines, releases."""
 
+import importlib.util
+import subprocess
+import sys
+from importlib.metadata import version
+
 import pytest
 from explained_logs import explained
 
@@ -94,6 +99,35 @@ def test_a_release_that_the_log_names_and_what_broke():
     first = explained(log + "AttributeError: 'FrobModel' object has no attribute 'speed'\n")[0]
     assert "The log names transformers 5.1.0." in first.cause
     assert "'transformers<5'" in first.fix and "Change a.py:7" in first.fix
+
+
+def test_the_installed_release_is_named_only_for_a_log_of_this_machine():
+    failed = subprocess.run(
+        [sys.executable, "-c", "from transformers import frobnicate"],
+        capture_output=True, check=False, text=True,
+    ).stderr  # fmt: skip
+    here = f"Installed here: transformers {version('transformers')}."
+    assert here in explained(failed)[0].cause
+    file = importlib.util.find_spec("transformers").origin
+    others = [failed.replace(file, "/nowhere/transformers/__init__.py"),
+              failed.replace(f" ({file})", ""), f"torch==0.4.1\n{failed}"]  # fmt: skip
+    for log in others:
+        first = explained(log)[0]
+        assert first.id == "name-not-in-module" and "Installed here" not in first.cause
+
+
+def test_a_fault_without_code_of_the_users_is_told_as_the_librarys():
+    vllm = "/opt/venv/lib/python3.12/site-packages/vllm/v1/engine/core.py"
+    log = f'Traceback (most recent call last):\n  File "{vllm}", line 7, in run\n    x = a[0]\n'
+    said = explained(f"{log}IndexError: list index out of range\n")[0].fix
+    assert "No code of yours takes part: a fault of that release" in said
+    assert "pip install -U vllm" in said and "that line" not in said
+    refused = explained(f"{log}ValueError: frob is refused\n")[0].fix
+    assert "No code of yours takes part" in refused and "a fault of" not in refused
+    own = explained(START + frame(vllm, "x = a[0]") + "IndexError: list index out of range\n")[
+        0
+    ].fix
+    assert "Print its length before train.py:88" in own
 
 
 @pytest.mark.parametrize(

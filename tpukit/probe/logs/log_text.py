@@ -25,7 +25,8 @@ _PREFIX = re.compile(
     r"|\[\d{1,3}\](?:<std(?:err|out)>)?:|\[\d+,\d+\]<std(?:err|out)>:"
     r"|\((?:pid=|\w+ pid=)\d+[^)]{0,60}\)|[\w.-]+:\d+:\d+ \[-?\d+\] NCCL INFO(?=\s)"
     r"|(?:rank|Rank|worker|node)[-_ ]?\d+[|:](?=\s)|\d{1,3}:(?=\s)"
-    r"|[\w.-]{1,40}[-_]\d+\s+\|(?=\s)"
+    r"|[\w.-]{1,40}[-_]\d+\s+\|(?=\s)|[\w.-]{1,40}\s+\|(?=\s+(?:\(\w+|\[?\d{4}-|" + _LEVEL + r"\b))"
+    r"|\S+::\S+(?=\s+[EWIF]\d{4} )"
     r"|\[?" + _LEVEL + r"\]?:(?:[\w.]+:)?(?=\s|\w)"
     r"|" + _LEVEL + r" \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w./<>-]+:\d+\]"
     r"|\[" + _LEVEL + r"\|[\w./-]+:\d+\] " + _TIME + r" >>|\[[\w./-]+\.py:\d+:\w+\]"
@@ -116,8 +117,9 @@ def _strip_box(text: str, start: int) -> str:
 
 
 def _level(prefix: str, rest: str) -> str:
-    """The highest level that a line's prefixes name; Python's warnings are of level W."""
-    if _PYTHON_WARNING.match(rest.lstrip()[:400]):
+    """The highest level that a line's prefixes name; Python's warnings are of level W, except
+    where pytest raises them."""
+    if not prefix.endswith("E") and _PYTHON_WARNING.match(rest.lstrip()[:400]):
         return "W"
     found = (
         _LETTERS[match["word"]] if match["word"] else match["letter"]

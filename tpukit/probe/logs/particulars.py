@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from tpukit.knowledge.error_table import KnownError
-from tpukit.knowledge.releases import Lost, installed_release, libraries, lost_name, owner
+from tpukit.knowledge.releases import Lost, libraries, lost_name, owner
+from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
@@ -12,6 +14,9 @@ _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
 _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "get_loc"}
 _PASSING = {"torch", "hydra", "omegaconf", "fire", "click", "typer", "huggingface_hub", "ray"}
 """Packages whose frames only pass a call on."""
+_FAULTS = {"AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
+           "UnboundLocalError", "ZeroDivisionError"}  # fmt: skip
+"""What Python itself raises: no refusal that somebody wrote."""
 _MOST_TERMS = 3
 _NONE_FORMS = {
     "subscriptable": rf"({_TERM})\[", "callable": rf"({_TERM})\(",
@@ -34,6 +39,8 @@ _NAMED = {
     }.items()
 }
 """What a message of any class may name."""
+_NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
+"""The file of a module, as an ImportError names it."""
 
 
 def particulars(
@@ -48,7 +55,9 @@ def particulars(
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
     found |= {**captures} | ({"module": entry.place} if entry.place else {})
     if user := raised.users_frame:
-        found["user"] = place(user)
+        found["user"] = found["own"] = place(user)
+    elif not raised.frames:
+        found["own"] = "that line"
     if raised.frames:
         found["at"] = place(raised.frames[-1])
         code = raised.frames[-1].code
@@ -120,8 +129,10 @@ def _of_call(raised: Raised) -> dict[str, str]:
     if not own.package:
         return {"remedy": f"The place to change is {place(own)}."}
     if caller is None:
-        change = f"update `{own.package}` and what calls it, or go back to the release that worked"
-        return {"remedy": f"Otherwise {change}."}
+        change = f"`pip install -U {_pip(own.package)}`, or go back to the release that worked"
+        is_fault = raised.class_name in _FAULTS and not raised.users_frame
+        why = "a fault of that release, or of it with this model, setting or GPU: "
+        return {"remedy": f"No code of yours takes part: {why if is_fault else ''}{change}."}
     other = f"the `{own.package}` that it was written for"
     if caller.package:
         return {"remedy": f"{_update(caller)} (its {place(caller)} calls it), or install {other}."}
@@ -138,18 +149,31 @@ def _of_release(
     library = where.partition(".")[0] if is_module else owner(where)
     asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
     asker = asking[-1] if asking and asking[-1].package else None
-    lost = lost_name(where, name.removeprefix(f"{where}."), releases.get(library, ""))
+    here = installed_versions(libraries()) if _is_of_this_machine(raised, releases) else {}
+    lost = lost_name(
+        where, name.removeprefix(f"{where}."), releases.get(library) or here.get(library, "")
+    )
     library = library or (lost.library if lost else "")
     result = {"remedy": _exchange(library, asker, found.get("user", ""), lost, is_module)}
     if lost:
         result |= {"lost": lost.words, "new": lost.new}
-    if release := releases.get(library):
-        result["release"] = f"The log names {library} {release}."
-    elif library and (release := installed_release(library)):
-        result["release"] = f"Installed here: {library} {release}."
+    if library in releases:
+        result["release"] = f"The log names {library} {releases[library]}."
+    elif library in here:
+        result["release"] = f"Installed here: {library} {here[library]}."
     if asker and asker.package != library:
         result["asker"] = f"`{asker.package}`"
     return result
+
+
+def _is_of_this_machine(raised: Raised, releases: Mapping[str, str]) -> bool:
+    """Whether a file of an installed package or of the user's that the traceback or message names
+    is here, and no release that the log names differs from the installed one."""
+    named = [frame.path for frame in raised.frames if frame.library or not frame.in_library]
+    named += _NAMED_FILE.findall(raised.message)
+    installed = installed_versions(releases)
+    is_other = any(not installed.get(of, "").startswith(said) for of, said in releases.items())
+    return not is_other and any(Path(path).is_absolute() and Path(path).is_file() for path in named)
 
 
 def _exchange(

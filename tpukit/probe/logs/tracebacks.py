@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tpukit.knowledge.error_table import line_forms
 from tpukit.probe.logs.log_text import Line
 from tpukit.probe.logs.quoting import is_quoted
 
-IN_PROCESS = "exception in a process"
 _START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
 _LINK = re.compile(
     r"(?P<caused>The above exception was the direct cause of the following exception)"
@@ -19,21 +19,12 @@ _LINK = re.compile(
 """What an exception has to do with the one before it."""
 _CHILD = re.compile(r"-- Process \d+ terminated with the following error")
 _SOFT = re.compile(
-    r"(?i)\bwill not be (?:enabled|used|available)|\bnot available,|\bdisabl|\bignor(?:ed|ing)\b"
-    r"|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b|\bcontinuing\b|\bretry"
+    r"(?i)\bwill not be (?:enabled|used|available)|\bnot available,|\bdisabl|\bcontinuing\b|\bretry"
+    r"|(?<!be )\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b"
 )
 """Text above the traceback of an exception that the program handled."""
-_FRAMES = [
-    re.compile(form)
-    for form in (
-        r"File \"(?P<path>[^\"]{1,400})\", line (?P<line>\d+)(?:, in (?P<where>.{1,100}))?",
-        r"File (?P<path>[^\s\"]{1,400}?):(?P<line>\d+)(?:, in (?P<where>.{1,60}))?",
-        r"(?P<path>[^\s:]{1,300}\.py):(?P<line>\d+) in (?P<where>\S{1,60})$",
-        r"\[(?P<path>[^\s\]]{1,300}\.py)\]\(http[^)]{1,300}\) in (?P<where>[\w.<>]{1,60})",
-        r"(?P<path>[^\s:]{1,300}\.py|<ipython-input-[^>]{1,60}>) in (?P<where>[\w.<>]{1,60})",
-        r"(?P<path>(?:Cell |Input )?In ?\[\d+\])(?:, in [^,]{1,80})?, line:? ?(?P<line>\d+)",
-    )
-]
+_FORMS = line_forms()
+_FRAMES = [re.compile(form) for form in _FORMS["frames"]]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _NAMED_BY_MODULE = (
     r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
@@ -48,7 +39,7 @@ _AFTER_FRAMES = re.compile(
 )
 _IN_TRACEBACK = re.compile(
     rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
-    r"|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
+    r"|Warning|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
     rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
@@ -57,45 +48,18 @@ _ALONE = re.compile(
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
+_QUOTED = re.compile(
+    r"failed with error ['\"](?:(?P<name>[A-Z]\w*(?:Error|Exception)): ?)?(?P<message>.*)"
+    r"['\"], please"
+)
+"""Another process's exception in the report of one."""
 _MARKERS = re.compile(r"[~^]+$")
 """The marks below a frame's code, which an exception follows, also in an indented excerpt."""
 _OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2}")
 """An exception with its module and a status in capitals (jax's), which counts also where the log is
 indented."""
-_CLASSLESS = [
-    (re.compile(form), name, levels)
-    for form, name, levels in (
-        (r"what\(\):\s+(?P<message>.*)", "terminate", "any"),
-        (r"Exception in (?:model function for )?device=\S+:\s+(?P<message>.+)", IN_PROCESS, "any"),
-        (r"thread '[^']{0,60}' panicked at (?P<message>.+)", IN_PROCESS, "any"),
-        (r"(?:\S+: )?(?P<message>(?:INTERNAL|INVALID_ARGUMENT|FAILED_PRECONDITION|UNIMPLEMENTED"
-         r"|NOT_FOUND|ABORTED|RESOURCE_EXHAUSTED|UNKNOWN|DATA_LOSS|PERMISSION_DENIED): .{5,})",
-         "error", "none"),
-        (r"\S+\.(?:cc?|cpp|cxx|cuh?|h|hpp):\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})",
-         "compiler error", "any"),
-        (r"(?:[\w./+-]+(?:[:(]\d+\)?){0,2}: )?(?:fatal )?(?:error|ERROR|Error): "
-         r"(?P<message>[A-Za-z'.-]+ .{5,})", "error", "none"),
-        (r"(?P<message>(?:nvcc fatal\s+: |CMake Error\b|ptxas fatal\s+: "
-         r"|(?:/\S+/)?ld: cannot find ).{3,})", "error", "none"),
-        (r"\S+:\d+(?::\d+)?: (?:fatal )?error: (?P<message>.{5,})", "error", "any"),
-        (r"(?P<message>cannot import name '\w+')$", "ImportError", "hard"),
-        (r"\S*python[\d.]*(?:\.exe)?: (?P<message>No module named \S+)", "ImportError", "any"),
-        (r"(?:[^\w\s]{1,2} )?(?:\[[^\]]{1,40}\] )?(?:Critical )?(?:Import )?"
-         r"(?:Error|Cannot|Could not|Failed|Missing)\b[^'\"`]{0,160}: "
-         r"(?P<message>(?:cannot import name|No module named) '.{2,})", "ImportError", "hard"),
-        (r"(?P<message>[\w.]{3,80}\(\) (?:got an unexpected keyword|missing \d+ required) .+)",
-         "TypeError", "hard"),
-        (r"(?:[^'\"]{0,60}(?:[Ee]rror|!!!)[^'\"]{0,60} )?(?P<message>(?:module '[\w.]+'|'\w+' "
-         r"object) has no attribute '\w+'.*)", "AttributeError", "hard"),
-        (r"(?:[^:\"'`]{3,80}): (?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
-         r"(?P<message>.{3,})", "", "EF"),
-        (r"\S+\.(?:cc|cpp|cu|h):\d+ ?:? (?P<message>(?:Check failed|Non-OK-status).*)",
-         "failed check", "said"),
-        (r"(?P<message>.{9,})", "failed check", "F"),
-    )
-]  # fmt: skip
-"""Failures without a class, or behind the words of a program that caught them: the form, the name
-and where it counts (lines of some levels; `none`: without level and indentation)."""
+_CLASSLESS = [(re.compile(row["form"]), row["name"], row["counts"]) for row in _FORMS["form"]]
+"""Failures without a class: the form, the name and where it counts."""
 _UNFINISHED = re.compile(
     r"(?:\b(?:from|the|an?|of|with|for|to|and|argument|attribute|named|name)|[,(]"
     r"|cannot import name '\w+'|\(look up to see its traceback\):"
@@ -121,7 +85,8 @@ _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
 _KNOWN_PACKAGE = re.compile(
     r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo)?|axolotl"
-    r"|llamafactory|verl|swift|deepspeed|maxtext|torch_xla|jax|flax)[/\\](?=.*\.py$)"
+    r"|llamafactory|verl|swift|deepspeed|maxtext|torch_xla|jax|flax|tpu_inference|torchax|megatron"
+    r"|lerobot|rsl_rl|isaaclab|flash_attn|xformers|torchao|ray)[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
 )
 """Packages that are often run from a checkout."""
 
@@ -197,7 +162,7 @@ class Raised:
     @property
     def users_frame(self) -> Frame | None:
         """The innermost frame of code that belongs to no known library."""
-        own = [frame for frame in self.frames if not frame.in_library]
+        own = [f for f in self.frames if not f.in_library and (f.is_plugin or not f.package)]
         return own[-1] if own else None
 
     def chain(self) -> list[Raised]:
@@ -329,7 +294,9 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
     elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
         found = _ALONE.match(text)
     if found is not None:
-        return None if _WARNING.search(found["name"]) else (found["name"], found["message"] or "")
+        is_warning = _WARNING.search(found["name"]) and line.level != "E"
+        quoted = _QUOTED.search(found["message"] or "") or found
+        return None if is_warning else (quoted["name"] or found["name"], quoted["message"] or "")
     if reader.is_open:
         return None
     for pattern, name, levels in _CLASSLESS:
