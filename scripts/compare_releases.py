@@ -33,6 +33,7 @@ IMPORTED = {
 SKIPPED = re.compile(
     r"(?:^|/)(?:tests?|testing|examples|benchmarks?|docs|_?vendor|third_?party)/"
     r"|/test_|convert_|modular_|/conftest|/dummy_\w+_objects"
+    r"|^sglang/(?:multimodal_gen|jit_kernel|kernels)/"
 )
 LARGE = re.compile(
     r"/models/\w+/(?:modeling|(?:image_|video_)?processing)_\w+\.py$"
