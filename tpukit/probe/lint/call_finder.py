@@ -336,8 +336,8 @@ def _applies(row: OldCall, node: ast.Call, names: Names) -> bool:
     if row.lacks:
         written = {k for k, v in given.items() if source_text(v) not in row.unless.get(str(k), ())}
         lacking = not set(row.lacks) & set(given) or bool(row.unless and set(row.lacks) & written)
-        at_place = row.position is not None and len(node.args) > row.position
-        return None not in given and lacking and not at_place
+        by_position = row.position is not None and len(node.args) > row.position
+        return None not in given and lacking and not by_position
     if row.positional:
         return len(node.args) + len(node.keywords) >= row.positional
     if not row.keywords:

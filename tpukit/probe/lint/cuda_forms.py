@@ -47,9 +47,12 @@ _ARGUMENTS = {
     "strategy": ("cuda-strategy", re.compile(r"(?:ddp|deepspeed)\w*")),
     "precision": ("cuda-precision", re.compile("16(?:-mixed|-true)?")),
     "attn_implementation": ("cuda-attention", re.compile(r"flash_attention_\d")),
+    "mode": ("leaves-the-device", re.compile("bicubic")),
+    "fused": ("", re.compile(r"cuda(?::\d+)?")),
     "optim": ("cuda-optimizer", re.compile(r"paged_\w+|\w+_8bit|adamw_bnb\w*")),
 }
-"""Argument of a Trainer or a model -> row's id, and the values that it is about."""
+"""Argument of a Trainer, model or optimizer -> row's id (none: the text stays), and values."""
+_ASKS = ("is_available", "device_count")
 ARGUMENT_ROWS = frozenset(id for id, _ in _ARGUMENTS.values())
 
 
@@ -60,14 +63,16 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     # accelerate and Lightning end the step themselves, unless it is written out.
     by_hand = any(not call.args for call in calls_of("backward", nodes_below(tree)))
     ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
-    forms = chain(_arguments(tree, names), _within(tree, in_forward=False), _made(tree, names))
+    forms = chain(
+        _arguments(tree, names), _within(tree, names, in_forward=False), _made(tree, names)
+    )
     # A text that a Trainer is given is not a device's, and of a file's devices CUDA's count.
     by_place = {
         (n.lineno, n.col_offset, n.end_lineno, n.end_col_offset): (n, id)
         for n, id in [*forms][::-1]
     }
     ids = {id for _, id in by_place.values()}
-    left_out = {"cuda-sync" if ends_steps else "", "mps-text" if ids & _DEVICES else ""}
+    left_out = {"", "cuda-sync" if ends_steps else "", "mps-text" if ids & _DEVICES else ""}
     found = [(node, id) for node, id in [*by_place.values()][::-1] if id not in left_out]
     if "cuda-sync" in ids - left_out:
         found += [(node, "no-device") for node in _never_sent(tree)]
@@ -77,13 +82,17 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
 
 def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
     """The first model that the file makes and trains, where it names no device anywhere."""
-    nodes = list(nodes_below(tree))
-    words = {str(getattr(n, f, "")) for n in nodes for f in ("id", "attr", "arg")}
+    nodes = nodes_below(tree)
+    asked = {id(n.value) for n in nodes if isinstance(n, ast.Attribute) and n.attr in _ASKS}
+    words = {
+        str(getattr(n, f, "")) for n in nodes for f in ("id", "attr", "arg") if id(n) not in asked
+    }
     if {"to", "cuda"} & words or any(re.search("device|mps", word, re.I) for word in words):
         return
-    made = {source_text(t) for n in nodes if isinstance(n, ast.Assign)
-            and isinstance(n.value, ast.Call) for t in n.targets}  # fmt: skip
-    trained = [call.func for call in calls_of("parameters", nodes) if holder(call) in made]
+    made = [source_text(t) for n in nodes if isinstance(n, ast.Assign)
+            and isinstance(n.value, ast.Call) for t in n.targets]  # fmt: skip
+    trained = [call.func for call in calls_of("parameters", nodes)
+               if any(f"{holder(call)}.".startswith(f"{name}.") for name in made)]  # fmt: skip
     yield from sorted(trained, key=lambda node: node.lineno)[:1]
 
 
@@ -159,7 +168,7 @@ def _arguments(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]
             yield text, id
 
 
-def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
+def _within(node: ast.AST, names: Names, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant):
             if isinstance(child.value, str):
@@ -178,9 +187,9 @@ def _within(node: ast.AST, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]
                 yield child, "cuda-device-text"
         elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             yield from _method(child, child.func, in_forward=in_forward)
-        elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child):
+        elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child, names):
             yield child, "cuda-values-shape"
-        yield from _within(child, in_forward=inside)
+        yield from _within(child, names, in_forward=inside)
 
 
 def _text(text: ast.Constant, value: str, outer: ast.AST) -> Iterator[tuple[ast.expr, str]]:
@@ -227,9 +236,12 @@ def is_optimizer_step(call: ast.Call) -> bool:
     return bool(_OPTIMIZER.search(stepped)) and not _SCHEDULER.search(stepped)
 
 
-def _is_mask(taken: ast.Subscript) -> bool:
-    """`x[y > 0]`, `x[mask]`; a comparison with `==` of numbers alone is none."""
+def _is_mask(taken: ast.Subscript, names: Names) -> bool:
+    """`x[y > 0]`, `x[mask]`, unless x is NumPy's; a comparison of numbers alone is none."""
     index = taken.slice
+    values = map(source_text, names.possible(taken.value))
+    if any(re.search(r"numpy\(|^np\.|astype\(", value) for value in values):
+        return False
     if isinstance(index, ast.Compare):
         return not isinstance(index.left, ast.Constant)
     is_read = isinstance(taken.ctx, ast.Load)

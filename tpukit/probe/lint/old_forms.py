@@ -41,11 +41,7 @@ def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:
     """Whether `.next()` is called on `iter(loader)`; torch_xla's own iterators do have it."""
     if call.args or call.keywords or not isinstance(call.func, ast.Attribute):
         return False
-    node = call.func.value
-    if isinstance(node, ast.Name):
-        values = names.values(node.id)
-        return bool(values) and all(v is not None and _is_iter(v, scope, names) for v in values)
-    return _is_iter(node, scope, names)
+    return all(_is_iter(value, scope, names) for value in names.possible(call.func.value))
 
 
 def _is_iter(node: ast.expr, scope: Scope, names: Names) -> bool:

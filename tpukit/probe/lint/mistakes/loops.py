@@ -26,6 +26,9 @@ _EVALUATION = re.compile(
     r"\.eval\(|\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b"
 )
 _CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none")
+_EVALUATES = re.compile(
+    r"(?:^|[^a-z])(?:val|valid|test|eval|dev)(?:[_A-Z]\w*)?(?:load|dl\b|dataload)", re.I
+)
 _own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
 
 
@@ -144,14 +147,18 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
     """The first loop over a loader without gradients that runs the model that is trained."""
     if _EVALUATION.search(code.text):
         return
-    nodes = list(nodes_below(code.tree))
+    nodes = nodes_below(code.tree)
     trained = {_model_called(n) for n in nodes if isinstance(n, LOOPS) and trains(n)}
+    bare = {id(n) for node in nodes if _is_without_gradients(node) for n in nodes_below(node)}
     found = [
         (loop.iter, model)
-        for node in nodes
-        if _is_without_gradients(node)
-        for loop in nodes_below(node)
+        for loop in nodes
         if isinstance(loop, ast.For)
+        and (
+            id(loop) in bare
+            or _EVALUATES.search(source_text(loop.iter))
+            or any(map(_is_without_gradients, loop.body))
+        )
         and code.reads_a_loader(loop)
         and not trains(loop)
         and not _calibrates(loop)
@@ -220,7 +227,7 @@ def _called_without_gradients(code: TrainingCode) -> set[str]:
 def _model_called(loop: ast.AST) -> str:
     """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
     calls = (n.func for n in nodes_below(loop) if isinstance(n, ast.Call))
-    roots = (re.match(r"(?:self\.)?(\w*model|net\w*)\b", source_text(f), re.I) for f in calls)
+    roots = (re.match(r"(?:self\.)?(\w*(?:model|net)\w*)\b", source_text(f), re.I) for f in calls)
     return next((root[1] for root in roots if root), "")
 
 

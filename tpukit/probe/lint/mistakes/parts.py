@@ -91,7 +91,9 @@ def _dropout(code: TrainingCode, forward: ast.FunctionDef) -> Iterator[Mistake]:
 def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
     if code.means(node.func, LOADERS):
         sampler = argument(node, "sampler")
-        if _is(argument(node, "shuffle"), True) and sampler and _is_made(code, sampler):
+        made = code.names.possible(sampler) if sampler else [ast.Constant(None)]
+        is_made = all(isinstance(value, ast.Call) for value in made)
+        if _is(argument(node, "shuffle"), True) and is_made:
             yield node.func, "sampler-with-shuffle", "DataLoader(shuffle=True, sampler=...)"
     elif code.means(node.func, _SAMPLERS):
         if _lacks_epochs(code.text, node) and not _is(argument(node, "shuffle"), False):
@@ -123,11 +125,3 @@ def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
     in_epochs = "optim" in text and re.search(r"for \w+ in .*epoch|for epoch\b", text)
     evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
     return bool(in_epochs) and not evaluates and "set_epoch" not in text
-
-
-def _is_made(code: TrainingCode, value: ast.expr) -> bool:
-    """Whether a value is a call's, or a name that is assigned once, a call's."""
-    if isinstance(value, ast.Name) and code.names.anywhere(value):
-        found = code.names.values(value.id)
-        return len(found) == 1 and isinstance(found[0], ast.Call)
-    return isinstance(value, ast.Call)

@@ -121,7 +121,7 @@ class _Visitor:
 
     @cached_property
     def _loaders(self) -> Loaders:
-        return Loaders(self._tree)
+        return Loaders(self._tree, self.names)
 
     @cached_property
     def _waiting(self) -> set[str]:

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     argument,
@@ -24,8 +25,9 @@ _DATA = ("dataset", "sampler")
 class Loaders:
     """The calls of DataLoader in one module, and what surrounds them."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, names: Names) -> None:
         self._tree = tree
+        self._names = names
         self._parents = {child: node for node in nodes_below(tree) for child in children(node)}
 
     def feeds_training(self, call: ast.Call) -> bool:
@@ -34,7 +36,8 @@ class Loaders:
         if _KEPT_WHOLE.search(words) or self.is_counted(call) or self._one_batch(call):
             return False
         shuffle = argument(call, "shuffle", 2)
-        shuffles = isinstance(shuffle, ast.Constant) and bool(shuffle.value)
+        values = self._names.possible(shuffle) if shuffle else []
+        shuffles = any(isinstance(value, ast.Constant) and value.value for value in values)
         return bool(_TRAINING.search(words)) or shuffles or self._is_trained_on(call)
 
     def _words(self, call: ast.Call) -> Iterator[str]:

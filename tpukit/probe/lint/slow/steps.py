@@ -11,6 +11,7 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     called_name,
+    calls_of,
     children,
     nodes_below,
     source_text,
@@ -97,8 +98,11 @@ class Steps:
             return True  # with the backward pass in a loop over micro-batches
         if not self._uses_xla or is_function:
             return False
-        if source_text(node.func).removeprefix("self.") in self._step_functions():
-            return True
+        # Also under another name, and what `compile` makes of it.
+        for made in self._names.possible(node.func):
+            parts = made.args if "compile" in called_name(made) else [made]  # type: ignore[attr-defined]
+            if {source_text(p).removeprefix("self.") for p in parts} & self._step_functions():
+                return True
         return any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
 
     # -- reads ------------------------------------------------------------------------------------
@@ -159,21 +163,9 @@ class Steps:
 
 
 def _step_functions(tree: ast.Module) -> set[str]:
-    """Functions that run one backward pass, their other names, and what `compile` makes of them."""
-    found: set[str] = set()
-    for node in nodes_below(tree):
-        if isinstance(node, FUNCTIONS):
-            calls = (n.func for n in _nodes(node.body) if isinstance(n, ast.Call))
-            if any(isinstance(f, ast.Attribute) and f.attr == "backward" for f in calls):
-                found.add(node.name)
-    for node in nodes_below(tree):
-        if isinstance(node, ast.Assign):
-            made_of = {source_text(node.value)}
-            if isinstance(node.value, ast.Call) and "compile" in source_text(node.value.func):
-                made_of = set(map(source_text, node.value.args))
-            if made_of & found:
-                found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
-    return found
+    """Functions that run one backward pass."""
+    functions = (node for node in nodes_below(tree) if isinstance(node, FUNCTIONS))
+    return {f.name for f in functions if calls_of("backward", _nodes(f.body))}
 
 
 def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
