@@ -39,6 +39,7 @@ class TrainingCode:
         known = self.names.anywhere(node.func.value)  # type: ignore[attr-defined]
         if any("GradScaler" in name for name in known):
             return bool(node.args)
+        known = [name for name in known if name.startswith("torch.")]
         made = any(name.startswith("torch.optim.") for name in known)
         return made and not self.scheduler_of(node) if known else is_optimizer_step(node)
 
@@ -81,7 +82,7 @@ class TrainingCode:
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]
             last = model.args[-1] if isinstance(model, ast.Call) and model.args else None
-            if isinstance(last, ast.Call) and self.means(model.func, ("torch.nn.Sequential",)):  # type: ignore[attr-defined]
+            if isinstance(last, ast.Call) and self.means(model, ("torch.nn.Sequential()",)):
                 return self.means(last.func, ("torch.nn.Softmax",))
             if called_name(model) in classes:
                 return True
