@@ -104,6 +104,7 @@ def test_a_second_fix_changes_nothing(tmp_path):
         ('d = torch.device("mps" if mps else "cpu")', 'd = torch.device("xla" if mps else "cpu")'),
         ('d = "cuda" if cuda else "mps"', 'd = "xla" if cuda else "mps"'),
         ('set_printoptions(precision=16)', 'set_printoptions(precision=16)'),
+        ('f = "cuda" in d\no = AdamW(p, fused=f)', 'f = "cuda" in d\no = AdamW(p, fused=f)'),
     ],
 )  # fmt: skip
 def test_one_right_form_is_written(tmp_path, line, expected):
@@ -162,6 +163,11 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("def collate(b):\n    n = max(len(x) for x in b)", "padding-to-longest"),
         ("def collate(b):\n    n = max([len(x) for x in b])", "padding-to-longest"),
         ("torch.cuda.set_rng_state(s)", "cuda-rng-state"),
+        ('y = f(x, mode="bicubic")', "leaves-the-device"),
+        ("ok = torch.cuda.is_available()\nm = Net()\no = SGD(m.part.parameters())\noptim.step()",
+         "no-device"),
+        ("s = True\nif mode:\n    s = False\n"
+         "d = torch.utils.data.DataLoader(d, batch_size=n, shuffle=s)", "no-drop-last"),
     ],
 )  # fmt: skip
 def test_the_rest_is_reported(tmp_path, source, id):
@@ -194,6 +200,7 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "SIZE = 1\nt = torch.utils.data.DataLoader(train, batch_size=SIZE, shuffle=True)",
         "class A:\n    def __init__(self, t):\n        self.e = tokenizer(t, padding=True)",
         "for i in x:\n    y = torch.cat([y, i.cpu()])",
+        "def forward(self, x):\n    y = np.zeros(3)\n    y[y > 0] = 1",
         "def collate(b):\n    return torch.stack(b)",
         "a.size = 1\nt = torch.utils.data.DataLoader(train, batch_size=a.size, shuffle=True)",
     ],

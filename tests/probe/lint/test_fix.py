@@ -141,23 +141,9 @@ REWRITES = {
         "import torch_xla.distributed.spmd as xs\n",
     ),
     "accelerator": (
-        "from accelerate import Accelerator\na = Accelerator(fp16=True, cpu=True)\nprint(a.use_fp16)\n",
-        'from accelerate import Accelerator\na = Accelerator(mixed_precision="fp16", cpu=True)\n'
+        "from accelerate import Accelerator\na = Accelerator(fp16=True)\nprint(a.use_fp16)\n",
+        "from accelerate import Accelerator\na = Accelerator(fp16=True)\n"
         'print((a.mixed_precision == "fp16"))\n',
-    ),
-    "accelerator without fp16": (
-        "from accelerate import Accelerator\na = Accelerator(fp16=False)\n",
-        "from accelerate import Accelerator\na = Accelerator()\n",
-    ),
-    "accelerator on demand": (
-        "from accelerate import Accelerator\na = Accelerator(fp16=args.half)\n",
-        "from accelerate import Accelerator\n"
-        'a = Accelerator(mixed_precision="fp16" if args.half else "no")\n',
-    ),
-    "accelerator's loader": (
-        "from accelerate import Accelerator\na = Accelerator(even_batches=False)\n",
-        "from accelerate import Accelerator\nfrom accelerate import DataLoaderConfiguration\n"
-        "a = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))\n",
     ),
     "availability": (
         "from accelerate.utils import is_tpu_available\nif is_tpu_available():\n    pass\n",

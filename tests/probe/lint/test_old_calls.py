@@ -82,6 +82,8 @@ CASES = {
     "tokenizer-encode": ("import torch\ntokenizer.encode_plus(t)\n", "import torch\ntokenizer(t)\nself.encode_plus = 1\n"),
     "tokenizer-targets": ("import torch\nt.prepare_seq2seq_batch(a, b)\n", "import torch\nt(a, text_target=b)\n"),
     "python-removed-module": ("from symbol import parameters", "from mine.symbol import parameters\nimport importlib"),
+    "scipy-gone": ("from scipy import signal\nsignal.gaussian(3, std=1)", "from scipy import signal\nsignal.windows.gaussian(3, std=1)"),
+    "yaml-load": ("import yaml\nyaml.load(f)", "import yaml\nyaml.load(f, yaml.FullLoader)\nyaml.load(f, Loader=yaml.SafeLoader)\nyaml.safe_load(f)"),
     "clip-grad-norm": ("from torch.nn.utils import clip_grad_norm\nclip_grad_norm(p, 1)", "from torch.nn.utils import clip_grad_norm_\nclip_grad_norm_(p, 1)"),
     "nn-init-without-underscore": ("import torch.nn as nn\nnn.init.xavier_uniform(w)", "import torch.nn as nn\nnn.init.xavier_uniform_(w)"),
     "cuda-memory-cached": ("from utils import *\nimport torch.distributed as dist\ntorch.cuda.memory_cached()", "import torch\ntorch.cuda.memory_reserved()"),

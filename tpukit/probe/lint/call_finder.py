@@ -7,9 +7,9 @@ from functools import cache, partial
 from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
-from tpukit.probe.lint.cuda_forms import ARGUMENT_ROWS, find_cuda_forms, find_xla_texts
+from tpukit.probe.lint.cuda_forms import find_cuda_forms
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.guards import Condition, Guards, early_test
+from tpukit.probe.lint.guards import Condition, early_test
 from tpukit.probe.lint.names import Names, Scope
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
@@ -50,7 +50,6 @@ class _Finder:
         self.places: list[ModuleFinding] = []
         self.guarding: list[Condition] = []
         self.has_alternative = 0
-        self._guards = Guards(names)
         self._calls: dict[int, ast.Call] = {}
         """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
@@ -78,7 +77,7 @@ class _Finder:
             self.visit(child, scope)
             test = early_test(child) if type(child) in (ast.If, ast.Assert) else None
             if test is not None:
-                self.guarding.append(Condition(self._guards, test, scope))
+                self.guarding.append(Condition(self.names, test, scope))
             if child is block_end:
                 del self.guarding[before:]
         del self.guarding[before:]
@@ -107,7 +106,7 @@ class _Finder:
         elif isinstance(node, _TESTS):
             # Also `hasattr(xm, "x") and xm.x()`.
             test = node.values[0] if isinstance(node, ast.BoolOp) else node.test
-            with self._guarded(Condition(self._guards, test, scope)):
+            with self._guarded(Condition(self.names, test, scope)):
                 self.visit_body(node, scope)
         else:
             self.visit_body(node, self.names.scopes.get(node, scope))
@@ -125,10 +124,10 @@ class _Finder:
         alternative = any(
             isinstance(inner, ast.Import | ast.ImportFrom) for h in fallbacks for inner in h.body
         )
-        about = Condition(self._guards, node.body, scope)
+        about = Condition(self.names, node.body, scope)
         # `try: n = xm.old() except AttributeError: n = xr.new()`
         caught = [h for h in fallbacks if _catches(h, ("AttributeError",))]
-        replaced = [Condition(self._guards, h.body, scope) for h in caught]
+        replaced = [Condition(self.names, h.body, scope) for h in caught]
         self.has_alternative += alternative
         with self._guarded(*replaced):
             self.visit_body(node, scope, node.body)
@@ -240,17 +239,15 @@ class _Finder:
         """Old forms of calls that have no qualified name."""
         assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
-            forms = find_old_forms(self.module.tree, self.names, self.names.module)
-            if "cuda-text" in self.table.by_form:
+            forms = find_old_forms(self.module.tree, self.names)
+            if {"cuda-text", "move-device-text"} & self.table.by_form.keys():
                 forms = chain(forms, find_cuda_forms(self.module.tree, self.names))
-            if "move-device-text" in self.table.by_form:
-                forms = chain(forms, find_xla_texts(self.module.tree))
             for node, id, name in forms:
                 row = self.table.by_form.get(id)
                 old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
                 if row is not None:
-                    is_shared = isinstance(node, ast.Name) and id in ARGUMENT_ROWS
-                    fix = None if is_shared else row.fix
+                    is_text = row.fix is not None and row.fix.special == "text"
+                    fix = None if is_text and isinstance(node, ast.Name) else row.fix
                     self._add(row, self.module.span(node), old, name, fix)
 
     def shell_lines(self) -> None:

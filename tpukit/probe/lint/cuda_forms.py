@@ -53,7 +53,6 @@ _ARGUMENTS = {
 }
 """Argument of a Trainer, model or optimizer -> row's id (none: the text stays), and values."""
 _ASKS = ("is_available", "device_count")
-ARGUMENT_ROWS = frozenset(id for id, _ in _ARGUMENTS.values())
 
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
@@ -137,16 +136,6 @@ def _made(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
             yield node.func, "cuda-tensor-made"
 
 
-def find_xla_texts(tree: ast.Module) -> Iterator[tuple[ast.expr, str, str]]:
-    """As `find_cuda_forms`: torch_xla's device, as a text."""
-    for outer in ast.walk(tree):
-        for child in ast.iter_child_nodes(outer):
-            if not isinstance(child, ast.Constant) or not isinstance(child.value, str):
-                continue
-            if _XLA.fullmatch(child.value) and not _is_looked_up(child, outer):
-                yield child, "move-device-text", repr(child.value)
-
-
 def _arguments(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
     """The values of such arguments, also by name; the name where that has other uses as well."""
     nodes = nodes_below(tree)
@@ -195,7 +184,11 @@ def _within(node: ast.AST, names: Names, *, in_forward: bool) -> Iterator[tuple[
 def _text(text: ast.Constant, value: str, outer: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     if re.match(r"cuda:(?:$|\{|%)", value):
         yield text, "cuda-device-text"
-    elif not _DEVICE.fullmatch(value) or _is_looked_up(text, outer):
+    elif _is_looked_up(text, outer):
+        return
+    elif _XLA.fullmatch(value):
+        yield text, "move-device-text"
+    elif not _DEVICE.fullmatch(value):
         return
     elif isinstance(outer, ast.keyword) and outer.arg == "map_location":
         yield text, "cuda-map-location"

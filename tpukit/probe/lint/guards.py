@@ -43,31 +43,44 @@ class Guard:
         return self.name in related or (self.of_module and root == self.package)
 
 
-class Guards:
-    """The guards of one module's tests."""
+@dataclass
+class Condition:
+    """A test or the body of a `try` around a node; evaluated lazily."""
 
-    def __init__(self, names: Names) -> None:
-        self._names = names
+    names: Names
+    about: ast.expr | list[ast.stmt]
+    scope: Scope
 
-    def of_test(self, test: ast.expr, scope: Scope, depth: int = 3) -> list[Guard]:
+    @cached_property
+    def guards(self) -> list[Guard]:
+        is_body = isinstance(self.about, list)
+        return self._of_body(self.about) if is_body else self._of_test(self.about)  # type: ignore[arg-type]
+
+    def covers(self, row: OldCall, qualified: str) -> bool:
+        return any(guard.covers(row, qualified) for guard in self.guards)
+
+    def _meanings(self, node: ast.expr) -> list[str]:
+        return self.names.resolve(node, self.scope)
+
+    def _of_test(self, test: ast.expr, depth: int = 3) -> list[Guard]:
         """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
         found: list[Guard] = []
         for node in ast.walk(test):
             if isinstance(node, ast.Call):
-                found += self._of_call(node, scope)
+                found += self._of_call(node)
             elif isinstance(node, ast.Attribute):
-                found += self._of_attribute(node, scope)
+                found += self._of_attribute(node)
             elif isinstance(node, ast.Name):
-                found += self._of_name(node, scope, depth)
+                found += self._of_name(node, depth)
             elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
                 found += _of_variable(node.left)
         return found
 
-    def _of_call(self, node: ast.Call, scope: Scope) -> list[Guard]:
+    def _of_call(self, node: ast.Call) -> list[Guard]:
         function = source_text(node.func).rpartition(".")[2]
         texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
         if function == "hasattr" and len(node.args) == 2:
-            modules = self._names.resolve(node.args[0], scope)
+            modules = self._meanings(node.args[0])
             return [Guard(_root(m), str(text), _is_small(m)) for m in modules for text in texts]
         if function in ("version", "get_distribution") and texts:
             # `importlib.metadata.version("torch")`
@@ -76,23 +89,23 @@ class Guards:
             return _of_variable(node.args[0])
         return []
 
-    def _of_attribute(self, node: ast.Attribute, scope: Scope) -> list[Guard]:
+    def _of_attribute(self, node: ast.Attribute) -> list[Guard]:
         if node.attr == "__version__":
-            return [Guard(_root(name)) for name in self._names.resolve(node.value, scope)]
+            return [Guard(_root(name)) for name in self._meanings(node.value)]
         return _of_word(node.attr)
 
-    def _of_name(self, node: ast.Name, scope: Scope, depth: int) -> list[Guard]:
+    def _of_name(self, node: ast.Name, depth: int) -> list[Guard]:
         found = _of_word(node.id)
-        if node.id in self._names.followed:
-            meanings = self._names.resolve(node, scope)
+        if node.id in self.names.followed:
+            meanings = self._meanings(node)
             found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
-        if not found and depth and node.id not in self._names.followed:
+        if not found and depth and node.id not in self.names.followed:
             # `new = hasattr(xm, "x")`, and `if new` below.
-            for value in filter(None, self._names.values(node.id)):
-                found += self.of_test(value, scope, depth - 1) if _is_test(value) else []
+            for value in filter(None, self.names.values(node.id)):
+                found += self._of_test(value, depth - 1) if _is_test(value) else []
         return found
 
-    def of_body(self, body: Iterable[ast.stmt], scope: Scope) -> list[Guard]:
+    def _of_body(self, body: Iterable[ast.stmt]) -> list[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""
         found: set[str] = set()
         for statement in body:
@@ -100,26 +113,8 @@ class Guards:
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     found |= set(map(_root, imported_packages(node)))
                 elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                    found |= {_root(name) for name in self._names.resolve(node, scope)}
+                    found |= {_root(name) for name in self._meanings(node)}
         return [Guard(package) for package in sorted(found) if package]
-
-
-@dataclass
-class Condition:
-    """A test or the body of a `try` around a node; evaluated lazily."""
-
-    known: Guards
-    about: ast.expr | list[ast.stmt]
-    scope: Scope
-
-    @cached_property
-    def guards(self) -> list[Guard]:
-        if isinstance(self.about, list):
-            return self.known.of_body(self.about, self.scope)
-        return self.known.of_test(self.about, self.scope)
-
-    def covers(self, row: OldCall, qualified: str) -> bool:
-        return any(guard.covers(row, qualified) for guard in self.guards)
 
 
 def _of_variable(node: ast.expr) -> list[Guard]:

@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from tpukit.probe.lint.names import Names, Scope
-from tpukit.probe.lint.syntax import children, source_text
+from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.syntax import nodes_below, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 """In-place method -> number of positional arguments of the form with the scalar first."""
@@ -15,11 +15,9 @@ _OF_TOKENIZERS = {
 """Methods of tokenizers alone -> row's id."""
 
 
-def find_old_forms(
-    node: ast.AST, names: Names, scope: Scope
-) -> Iterator[tuple[ast.expr, str, str]]:
+def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, name) of each."""
-    for child in children(node):
+    for child in nodes_below(tree):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             method = child.func.attr
             given = len(child.args)
@@ -27,24 +25,23 @@ def find_old_forms(
                 yield child.func, "scalar-first", method
             elif method in _OF_TOKENIZERS:
                 yield child.func, _OF_TOKENIZERS[method], f"tokenizer.{method}()"
-            elif method == "next" and _iterates_a_loader(child, scope, names):
+            elif method == "next" and _iterates_a_loader(child, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
-        yield from find_old_forms(child, names, names.scopes.get(child, scope))
 
 
-def _iterates_a_loader(call: ast.Call, scope: Scope, names: Names) -> bool:
+def _iterates_a_loader(call: ast.Call, names: Names) -> bool:
     """Whether `.next()` is called on `iter(loader)`; torch_xla's own iterators do have it."""
     if call.args or call.keywords or not isinstance(call.func, ast.Attribute):
         return False
-    return all(_is_iter(value, scope, names) for value in names.possible(call.func.value))
+    return all(_is_iter(value, names) for value in names.possible(call.func.value))
 
 
-def _is_iter(node: ast.expr, scope: Scope, names: Names) -> bool:
+def _is_iter(node: ast.expr, names: Names) -> bool:
     if not isinstance(node, ast.Call) or len(node.args) != 1:
         return False
     if not isinstance(node.func, ast.Name) or node.func.id != "iter":
         return False
-    meanings = names.resolve(node.args[0], scope)
+    meanings = names.anywhere(node.args[0])
     if meanings:
         return all(meaning == "torch.utils.data.DataLoader()" for meaning in meanings)
     text = source_text(node.args[0]).lower()

@@ -19,12 +19,8 @@ _MOVES = {
 _MISTAKES = {
     b".backward(": re.compile(b""),
     b"DistributedSampler(": re.compile(rb"for \w+ in [^\n]*epoch|for epoch\b"),
-    b".dropout(": re.compile(rb"\.dropout\((?<=[Fl]\.dropout\()(?![^\n]{0,200}training)"),
     b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
     b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
-    b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
-    b": nn.": re.compile(rb"self\.\w+ = \{[^}]{0,200}: nn\.[A-Z]"),
-    b".append(nn.": re.compile(rb"self\.\w+\.append\(nn\.[A-Z]"),
     b"_epoch_end(": re.compile(rb"def (?:training|validation|test)_epoch_end\("),
     b"optimizer_idx": re.compile(rb"def training_step\("),
     b"cycle(": re.compile(rb"itertools"),

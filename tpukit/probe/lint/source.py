@@ -214,10 +214,7 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
         joined.append(text)
         line += count
     main.text = "\n".join(joined)
-    main.tree, problem = parse_python(main.text)
-    if main.tree is None:
-        main.notes.append(f"{path}: its cells together are invalid Python ({problem}): skipped")
-    return [main, *written]
+    return [_parsed(main, ": its cells together are "), *written]
 
 
 def _common_indent(source: str) -> str:
@@ -258,10 +255,15 @@ def embedded_modules(module: Module) -> list[Module]:
 
 def _written_file(path: str, source: str, number: int) -> Module:
     text = source.partition("\n")[2]
-    module = Module(path, text, [Chunk(1, text.count("\n") + 1, number, skipped=1)])
-    module.tree, problem = parse_python(text)
+    return _parsed(Module(path, text, [Chunk(1, text.count("\n") + 1, number, skipped=1)]),
+                   f", cell {number}: ")  # fmt: skip
+
+
+def _parsed(module: Module, where: str) -> Module:
+    """The module with its tree, or with a note that says why it has none."""
+    module.tree, problem = parse_python(module.text)
     if module.tree is None:
-        module.notes.append(f"{path}, cell {number}: invalid Python ({problem}): skipped")
+        module.notes.append(f"{module.path}{where}invalid Python ({problem}): skipped")
     return module
 
 

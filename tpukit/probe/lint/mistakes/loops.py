@@ -11,7 +11,6 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     calls_of,
-    holder,
     method_of,
     nodes_below,
     own_nodes,
@@ -93,24 +92,11 @@ def _terms(value: ast.expr) -> Iterator[ast.expr]:
 # -- statements in their order -------------------------------------------------------------------
 def in_statements(code: TrainingCode, block: Sequence[ast.stmt]) -> Iterator[Mistake]:
     """Mistakes of one list of statements."""
-    calls = [(n, s.value) for n, s in enumerate(block)
-             if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]  # fmt: skip
-    backward = [n for n, call in calls if method_of(call) == "backward"]
-    steps = [(n, call) for n, call in calls if code.is_optimizer_step(call)]
-    for n, call in calls:
-        method = method_of(call) or source_text(call.func).rpartition(".")[2]
-        if method == "zero_grad":
-            before = [b for b in backward if b < n][-1:]
-            own = [at for at, s in steps if holder(s) == holder(call)]
-            after = next((at for at in own if at > n), None)
-            used = any(before and before[0] < at < n for at in own)
-            if before and after and not used and not any(n < b < after for b in backward):
-                yield call.func, "gradients-cleared", f"{source_text(call)} after backward()"
-        elif method.startswith("clip_grad_") and backward:
-            earlier = [at for at, _ in steps if backward[-1] < at < n]
-            if earlier and not any(at > n for at, _ in steps):
-                yield call.func, "clip-after-step", source_text(call)[:60]
-        elif _is_given_a_loss(code, call):
+    for n, statement in enumerate(block):
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call):
+            continue
+        if _is_given_a_loss(code, call):
             yield call.func, "scheduler-given-loss", source_text(call)[:60]
         elif (
             code.scheduler_of(call)

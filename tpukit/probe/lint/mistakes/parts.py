@@ -1,48 +1,31 @@
-"""Mistakes in the making of modules, loaders, samplers and losses."""
+"""Mistakes in the making of loaders, samplers, schedulers and losses."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tpukit.probe.lint.mistakes.training_code import SCHEDULERS, Mistake, TrainingCode, is_loader
-from tpukit.probe.lint.syntax import LOADERS, argument, calls_of, holder, nodes_below, source_text
+from tpukit.probe.lint.syntax import LOADERS, argument, source_text
 
 _HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 _LIGHTNING = tuple(
     f"{package}.LightningModule"
     for package in ("lightning", "lightning.pytorch", "pytorch_lightning")
 )
-_CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
 _SAMPLERS = (
     "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler",
 )  # fmt: skip
-_MODULES = re.compile(
-    r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
-)
 _TAKES_LOGITS = (
     "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss()",
     "torch.nn.functional.softmax", "torch.softmax",
 )  # fmt: skip
-_DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
 
 
 def in_class(code: TrainingCode, node: ast.ClassDef) -> Iterator[Mistake]:
-    is_lightning = any(code.means(base, _LIGHTNING) for base in node.bases)
-    if not is_lightning and not any(code.means(b, ("torch.nn.Module",)) for b in node.bases):
-        return
-    nodes = list(nodes_below(node))
-    appended = [call for call in calls_of("append", nodes) if call.args]
-    for inner in nodes:
-        if isinstance(inner, ast.Assign) and isinstance(inner.value, _CONTAINERS):
-            target = source_text(inner.targets[0])
-            held = _elements(inner.value) or [c.args[0] for c in appended if holder(c) == target]
-            is_own = target.startswith("self.") and _are_modules(code, held)
-            if is_own and not _is_registered(target, ast.unparse(node)):
-                yield inner, "modules-in-list", f"{target} = {source_text(inner.value)[:1]}...]"
-        elif isinstance(inner, ast.FunctionDef) and inner.name == "forward":
-            yield from _dropout(code, inner)
-        elif isinstance(inner, ast.FunctionDef) and is_lightning:
-            yield from _old_hook(inner)
+    if any(code.means(base, _LIGHTNING) for base in node.bases):
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef):
+                yield from _old_hook(method)
 
 
 def _old_hook(method: ast.FunctionDef) -> Iterator[Mistake]:
@@ -53,38 +36,6 @@ def _old_hook(method: ast.FunctionDef) -> Iterator[Mistake]:
         for given in method.args.args:
             if given.arg == "optimizer_idx":
                 yield method, "optimizer-index", "training_step(..., optimizer_idx)"
-
-
-def _elements(value: ast.expr) -> list[ast.expr]:
-    """What a list or a dict is written with."""
-    if isinstance(value, ast.ListComp):
-        return [value.elt]
-    if isinstance(value, ast.DictComp):
-        return [value.value]
-    return value.elts if isinstance(value, ast.List) else getattr(value, "values", [])
-
-
-def _are_modules(code: TrainingCode, elements: Sequence[ast.expr]) -> bool:
-    calls = [e for e in elements if isinstance(e, ast.Call)]
-    made = [name for call in calls for name in code.names.anywhere(call.func)]
-    return bool(calls) and len(calls) == len(elements) and any(map(_MODULES.fullmatch, made))
-
-
-def _is_registered(target: str, text: str) -> bool:
-    """Whether a class hands what stands in a list to a container, or adds each of it."""
-    named = re.escape(target)
-    held = rf"(?:ModuleList|Sequential|add_module|register_module)\b.*{named}\b"
-    added = rf"in (?:enumerate\()?{named}.*\n.*(?:setattr|add_module)"
-    return re.search(f"{held}|{added}", text) is not None
-
-
-def _dropout(code: TrainingCode, forward: ast.FunctionDef) -> Iterator[Mistake]:
-    for node in nodes_below(forward):
-        if isinstance(node, ast.Call) and code.means(node.func, _DROPOUTS):
-            given = {keyword.arg for keyword in node.keywords}
-            is_given = len(node.args) > 2 or given & {"training", None}
-            if not is_given and "self.training" not in ast.unparse(forward):
-                yield node.func, "dropout-always-on", source_text(node)[:60]
 
 
 # -- calls ---------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class TrainingCode:
         """By what it is made of; where another module makes it, by its name."""
         if not isinstance(node, ast.Call) or method_of(node) != "step":
             return False
-        known = self.names.anywhere(node.func.value)  # type: ignore[attr-defined]
+        known = [n for n in self.names.anywhere(node.func.value) if n.startswith("torch.")]  # type: ignore[attr-defined]
         made = any(name.startswith("torch.optim.") for name in known)
         return made and not self.scheduler_of(node) if known else is_optimizer_step(node)
 
@@ -74,7 +74,7 @@ class TrainingCode:
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]
             last = model.args[-1] if isinstance(model, ast.Call) and model.args else None
-            if isinstance(last, ast.Call) and self.means(model.func, ("torch.nn.Sequential",)):  # type: ignore[attr-defined]
+            if isinstance(last, ast.Call) and self.means(model, ("torch.nn.Sequential()",)):
                 return self.means(last.func, ("torch.nn.Softmax",))
             if called_name(model) in classes:
                 return True

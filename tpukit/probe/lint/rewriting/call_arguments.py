@@ -65,21 +65,6 @@ def separator(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
     return cst.SimpleWhitespace(" ")
 
 
-def mixed_precision(call: cst.Call) -> cst.Call:
-    """`fp16=True` becomes `mixed_precision="fp16"`; `fp16=False` is removed."""
-    kept: list[cst.Arg] = []
-    for argument in call.args:
-        if argument.keyword is None or argument.keyword.value not in ("fp16", "use_fp16"):
-            kept.append(argument)
-            continue
-        value = code_of(argument.value)
-        if value not in ("False", "None"):
-            new = '"fp16"' if value == "True" else f'"fp16" if {value} else "no"'
-            replacement = keyword_argument("mixed_precision", new)
-            kept.append(replacement.with_changes(comma=argument.comma))
-    return with_arguments(call, call.func, kept)
-
-
 def keyword_argument(name: str, value: str) -> cst.Arg:
     return cst.Arg(
         expression(value),

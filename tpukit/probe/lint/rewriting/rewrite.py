@@ -15,8 +15,6 @@ from tpukit.probe.lint.rewriting.call_arguments import (
     MOVES,
     code_of,
     expression,
-    keyword_argument,
-    mixed_precision,
     moved_call,
     moved_text,
     new_arguments,
@@ -27,7 +25,6 @@ from tpukit.probe.lint.source import parse_python
 
 Position = tuple[int, int]
 _PYTHON_TYPES = {"unicode": "str"}
-_LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
 def rewrite(
@@ -189,10 +186,6 @@ class _Rewriter(cst.CSTTransformer):
     def _new_call(
         self, fix: Fix, call: cst.Call, place: ModuleFinding
     ) -> cst.BaseExpression | None:
-        if fix.special == "mixed-precision":
-            return mixed_precision(call)
-        if fix.special == "dataloader-configuration":
-            return self._loader_configuration(call, place)
         if fix.special in MOVES:
             return self._moved(fix, call, place)
         drops = fix.arguments == "drop"
@@ -201,17 +194,6 @@ class _Rewriter(cst.CSTTransformer):
         arguments = [] if drops else new_arguments(fix, call)
         function = self._spelled(fix, place) if fix.to else call.func
         return None if function is None else with_arguments(call, function, arguments)
-
-    def _loader_configuration(self, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
-        name = self.imports.spell_member("accelerate", "DataLoaderConfiguration", place.line)
-        if name is None:
-            return None
-        moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
-        inner = ", ".join(code_of(a.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for a in moved)
-        kept = [a for a in call.args if a not in moved]
-        return with_arguments(
-            call, call.func, [*kept, keyword_argument("dataloader_config", f"{name}({inner})")]
-        )
 
     # -- imports ----------------------------------------------------------------------------------
     def leave_Import(  # noqa: N802

@@ -3,11 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     argument,
+    called_name,
     children,
     nodes_below,
     source_text,
@@ -80,27 +82,20 @@ class Loaders:
         targets = self._targets(call)
         uses: list[ast.expr] = [
             node
-            for node in ast.walk(self._tree)
+            for node in nodes_below(self._tree)
             if isinstance(node, ast.Name) and node.id in targets and isinstance(node.ctx, ast.Load)
         ]
-        return all(self._is_first_batch(use) for use in uses or [call])
+        calls = ([outer for outer, _ in islice(self._around(use), 2)] for use in uses or [call])
+        return all(list(map(called_name, two)) == ["iter", "next"] for two in calls)
 
     def is_counted(self, call: ast.Call) -> bool:
         """Whether `len` of it is all that is asked for."""
         outer = self._parents.get(call)
         return isinstance(outer, ast.Call) and source_text(outer.func) == "len"
 
-    def _is_first_batch(self, node: ast.expr) -> bool:
-        called = []
-        for outer, _ in self._around(node):
-            if not isinstance(outer, ast.Call):
-                break
-            called.append(source_text(outer.func))
-        return called[:2] == ["iter", "next"]
-
     def _is_trained_on(self, call: ast.Call) -> bool:
         targets = self._targets(call)
-        loops = (node for node in ast.walk(self._tree) if isinstance(node, ast.For))
+        loops = (node for node in nodes_below(self._tree) if isinstance(node, ast.For))
         return any(targets & set(_names_in(loop.iter)) and trains(loop) for loop in loops)
 
 
