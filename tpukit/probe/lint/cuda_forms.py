@@ -21,7 +21,7 @@ from tpukit.probe.lint.syntax import (
 )
 
 _ENDS_STEPS = {"accelerate", "lightning", "pytorch_lightning"}
-_DEVICES = {"cuda-text", "cuda-device-text", "cuda-method"}
+_DEVICES = {"cuda-text", "cuda-device-text", "cuda-method", "move-device-text"}
 _DEVICE = re.compile(r"cuda(?::\d+)?|mps(?::\d)?")
 _NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$")
 """A device by its number."""
@@ -65,7 +65,7 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     forms = chain(
         _arguments(tree, names), _within(tree, names, in_forward=False), _made(tree, names)
     )
-    # A text that a Trainer is given is no device's, and of a file's devices CUDA's count.
+    # A Trainer's text names no device, and of the devices of a file CUDA's count.
     by_place = {
         (n.lineno, n.col_offset, n.end_lineno, n.end_col_offset): (n, id)
         for n, id in [*forms][::-1]
