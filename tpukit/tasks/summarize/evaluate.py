@@ -17,7 +17,7 @@ from tpukit.tasks.summarize.baseline import (
     lead_line,
     nearest_summaries,
 )
-from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
+from tpukit.tasks.summarize.data.buckets import Bucketing
 from tpukit.tasks.summarize.data.csv_file import (
     DIALOGUES,
     SUFFIXES,
@@ -27,6 +27,7 @@ from tpukit.tasks.summarize.data.csv_file import (
     read_rows,
 )
 from tpukit.tasks.summarize.data.prompt import Example
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores

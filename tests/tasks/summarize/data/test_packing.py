@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from tpukit.errors import TpukitError
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.data.buckets import Bucketing, BucketPlan, SampleSizes
+from tpukit.tasks.summarize.data.buckets import Bucketing, BucketPlan
 from tpukit.tasks.summarize.data.packing import (
     PackedPlan,
     PackedShape,
     collate_packed,
     evaluation_packs,
 )
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.checks import check_batch_plan

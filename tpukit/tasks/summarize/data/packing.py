@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from tpukit.hardware.backend import Batch
-from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, LengthwisePlan, SampleSizes
+from tpukit.tasks.summarize.data.buckets import LENGTH_STEP, Bucketing, LengthwisePlan
 from tpukit.tasks.summarize.data.dataset import Targets
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.train.task import (
     VALIDATION_EPOCH,
     MicroBatch,
