@@ -64,3 +64,11 @@ def test_completion_imports_nothing_heavy():
     assert "train" in done.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not HEAVY & imported
+
+
+def test_workers_that_read_data_import_no_torch():
+    """It takes seconds, in each of them."""
+    functions = ("eit.data.samples", "eit.generate", "summarize.data.token_cache")
+    modules = ", ".join(f"tpukit.tasks.{name}" for name in functions)
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, check=True)

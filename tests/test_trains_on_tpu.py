@@ -41,22 +41,33 @@ class Net(nn.Module):
         return self.logits(self.features(images)) * scale
 
 
-class ReadsValues(Net):
-    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+class Small(nn.Module):
+    """Compiles in a tenth of the time of `Net`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(192, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layer(images.flatten(1))
+
+
+class ReadsValues(Small):
+    def forward(self, images: Tensor) -> Tensor:
         found = super().forward(images)
         return found * 2 if found.mean().item() > 0 else found  # read here
 
 
-class ChoosesRows(Net):
-    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+class ChoosesRows(Small):
+    def forward(self, images: Tensor) -> Tensor:
         found = super().forward(images)
         return found[found > 0]  # chosen here
 
 
-class Counts(Net):
+class Counts(Small):
     calls = 0
 
-    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(images) + images[:, 0, 0, : 1 + self.calls % 4].sum()  # cut here
 
@@ -72,8 +83,8 @@ class GrowsTexts(nn.Module):
         return self.layer(padded)
 
 
-class AsksForTheDevice(Net):
-    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+class AsksForTheDevice(Small):
+    def forward(self, images: Tensor) -> Tensor:
         return super().forward(images) * (2 if images.is_cpu else 1)
 
 
@@ -122,7 +133,7 @@ SLOW = pytest.mark.slow
     ("model", "inputs", "said", "place"),
     [
         (ReadsValues, IMAGES, "aten::_local_scalar_dense would leave the TPU", "# read here"),
-        (Counts, IMAGES, "3 programs were compiled after the second step", "# cut here"),
+        (Counts, IMAGES, "2 programs were compiled after the second step", "# cut here"),
         pytest.param(ChoosesRows, IMAGES, "aten::nonzero would leave", "# chosen here", marks=SLOW),
         pytest.param(GrowsTexts, torch.randn(8, 4, 3), "compiled after the second step",
                      "# padded here", marks=SLOW),

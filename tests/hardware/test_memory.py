@@ -1,10 +1,16 @@
 """Freed memory: under a limit it is free for the next batch; without one the process keeps it."""
 
-import subprocess
-import sys
-
 import pytest
 from runs import VIRTUAL_TPU, script
+
+
+def printed(source, folder, **environment):
+    """The words that a script prints, in a process of its own."""
+    (folder / "script.py").write_text(source)
+    done = script(folder / "script.py", env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
 
 FREED = """
 import torch
@@ -20,11 +26,9 @@ print(before - data_bytes())
 """
 
 
-def test_freed_tensors_leave_room_under_a_limit():
-    done = subprocess.run(
-        [sys.executable, "-c", FREED], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert int(done.stdout) >= 32 * 2**20
+def test_freed_tensors_leave_room_under_a_limit(tmp_path):
+    [freed] = printed(FREED, tmp_path)
+    assert int(freed) >= 32 * 2**20
 
 
 KEPT = """
@@ -43,11 +47,8 @@ print(full - resident_bytes()[0])
 """
 
 
-def test_a_process_keeps_freed_tensors_until_the_backend_is_closed():
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True, timeout=120
-    )
-    during, afterwards = map(int, done.stdout.split())
+def test_a_process_keeps_freed_tensors_until_the_backend_is_closed(tmp_path):
+    during, afterwards = map(int, printed(KEPT, tmp_path))
     assert during < 16 * 2**20
     assert afterwards >= 240 * 2**20
 
@@ -70,11 +71,8 @@ with meter_process_memory(2**28, tensors_alone=True) as read_memory:
 """
 
 
-def test_a_limit_on_tensors_leaves_out_what_a_compiler_holds():
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True, timeout=120
-    )
-    peak, over = done.stdout.split()
+def test_a_limit_on_tensors_leaves_out_what_a_compiler_holds(tmp_path):
+    peak, over = printed(COMPILED, tmp_path)
     assert 128 <= int(peak) < 160
     assert over == "over"
 
@@ -108,7 +106,5 @@ print(data_bytes() - before)
 @pytest.mark.xla
 def test_steps_under_a_limit_wait_for_each_other(tmp_path):
     """Those in flight would each hold their batch and more: 12 of them, 192 MiB and more."""
-    (tmp_path / "steps.py").write_text(IN_FLIGHT)
-    done = script(tmp_path / "steps.py", env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) < 96 * 2**20
+    [held] = printed(IN_FLIGHT, tmp_path, **{**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"})
+    assert int(held) < 96 * 2**20

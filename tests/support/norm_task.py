@@ -42,7 +42,9 @@ class Net(nn.Module):
 
 class Normalizing(Task):
     name = "normalizing"
-    defaults = TrainingDefaults(global_batch_size=16, max_steps=6, lr=1e-2, ema_decay=0.8)
+    defaults = TrainingDefaults(
+        global_batch_size=16, max_steps=6, lr=1e-2, ema_decay=0.8, rows_per_device=1024
+    )
 
     def __init__(self, data_path: str = "") -> None:
         pass

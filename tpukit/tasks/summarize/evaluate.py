@@ -18,7 +18,7 @@ from tpukit.tasks.summarize.baseline import (
     lead_line,
     nearest_summaries,
 )
-from tpukit.tasks.summarize.data.buckets import Bucketing, SampleSizes
+from tpukit.tasks.summarize.data.buckets import Bucketing
 from tpukit.tasks.summarize.data.csv_file import (
     DIALOGUES,
     SUFFIXES,
@@ -29,6 +29,7 @@ from tpukit.tasks.summarize.data.csv_file import (
 )
 from tpukit.tasks.summarize.data.dataset import as_sample
 from tpukit.tasks.summarize.data.prompt import Example
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores

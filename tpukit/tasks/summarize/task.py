@@ -17,13 +17,7 @@ from torch.optim import Optimizer
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.buckets import (
-    Bucket,
-    Bucketing,
-    BucketPlan,
-    SampleSizes,
-    evaluation_plan,
-)
+from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, evaluation_plan
 from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file
 from tpukit.tasks.summarize.data.dataset import (
     SizedSamples,
@@ -38,6 +32,7 @@ from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_fr
 from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import (
+    SampleSizes,
     TokenCache,
     file_digest,
     open_token_cache,

@@ -34,8 +34,8 @@ def place(tmp_path_factory):
             with np.load(path) as sample:
                 np.savez(root / "data" / name / path.name, ys=sample["ys"] * scale, xs=sample["xs"])
     done = tpukit("train", "--size", "tiny", "--hw", "cpu", "--data-path", root / "data",
-                  "--results-dir", root / "run", "--global-batch-size", 2, "--max-steps", 1,
-                  "--json")  # fmt: skip
+                  "--results-dir", root / "run", "--global-batch-size", 2, "--accumulate", 1,
+                  "--max-steps", 1, "--json")  # fmt: skip
     assert result(done)["steps"] == 1
     return root
 
@@ -149,8 +149,8 @@ def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
             ys, xs = symmetry.of_voltages(sample["ys"][:, 0]), sample["xs"]
         np.savez(path, ys=ys[:, None], xs=xs)
     result(tpukit("train", "--size", "tiny", "--hw", "cpu", "--data-path", tmp_path / "data",
-                  "--results-dir", tmp_path / "run", "--global-batch-size", 2, "--max-steps", 1,
-                  "--json"))  # fmt: skip
+                  "--results-dir", tmp_path / "run", "--global-batch-size", 2, "--accumulate", 1,
+                  "--max-steps", 1, "--json"))  # fmt: skip
     done = tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--samples", 2,
                   "--sampling-steps", 1, "--out", tmp_path / "out", "--json")  # fmt: skip
     assert result(done)["metrics"]["correlation_single"] > 0.5
@@ -160,7 +160,7 @@ def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
 def test_a_run_from_before_the_refinement_goes_on_and_is_tested(place, tmp_path):
     """Its settings do not name the refinement, nor does its checkpoint."""
     words = ["train", "--size", "tiny", "--hw", "cpu", "--data-path", place / "data",
-             "--results-dir", tmp_path / "run", "--global-batch-size", 2,
+             "--results-dir", tmp_path / "run", "--global-batch-size", 2, "--accumulate", 1,
              "--set", "schedule=constant", "--json"]  # fmt: skip
     result(tpukit(*words, "--max-steps", 1, "--set", "refinement=false"))
     config = tmp_path / "run" / "config.toml"

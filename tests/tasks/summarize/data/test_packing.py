@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from tpukit.errors import TpukitError
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, SampleSizes
+from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan
 from tpukit.tasks.summarize.data.dataset import collate_tokens
 from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.checks import check_batch_plan

@@ -14,13 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tpukit.train.task import (
-    VALIDATION_EPOCH,
-    MicroBatch,
-    PlanSettings,
-    SampleKey,
-    ShuffledPlan,
-)
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
+from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, PlanSettings, SampleKey, ShuffledPlan
 
 Array = np.ndarray[Any, Any]
 
@@ -40,17 +35,6 @@ class Bucket:
     """Rows a device."""
     targets: int
     """Places for targets a device: the vocabulary is projected there and nowhere else."""
-
-
-@dataclass(frozen=True)
-class SampleSizes:
-    """How long each sample is, and how many of its tokens are targets."""
-
-    lengths: Array
-    targets: Array
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
 
 def choose_lengths(lengths: Array, count: int, longest: int) -> list[int]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Batch
-from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, SampleSizes
-from tpukit.tasks.summarize.data.token_cache import TokenCache
+from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing
+from tpukit.tasks.summarize.data.token_cache import SampleSizes, TokenCache
 from tpukit.tasks.summarize.model.decoder import IGNORED
 from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 

@@ -21,8 +21,8 @@ from tpukit.tasks.summarize.data.buckets import (
     Bucket,
     Bucketing,
     LengthwisePlan,
-    SampleSizes,
 )
+from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, PlanSettings, SampleKey
 
 ROW_STEP = 128

@@ -24,7 +24,6 @@ from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
 from tpukit.io.progress import Progress
 from tpukit.io.workers import map_ordered
-from tpukit.tasks.summarize.data.buckets import SampleSizes
 from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat, PromptStyle
@@ -38,6 +37,17 @@ ROWS_A_CHUNK = 500
 CHUNKS_WORTH_WORKERS = 4
 Array = np.ndarray[Any, Any]
 EncodedRow = tuple[int, Example | None]
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """How long each sample is, and how many of its tokens are targets."""
+
+    lengths: Array
+    targets: Array
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
 
 @dataclass(frozen=True)
