@@ -410,26 +410,10 @@ def import_torch() -> dict[str, str]:
     import accelerate  # noqa: F401
     import torch._dynamo  # noqa: F401
 
-    import tpukit.hardware.eager.backend  # noqa: F401
+    import tpukit.hardware.eager.backend
+    import tpukit.probe.gpu_memory.traced_step  # noqa: F401
 
-    trace_a_step()
     return {}
-
-
-def trace_a_step() -> None:
-    """Leaves what torch prepares in a process's first trace, three quarters of a small one's time.
-
-    Nothing is computed, and no thread starts.
-    """
-    from tiny_task import Tiny
-
-    from tpukit.probe.gpu_memory.traced_step import trace_fake_step
-    from tpukit.probe.targets import gpu_here
-    from tpukit.train.config import TrainConfig
-
-    del sys.modules["tiny_task"]
-    config, here = TrainConfig(ema_decay=0.9, precision="fp32"), gpu_here("", 1, 2**30)
-    trace_fake_step(Tiny(), config, here, 2, 1, as_cuda=False, recomputes=False)
 
 
 def import_torch_xla() -> dict[str, str]:
