@@ -25,14 +25,11 @@ def main() -> int:
     logging.getLogger("torch.distributed.run").setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
     from torch.distributed.run import main as torchrun
 
     if ranks := os.environ.get(RANKS_VARIABLE):
         _describe_tpu(int(ranks))
     _listen_on_loopback()
-    # For each of its events, every few seconds, it seeks the caller's name in all modules' files.
-    dynamic_rendezvous.get_method_name = lambda depth=2: "unknown"
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as failed:
