@@ -162,9 +162,12 @@ def test_a_sample_with_other_ids(tmp_path: Path) -> None:
     sample = tmp_path / "sample.csv"
     sample.write_text("id,summary\nb,\na,\n")
     # Another order is the sample's in the end.
-    check_against_sample(["a", "b"], sample)
+    columns = ("id", "summary")
+    check_against_sample(["a", "b"], columns, sample)
     with pytest.raises(DataError, match=r"lacks 'b' of .* \(1 missing, 1 too many\)"):
-        check_against_sample(["a", "c"], sample)
+        check_against_sample(["a", "c"], columns, sample)
+    with pytest.raises(DataError, match="has the columns id, summary; id, answer are written"):
+        check_against_sample(["a", "b"], ("id", "answer"), sample)
 
 
 def test_two_predictions_into_one_file(tmp_path: Path) -> None:

@@ -96,9 +96,16 @@ def require_writable(out: Path) -> None:
         )
 
 
-def check_against_sample(ids: Sequence[str], sample: Path) -> None:
-    """Raises `DataError` where a sample submission has other ids, in its first column."""
-    expected = [row[0].strip() for row in read_csv_table(sample).rows]
+def check_against_sample(ids: Sequence[str], columns: Sequence[str], sample: Path) -> None:
+    """Raises `DataError` where a sample submission has other columns or, in its first one, ids."""
+    table = read_csv_table(sample)
+    if set(table.columns) != set(columns):
+        raise DataError(
+            f"{sample} has the columns {', '.join(table.columns)}; "
+            f"{', '.join(columns)} are written.",
+            "Give the sample submission of this data, or leave --sample-submission out.",
+        )
+    expected = [row[0].strip() for row in table.rows]
     missing = sorted(set(expected) - set(ids))
     extra = sorted(set(ids) - set(expected))
     if missing or extra:
@@ -131,9 +138,9 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
-    ids = [row.id for row in rows]
+    ids, names = [row.id for row in rows], (columns.id or "id", columns.completion)
     if job.sample_submission is not None:
-        check_against_sample(ids, job.sample_submission)
+        check_against_sample(ids, names, job.sample_submission)
     prompts = dialogue_prompts(rows, formats, job.decoding.max_new_tokens)
     slots, beams = trained.config.generation_slots, job.decoding.num_beams
     plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
@@ -158,7 +165,6 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
             empty = sum(not text for text in made.values())
             if empty:
                 log(f"Warning: {empty} of {len(ids)} summaries are empty.")
-            names = (columns.id or "id", columns.completion)
             with writing_errors(job.out.parent):
                 write_csv(job.out, [names, *((id_, made[n]) for n, id_ in enumerate(ids))])
         backend.all_gather_objects(None)  # written, before any rank drops its journal

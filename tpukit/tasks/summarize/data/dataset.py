@@ -138,7 +138,7 @@ def example_batch(shape: Bucket, devices: int, vocabulary: int, packed: int | No
     """A full batch of a shape, of synthetic data; packed: the number of samples of each row."""
     rows, each = shape.rows * devices, packed or 1
     length = shape.length // each
-    targets = min(shape.targets // (each * shape.rows), length - 1)
+    targets = min(max(1, shape.targets // (each * shape.rows)), length - 1)
     sample = {"tokens": np.arange(length) % vocabulary, "targets": targets}
     keys = (SampleKey(VALIDATION_EPOCH, 0),) * (each * rows)
     counts = None if packed is None else (packed,) * rows
