@@ -83,8 +83,8 @@ def evaluate_run(
             log(f"{skipped} left out: their summaries are too long for the context")
         for title, sample in ((title, s) for title, samples in shown.items() for s in samples):
             log(f"{title.capitalize()} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
-            log(f"  written:   {sample['summary']}")
-            log(f"  reference: {sample['reference']}")
+            log(f"  written:   {' '.join(sample['summary'].split())}")
+            log(f"  reference: {' '.join(sample['reference'].split())}")
         log(f"All summaries, the worst first: {folder / 'predictions.csv'}")
     return {
         "task": "summarize",

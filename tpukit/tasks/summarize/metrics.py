@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rouge_score.rouge_scorer import RougeScorer
 
 Array = np.ndarray[Any, Any]
 KINDS = ("rouge1", "rouge2", "rougeL")
@@ -12,6 +11,8 @@ KINDS = ("rouge1", "rouge2", "rougeL")
 
 def rouge_scores(references: Sequence[str], summaries: Sequence[str]) -> dict[str, Array]:
     """F1 of each sample: for each of `KINDS` an array (samples,)."""
+    from rouge_score.rouge_scorer import RougeScorer  # its nltk imports scipy
+
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     scored = [scorer.score(r, s) for r, s in zip(references, summaries, strict=True)]
     return {kind: np.array([score[kind].fmeasure for score in scored]) for kind in KINDS}

@@ -45,7 +45,7 @@ from tpukit.tasks.summarize.data.tokenizer_choice import (
 )
 from tpukit.tasks.summarize.generate import GeneratedDialogues
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
-from tpukit.tasks.summarize.generation.summaries import clean_summary, generate_summaries
+from tpukit.tasks.summarize.generation.summaries import generate_summaries
 from tpukit.tasks.summarize.metrics import rouge_scores
 from tpukit.tasks.summarize.model.decoder import IGNORED, DecoderConfig, LanguageModel, PlainOps
 from tpukit.tasks.summarize.model.families import named_sizes
@@ -442,7 +442,7 @@ class SummarizeTask(Task):
             made = generate_summaries(model, backend, prompts, decoding, self.tokenizer, batch_size)
         finally:
             model.train(was_training)
-        references = [clean_summary(self.tokenizer.decode(targets)) for _, targets in parts]
+        references = [self.tokenizer.decode(targets) for _, targets in parts]
         scores = rouge_scores(references, made)
         return {kind: float(values.mean()) for kind, values in scores.items()}
 

@@ -88,9 +88,4 @@ def summaries_of_chunks(
     with uneven_passes(backend, plain, filler):
         for number in numbers:
             tokens = generator.run(plan.chunks[number])
-            yield number, {n: clean_summary(tokenizer.decode(t)) for n, t in tokens.items()}
-
-
-def clean_summary(text: str) -> str:
-    """A summary on one line without spaces around it."""
-    return " ".join(text.split())
+            yield number, {n: tokenizer.decode(t).strip() for n, t in tokens.items()}
