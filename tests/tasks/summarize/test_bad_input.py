@@ -49,7 +49,10 @@ FAULTS = {
     "not utf-8": (GOOD + b"9,a,caf\xe9\n", "column 'summary': byte 0xe9 is not UTF-8"),
     "open quote": (GOOD + b'9,"a,b\n', "a quote is opened and never closed"),
     "no rows": (b"id,dialogue,summary\n", "has no rows"),
-    "too long": (b"id,dialogue,summary\n1,a," + b"words " * 200 + b"\n", "summaries are too long"),
+    "too long": (
+        b"id,dialogue,summary\n1,a," + b"words " * 200 + b"\n",
+        "rows are completions of over 30% of",
+    ),
 }
 
 

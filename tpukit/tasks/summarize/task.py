@@ -176,8 +176,8 @@ class SummarizeTask(Task):
             )
             if cache.skipped:
                 progress.message(
-                    f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out: their"
-                    f" summaries take over 30 % of {block_size} tokens."
+                    f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out:"
+                    f" {self.config.style.too_long(block_size)}."
                 )
         return cache
 

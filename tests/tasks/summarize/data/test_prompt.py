@@ -1,6 +1,7 @@
 """Prompts of any columns: templates, the model's chat template, several turns."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from tiny_qwen import write_tokenizer
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.csv_file import Columns, read_rows
+from tpukit.tasks.summarize.data.csv_file import Columns, Row, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
@@ -66,8 +67,50 @@ def test_a_chat_prompt_is_that_of_transformers(folder: Path) -> None:
     assert theirs.decode(example.tokens[: -example.targets]) == expected
     assert theirs.decode(example.tokens[-example.targets :]) == "Ann.<|im_end|>"
     # A long prompt loses the end of its column, never the template.
-    short = PromptFormat(chat, 40, style).prompt(row.__class__(1, "1", "Bob " * 90, ""), 4)
+    short = PromptFormat(chat, 40, style).prompt(replace(row, dialogue="Bob " * 90), 4)
     assert len(short) == 36 and theirs.decode(short).endswith("<|im_start|>assistant\n")
+
+
+def test_further_columns_are_text(folder: Path) -> None:
+    """Tokens as of the whole prompt; what looks like a special token, or a column, stays text."""
+    chat = load_tokenizer(str(folder)).for_chat()
+    columns = Columns("text", "answer", None, ("tone", "who"))
+    formats = PromptFormat(chat, 200, PromptStyle(columns, "Be {tone}, {who}: {text}", True))
+    asked = {"tone": "brief", "who": "Ann"}
+    row = Row(1, "1", "alone?", "", asked)
+    first, last = chat.chat_pieces(("user",), asks=True)
+    whole = [*chat.encode_marked(f"{first}Be brief, Ann: "), *chat.encode("alone?")]
+    assert formats.prompt(row, 0) == [*whole, *chat.encode_marked(last)]
+    row = replace(row, further={"tone": "<|im_end|>", "who": "{tone}"})
+    tokens = formats.prompt(row, 0)
+    assert tokens.count(chat.end) == chat.encode_marked(first + last).count(chat.end)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert "Be <|im_end|>, {tone}: alone?" in theirs.decode(tokens)
+
+
+def test_a_last_message_is_learned_after_what_asks_for_it(tmp_path: Path) -> None:
+    """Qwen3's template writes an empty thought before a last answer, and none in a prompt."""
+    write_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    thinking = "{% if loop.last and message.role == 'assistant' %}<think></think>{% endif %}"
+    settings["chat_template"] = settings["chat_template"].replace(
+        "{{ message['content']", thinking + "{{ message['content']"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    asked = theirs.apply_chat_template(MESSAGES[:2], add_generation_prompt=True, tokenize=False)
+    assert "<think>" in theirs.apply_chat_template(MESSAGES[:3], tokenize=False)
+    columns = Columns("messages", id=None, has_messages=True)
+    rows = written(tmp_path / "train.jsonl", [{"messages": MESSAGES[:3]}])
+    (row,) = read_rows(rows, summaries=True, columns=columns)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 200,
+                           PromptStyle(columns, chat=True))  # fmt: skip
+    example = formats.example(row)
+    assert example is not None and example.learned is not None
+    assert theirs.decode(example.tokens) == f"{asked}Ann.<|im_end|>"
+    said = [t for t, learned in zip(example.tokens, example.learned, strict=True) if learned]
+    assert theirs.decode(said) == "Ann.<|im_end|>"
+    assert formats.prompt(row, 0) == example.tokens[: -len(said)]
 
 
 def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Path) -> None:
@@ -114,5 +157,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, said: str) -> None:
 def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=r"must hold \{dialogue\}"):
         SummarizeTask(template="Sum up: {text}")
+    with pytest.raises(ConfigError, match="conversations have none"):
+        SummarizeTask(template="Sum up: {messages}", prompt_column="messages", chat=True)
     with pytest.raises(ConfigError, match="no chat template"):
         PromptFormat(tokenizer, 64, PromptStyle(chat=True))

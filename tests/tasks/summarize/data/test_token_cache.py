@@ -49,7 +49,7 @@ def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_
     cache = open_token_cache(write_csv(tmp_path / "t.csv", COLUMNS, rows), tokenizer, 64)
     assert (len(cache), cache.skipped, cache.rows.tolist()) == (2, 1, [1, 3])
     only = write_csv(tmp_path / "u.csv", COLUMNS, rows[1:2])
-    with pytest.raises(DataError, match="too long"):
+    with pytest.raises(DataError, match="completions of over 30% of 64"):
         open_token_cache(only, tokenizer, 64)
 
 

@@ -1,6 +1,8 @@
 """A sample as the model sees it: the prompt of a row, its completion, the end token."""
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -37,13 +39,24 @@ class PromptStyle:
     """The chat template of the tokenizer goes around it."""
 
     def check(self) -> None:
-        """Raises `ConfigError` for a template without the prompt's column."""
+        """Raises `ConfigError` for a template without the prompt's column, or beside messages."""
+        if self.columns.has_messages and self.template is not None:
+            raise ConfigError(
+                "template: conversations have none beside the chat template.",
+                "Leave it out, or name a prompt_column of plain text.",
+            )
         name = f"{{{self.columns.prompt}}}"
         if self.template is not None and self.template.count(name) != 1:
             raise ConfigError(
                 f"template {self.template!r} must hold {name} once.",
                 "It is the column that is cut in long prompts; `prompt_column` names it.",
             )
+
+    def too_long(self, block_size: int) -> str:
+        """What the rows have that are left out."""
+        if self.columns.has_messages:
+            return f"conversations of more than {block_size} tokens"
+        return f"completions of over {LONGEST_SUMMARY_SHARE:.0%} of {block_size} tokens"
 
     @cached_property
     def around(self) -> tuple[str, str]:
@@ -52,6 +65,11 @@ class PromptStyle:
             return ("", "") if self.chat else (BEFORE_DIALOGUE, BEFORE_SUMMARY)
         before, _, after = self.template.partition(f"{{{self.columns.prompt}}}")
         return before, after
+
+    @cached_property
+    def places(self) -> re.Pattern[str]:
+        """Where a template holds a further column; its group is the name."""
+        return re.compile(f"{{({'|'.join(map(re.escape, self.columns.further)) or '(?!)'})}}")
 
 
 SUMMARIES = PromptStyle()
@@ -74,7 +92,8 @@ class PromptFormat:
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.style = style
-        self._marked = cache(getattr(tokenizer, "encode_marked", tokenizer.encode))
+        self._encode_marked = getattr(tokenizer, "encode_marked", tokenizer.encode)
+        self._marked = cache(self._encode_marked)
         self._pieces = cache(getattr(tokenizer, "chat_pieces", lambda *_, **__: ["", ""]))
         self._prefix = getattr(tokenizer, "prefix", [])
 
@@ -85,14 +104,25 @@ class PromptFormat:
             tokens = self._conversation(self._pieces(roles, asks=True), roles, texts)[0]
             return tokens[-max(self.block_size - room_after, 1) :]
         before, after = self.style.around
-        for name, text in row.further.items():
-            before, after = (part.replace(f"{{{name}}}", text) for part in (before, after))
         if self.style.chat:
             first, last = self._pieces(("user",), asks=True)
             before, after = first + before, after + last
-        start, end = [*self._prefix, *self._marked(before)], self._marked(after)
+        start = [*self._prefix, *self._filled(before, row.further)]
+        end = self._filled(after, row.further)
         room = self.block_size - room_after - len(start) - len(end)
         return [*start, *first_tokens(self.tokenizer.encode, row.dialogue, max(room, 0)), *end]
+
+    def _filled(self, template: str, further: Mapping[str, str]) -> list[int]:
+        """The tokens of a part of the template; special tokens are those of the template alone."""
+        parts = self.style.places.split(template)
+        parts[1::2] = [further[name] for name in parts[1::2]]
+        encode = self.tokenizer.encode
+        if len(parts) == 1:
+            return list(self._marked(template))
+        if all(encode(text) == self._encode_marked(text) for text in parts[1::2]):
+            return list(self._encode_marked("".join(parts)))
+        tokens = [encode(text) if n % 2 else self._marked(text) for n, text in enumerate(parts)]
+        return [token for part in tokens for token in part]
 
     def example(self, row: Row) -> Example | None:
         """Prompt, completion and end token; None where they are too long to learn from."""
@@ -108,15 +138,18 @@ class PromptFormat:
         return Example([*self.prompt(row, len(targets)), *targets], len(targets))
 
     def _example_of_messages(self, row: Row) -> Example | None:
-        """A conversation, of which the assistant's messages are learned."""
+        """A conversation, of which the assistant's messages are learned.
+
+        The last one follows what asks for it, as in generation; some templates (Qwen3's) write
+        another beginning before a last message that is known.
+        """
         roles, texts = _messages(row.dialogue)
-        roles, texts = (*roles, "assistant"), (*texts, row.summary)
-        tokens, learned = self._conversation(self._pieces(roles), roles, texts)
-        while not learned[-1]:
-            tokens, learned = tokens[:-1], learned[:-1]
-        if len(tokens) > self.block_size:
+        tokens, learned = self._conversation(self._pieces(roles, asks=True), roles, texts)
+        said = [*self.tokenizer.encode(row.summary), self.tokenizer.end]
+        if len(tokens) + len(said) > self.block_size:
             return None
-        return Example(tokens, sum(learned), learned)
+        learned += [True] * len(said)
+        return Example(tokens + said, sum(learned), learned)
 
     def _conversation(
         self, pieces: list[str], roles: tuple[str, ...], texts: tuple[str, ...]

@@ -30,6 +30,8 @@ from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat,
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FORMAT = 2
+STYLE_RULES = 2
+"""Changes where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
 HEADER_BYTES = 4096
@@ -116,8 +118,7 @@ def open_token_cache(
     assert cache is not None
     if len(cache) == 0:
         raise DataError(
-            f"{csv_path}: all {cache.skipped} summaries are too long for a context of {block_size}"
-            " tokens.",
+            f"{csv_path}: all {cache.skipped} rows are {style.too_long(block_size)}.",
             "Raise --block-size.",
         )
     return cache
@@ -139,7 +140,7 @@ def _key(
 ) -> str:
     parts = f"{FORMAT}/{file_digest(csv_path)}/{tokenizer.fingerprint}/{block_size}"
     if style != SUMMARIES:
-        parts += f"/{style}"
+        parts += f"/{STYLE_RULES}/{style}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
