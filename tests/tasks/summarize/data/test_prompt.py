@@ -13,6 +13,7 @@ from tpukit.tasks.summarize.data.csv_file import Columns, Row, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
+from tpukit.tasks.summarize.evaluate import read_references
 from tpukit.tasks.summarize.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
@@ -135,6 +136,27 @@ def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Pat
     assert theirs.decode(prompt).endswith("<|im_start|>assistant\n")
     whole = SummarizeTask(**{**vars(task.config), "loss_on_prompt": True}).datasets().train
     assert whole[0]["targets"] == len(whole[0]["tokens"]) - 1
+
+
+def test_what_follows_the_last_answer_is_not_learned(tmp_path: Path) -> None:
+    columns = Columns("messages", id=None, has_messages=True)
+    path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES[:4]}])
+    (learned,), (asked,) = (
+        list(read_rows(path, summaries=way, columns=columns)) for way in (True, False)
+    )
+    assert (json.loads(learned.dialogue), learned.summary) == (MESSAGES[:2], "Ann.")
+    assert (json.loads(asked.dialogue), asked.summary) == (MESSAGES[:4], "")
+    path = written(tmp_path / "y.jsonl", [{"messages": MESSAGES[:2]}])
+    with pytest.raises(DataError, match="the assistant says nothing"):
+        list(read_rows(path, summaries=True, columns=columns))
+
+
+def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> None:
+    columns = Columns("messages", "answer", has_messages=True)
+    written(tmp_path / "test.jsonl", [{"id": "a", "messages": MESSAGES[:2]}])
+    written(tmp_path / "test_references.jsonl", [{"id": "a", "answer": "Ann."}])
+    (row,) = read_references(tmp_path, columns)
+    assert (json.loads(row.dialogue), row.summary) == (MESSAGES[:2], "Ann.")
 
 
 @pytest.mark.parametrize(

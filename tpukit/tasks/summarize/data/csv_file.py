@@ -62,7 +62,8 @@ def read_rows(
     `DataError` at the first thing it cannot take: a missing column, invalid UTF-8, a
     quote left open, an empty or repeated id, an empty field, or no rows at all.
     """
-    summaries = summaries and not (dialogues and columns.has_messages)
+    has_messages, learned = dialogues and columns.has_messages, summaries
+    summaries = summaries and not has_messages
     asked = ((columns.prompt, dialogues), (columns.completion, summaries))
     texts = tuple(name for name, wanted in asked if wanted)
     seen: dict[int, int] = {}
@@ -85,7 +86,7 @@ def read_rows(
         row = _row(number, values, columns)
         _check_id(where, row, seen, columns.id)
         _check_texts(where, row, {name: values[name] for name in texts})
-        yield _of_messages(where, row, columns.prompt) if columns.has_messages else row
+        yield _of_messages(where, row, columns.prompt, learned=learned) if has_messages else row
     if number == 0:
         raise DataError(
             f"{path} has no rows below its header.", "Give a file with at least one dialogue."
@@ -221,17 +222,23 @@ def _row(number: int, values: Mapping[str, str], columns: Columns) -> Row:
     )
 
 
-def _of_messages(where: str, row: Row, column: str) -> Row:
-    """The messages before the assistant's last one, which is the completion."""
+def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
+    """The messages before the assistant's last one, which is the completion; what follows it in a
+    conversation that is learned is left out."""
+    where = f"{where}, column {column!r}"
     try:
         messages = json.loads(row.dialogue)
+        if learned and not any(message["role"] == "assistant" for message in messages):
+            raise DataError(f"{where}: the assistant says nothing.", "Remove the row.")
+        while learned and messages[-1]["role"] != "assistant":
+            messages.pop()
         last = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
         texts = [last, *(m[name] for m in messages for name in ("role", "content"))]
         if not messages or not all(isinstance(text, str) for text in texts):
             raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{where}, column {column!r}: not a list of messages.",
+            f"{where}: not a list of messages.",
             'Expected [{"role": "user", "content": "..."}, {"role": "assistant", ...}].',
         ) from error
     return replace(row, dialogue=json.dumps(messages), summary=last)
