@@ -4,7 +4,13 @@ import pytest
 from PIL import Image
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.images.data.listing import find_training_images, table_rows, unused_fold
+from tpukit.tasks.images.data.listing import (
+    find_training_images,
+    ids_of,
+    image_files,
+    table_rows,
+    unused_fold,
+)
 from tpukit.tasks.images.settings import ImagesConfig
 
 
@@ -61,6 +67,51 @@ def test_a_table_whose_file_is_missing_names_the_line(tmp_path):
     put(tmp_path / "images" / "a.jpg")
     (tmp_path / "train.csv").write_text("id,label\na,1\nb,2\nc,1\n")
     with pytest.raises(DataError, match=r"train\.csv, line 3: there is no image 'b' .* and 1 more"):
+        find(tmp_path)
+
+
+def test_an_id_that_two_images_have_is_refused(tmp_path):
+    """The images of train and test often have the same numbers."""
+    for place in ("test/1.jpg", "train/1.jpg", "train/2.jpg", "train/2.png", "1.png"):
+        put(tmp_path / "images" / place)
+    for ids, said in ((["train/1", "1.jpg"], r"line 3: '1\.jpg' is .*st/1\.jpg or .*in/1\.jpg"),
+                      (["train/2"], r"line 2: 'train/2' is .*2\.jpg or .*2\.png")):  # fmt: skip
+        rows = "".join(f"{name},{n}\n" for n, name in enumerate(ids))
+        (tmp_path / "train.csv").write_text(f"id,label\n{rows}")
+        with pytest.raises(DataError, match=said) as caught:
+            find(tmp_path)
+        assert "folder=NAME" in caught.value.hint
+    # A path is itself, whatever else has its name.
+    (tmp_path / "train.csv").write_text("id,label\ntrain/2.png,1\ntest/1.jpg,2\n1,3\n1.png,3\n")
+    train, _ = find(tmp_path, valid_fraction=0.0)
+    ends = ("train/2.png", "test/1.jpg", "images/1.png", "images/1.png")
+    assert [file.endswith(end) for file, end in zip(train.files, ends, strict=True)] == [True] * 4
+
+
+def test_what_a_notebook_leaves_beside_images_is_none(tmp_path):
+    put(tmp_path / "cat" / "a.jpg")
+    put(tmp_path / "dog" / "b.jpg")
+    put(tmp_path / "dog" / ".ipynb_checkpoints" / "b-checkpoint.jpg")
+    put(tmp_path / ".ipynb_checkpoints" / "c-checkpoint.jpg")
+    put(tmp_path / "__MACOSX" / "d.jpg")
+    train, _ = find(tmp_path, valid_fraction=0.0)
+    assert train.classes == ("cat", "dog") and len(train) == 2
+
+
+def test_ids_without_a_table(tmp_path):
+    """Names, or paths where two images have one name."""
+    put(tmp_path / "a" / "1.jpg")
+    put(tmp_path / "b" / "2.jpg")
+    assert ids_of(image_files(tmp_path), tmp_path) == ["1", "2"]
+    put(tmp_path / "b" / "1.jpg")
+    assert ids_of(image_files(tmp_path), tmp_path) == ["a/1.jpg", "b/1.jpg", "b/2.jpg"]
+
+
+def test_a_label_that_is_not_there_is_refused(tmp_path):
+    for name in "ab":
+        put(tmp_path / "images" / f"{name}.jpg")
+    (tmp_path / "train.csv").write_text("id,label\na,1\nb,\n")
+    with pytest.raises(DataError, match="line 3: there is no label"):
         find(tmp_path)
 
 

@@ -18,8 +18,9 @@ from tpukit.tasks.images.data.listing import (
     LabelledImages,
     column_of,
     files_of,
-    find_test_files,
-    image_files_directly,
+    find_test_folder,
+    ids_of,
+    image_files,
     table_rows,
 )
 from tpukit.tasks.images.evaluate import Log, class_probabilities
@@ -51,16 +52,18 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
     table = request.sample_submission or request.test_csv or _test_table(task, request)
     label = (task.config.label_column or "label",)
     others = task.class_names or () if task.config.probabilities else label
+    folder = find_test_folder(task.config, request.data_path)
     if table is None:
-        files = find_test_files(task.config, request.data_path)
-        ids = [Path(file).stem for file in files]
-        return ToPredict(ids, files, (task.config.id_column or "id", *others))
+        files = image_files(folder)
+        if not files:
+            raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
+        return ToPredict(ids_of(files, folder), files, (task.config.id_column or "id", *others))
     rows = table_rows(table)
     column = column_of(table, rows, task.config.id_column, 0, "id_column")
     if request.sample_submission is not None:
         others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
     ids = [row[column] for row in rows]
-    return ToPredict(ids, files_of(ids, _folder(task, request), str(table)), (column, *others))
+    return ToPredict(ids, files_of(ids, folder, str(table)), (column, *others))
 
 
 def check_images(task: ImageTraining, request: PredictionRequest) -> None:
@@ -102,13 +105,6 @@ def _columns_of_sample(table: Path, others: Sequence[str], task: ImageTraining) 
 def _test_table(task: ImageTraining, request: PredictionRequest) -> Path | None:
     table = Path(request.data_path or task.config.data_path) / "test.csv"
     return table if table.is_file() else None
-
-
-def _folder(task: ImageTraining, request: PredictionRequest) -> Path:
-    given = request.data_path
-    if given is not None and given.is_dir() and image_files_directly(given):
-        return given
-    return Path(find_test_files(task.config, given)[0]).parent
 
 
 def predict_classes(

@@ -147,7 +147,7 @@ def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> La
 
     Raises DataError for a folder without classes, an empty class, or one that is not in `classes`.
     """
-    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not _is_hidden(e.name))
     if not found:
         raise DataError(
             f"{folder} has no folders of classes.",
@@ -180,14 +180,21 @@ def _require_known(found: Iterable[str], known: Sequence[str], place: str) -> No
 
 
 def image_files(folder: Path) -> list[str]:
-    """Every image file below a folder, in the order of names."""
-    found = [
-        os.path.join(place, name)  # noqa: PTH118 - a million paths
-        for place, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-    ]
+    """Every image file below a folder, but for hidden ones, in the order of names."""
+    found = []
+    for place, inner, names in os.walk(folder, followlinks=True):
+        inner[:] = [name for name in inner if not _is_hidden(name)]
+        found += [
+            os.path.join(place, name)  # noqa: PTH118 - a million paths
+            for name in names
+            if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+        ]
     return sorted(found)
+
+
+def _is_hidden(folder: str) -> bool:
+    """Whether an editor (.ipynb_checkpoints) or an archiver has left a folder beside the data."""
+    return folder.startswith(".") or folder == "__MACOSX"
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -209,6 +216,11 @@ def labelled(
     id_column = column_of(table, rows, config.id_column, 0, "id_column")
     label_column = column_of(table, rows, config.label_column, 1, "label_column")
     labels = [row[label_column] for row in rows]
+    if not all(labels):
+        raise DataError(
+            f"{table}, line {labels.index('') + 2}: there is no {label_column}.",
+            "Fill it in, or remove the row.",
+        )
     known = tuple(sorted(set(labels), key=_numbers_first) if classes is None else classes)
     _require_known(labels, known, f"{table}, column {label_column!r}")
     position = {name: place for place, name in enumerate(known)}
@@ -250,16 +262,28 @@ def _images_of(table: Path, config: ImagesConfig) -> Path:
 
 
 def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
-    """The file of each id, which may lack its suffix.
+    """The file of each id, which may lack its suffix and its folder.
 
-    Raises DataError for ids without a file.
+    Raises DataError for ids without a file, or with several.
     """
+    files = image_files(folder)
+    paths = [os.path.relpath(file, folder) for file in files]
+    names = [os.path.basename(file) for file in files]  # noqa: PTH119 - a million paths
     by_name: dict[str, str] = {}
-    for file in image_files(folder):
-        relative = os.path.relpath(file, folder)
-        for name in (relative, os.path.basename(file)):  # noqa: PTH119 - a million paths
-            by_name.setdefault(name, file)
-            by_name.setdefault(os.path.splitext(name)[0], file)  # noqa: PTH122
+    second: dict[str, str] = {}
+    for spelled in (paths, _stems(paths), names, _stems(names)):
+        own: dict[str, str] = {}
+        for name, file in zip(spelled, files, strict=True):
+            if name not in by_name and own.setdefault(name, file) is not file:
+                second[name] = file
+        by_name |= own
+    for row, name in enumerate(ids, start=2):
+        if name in second:
+            raise DataError(
+                f"{table}, line {row}: {name!r} is {by_name[name]} or {second[name]}.",
+                "Name the folder of the images with --set folder=NAME, or write ids with folder"
+                " and suffix.",
+            )
     missing = [(row, name) for row, name in enumerate(ids, start=2) if name not in by_name]
     if missing:
         row, name = missing[0]
@@ -271,25 +295,30 @@ def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
     return [by_name[name] for name in ids]
 
 
+def _stems(paths: Iterable[str]) -> list[str]:
+    return [os.path.splitext(path)[0] for path in paths]  # noqa: PTH122 - a million paths
+
+
 # -- images to predict ---------------------------------------------------------------------------
-def find_test_files(config: ImagesConfig, given: Path | None) -> list[str]:
-    """The images to predict: those of a folder, or of the data path's test folder."""
+def find_test_folder(config: ImagesConfig, given: Path | None) -> Path:
+    """The folder of the images to predict: the one given, or the data path's test folder."""
     folder = given or _existing(Path(config.data_path), TEST_FOLDERS)
     if folder is None or not folder.is_dir():
         raise DataError(
             f"there is no folder {given or Path(config.data_path) / 'test'} of images to predict.",
             "Give it with --data-path DIR.",
         )
-    inner = _existing(folder, TEST_FOLDERS) if not image_files_directly(folder) else None
-    files = image_files(inner or folder)
-    if not files:
-        raise DataError(f"there is no image in {folder}.", "Give another folder with --data-path.")
-    return files
+    if any(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder)):
+        return folder
+    return _existing(folder, TEST_FOLDERS) or folder
 
 
-def image_files_directly(folder: Path) -> bool:
-    """Whether images lie in the folder itself."""
-    return any(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder))
+def ids_of(files: Sequence[str], folder: Path) -> list[str]:
+    """The ids of files without a table: names without suffix, else paths in the folder."""
+    names = [Path(file).stem for file in files]
+    if len(set(names)) == len(names):
+        return names
+    return [os.path.relpath(file, folder) for file in files]
 
 
 # -- the part for validation -----------------------------------------------------------------------
