@@ -32,7 +32,8 @@ It continues a prompt with the {completion}, up to the end token:
 
 ```python
 prompt = {prompt}
-tokens = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=100)
+inputs = tokenizer(prompt, return_tensors="pt"{specials})
+tokens = model.generate(**inputs, max_new_tokens=100)
 ```
 """
 
@@ -57,6 +58,8 @@ def export_hugging_face(
             family=FAMILIES[config.family].architecture,
             completion=style.columns.completion,
             prompt=_python_of(style),
+            # The chat template writes them.
+            specials=", add_special_tokens=False" if style.chat else "",
         ),
     }
     files = {name: text.encode() for name, text in contents.items()}
@@ -86,7 +89,8 @@ def _python_of(style: PromptStyle) -> str:
 
 def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig) -> dict[str, str]:
     if isinstance(tokenizer, HubTokenizer):
-        return {name: text for name, text in tokenizer.files.items() if name != "config.json"}
+        files = {name: text for name, text in tokenizer.files.items() if name != "config.json"}
+        return files | {"generation_config.json": json.dumps(_generation_config(tokenizer))}
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.block_size,
@@ -97,6 +101,15 @@ def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig)
         "tokenizer.json": tokenizer_json(tokenizer),
         "tokenizer_config.json": json.dumps(fields),
     }
+
+
+def _generation_config(tokenizer: HubTokenizer) -> dict[str, Any]:
+    """That of the directory; what ends a completion ends an answer: a base model that learned to
+    chat has another end token."""
+    fields: dict[str, Any] = json.loads(tokenizer.files.get("generation_config.json", "{}"))
+    known = fields.get("eos_token_id")
+    ends = {tokenizer.end, *(known if isinstance(known, list) else [known])} - {None}
+    return fields | {"eos_token_id": sorted(ends)}
 
 
 def _export_config(
