@@ -176,6 +176,16 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, said: str) -> None:
         list(read_rows(path, summaries=True, columns=columns))
 
 
+def test_null_is_no_text_and_conversations_are_recognised(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", [{"id": 1, "q": 2, "a": None}])
+    with pytest.raises(DataError, match=r"row 1 .*'a' is empty"):
+        list(read_rows(path, summaries=True, columns=Columns("q", "a")))
+    path = written(tmp_path / "y.jsonl", [{"messages": MESSAGES}])
+    with pytest.raises(DataError) as caught:
+        list(read_rows(path, summaries=True))
+    assert "--set chat=true --set prompt_column=messages" in str(caught.value.hint)
+
+
 def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=r"must hold \{dialogue\}"):
         SummarizeTask(template="Sum up: {text}")

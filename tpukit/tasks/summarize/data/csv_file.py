@@ -154,9 +154,14 @@ def _json_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                         "Every object needs the same names.",
                     )
                 fields = [values[name] for name in header]
-                yield number, [v if isinstance(v, str) else json.dumps(v) for v in fields]
+                yield number, [_as_text(value) for value in fields]
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", "Give a file of rows.") from error
+
+
+def _as_text(value: Any) -> str:
+    """A value as a field of CSV has it: null is empty."""
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def _json_object(where: str, line: bytes) -> dict[str, Any]:
@@ -200,6 +205,8 @@ def _check_header(path: Path, header: list[str], needed: Sequence[str]) -> None:
 def _column_hint(header: list[str], missing: list[str], needed: Sequence[str]) -> str:
     if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
         return "The file does not seem to be separated by commas."
+    if "messages" in header:
+        return "Conversations need --set chat=true --set prompt_column=messages."
     for name in missing:
         near = difflib.get_close_matches(name, [h.strip().lower() for h in header], 1, 0.5)
         if near:
