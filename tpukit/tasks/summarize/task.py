@@ -48,12 +48,13 @@ from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import generate_summaries
 from tpukit.tasks.summarize.metrics import rouge_scores
 from tpukit.tasks.summarize.model.decoder import IGNORED, DecoderConfig, LanguageModel, PlainOps
-from tpukit.tasks.summarize.model.families import named_sizes
 from tpukit.tasks.summarize.model.lora import add_lora, load_adapter, merge_lora, peft_adapter
 from tpukit.tasks.summarize.model.weights import (
+    GPT2_SIZES,
     Pretrained,
     cropped,
     download,
+    is_on_hub,
     parse_model_size,
     read_pretrained,
     require_vocabulary,
@@ -131,7 +132,9 @@ class SummarizeTask(Task):
     def _weights_folder(self) -> str | None:
         """Where the weights lie; those of a public model other than GPT-2 are downloaded."""
         named = self.config.init or self.config.model
-        return str(download(named)) if named in named_sizes() else self.config.init
+        if self.config.from_scratch or named in GPT2_SIZES:
+            return self.config.init
+        return str(download(named)) if is_on_hub(named) else named
 
     @cached_property
     def prompt_format(self) -> PromptFormat:

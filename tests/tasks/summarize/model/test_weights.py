@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_qwen import write_qwen
 
 from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.export import export_hugging_face
 from tpukit.tasks.summarize.model.decoder import LanguageModel
@@ -18,6 +20,7 @@ from tpukit.tasks.summarize.model.weights import (
     read_pretrained,
     require_vocabulary,
 )
+from tpukit.tasks.summarize.task import SummarizeTask
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
@@ -236,6 +239,30 @@ def test_the_hub_without_a_network_says_what_to_bring(monkeypatch):  # type: ign
     with pytest.raises(DataError, match="hub") as caught:
         read_pretrained("gpt2-that-is-not-there")
     assert "model.safetensors" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "named", [{"init": "Qwen/Qwen3-0.6B"}, {"init": "Qwen3-0.6B"}, {"model": "Qwen3-0.6B"}]
+)
+def test_a_model_of_the_hub_brings_weights_and_tokenizer(tmp_path, monkeypatch, named):  # type: ignore[no-untyped-def]
+    kept = tmp_path / "models--Qwen--Qwen3-0.6B"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    (kept / "snapshots").mkdir()
+    write_qwen(kept / "snapshots" / ("0" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    task = SummarizeTask(**named, block_size=64)
+    assert isinstance(task.tokenizer, HubTokenizer)
+    assert task.pretrained is not None and task.pretrained.config.width == 32
+
+
+def test_a_folder_here_is_not_taken_for_the_hubs(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    write_qwen(tmp_path / "Qwen3-0.6B")
+    monkeypatch.chdir(tmp_path)
+    task = SummarizeTask(model="Qwen3-0.6B", block_size=64)
+    assert isinstance(task.tokenizer, HubTokenizer)
+    assert task.pretrained is not None and task.pretrained.source == "Qwen3-0.6B"
 
 
 @pytest.mark.parametrize(("text", "width"), [("gpt2-xl", 1600), ("2x4x64", 64)])

@@ -34,8 +34,18 @@ GPT2_SIZES = {
 }
 SIZES = (*GPT2_SIZES, *named_sizes())
 """Names of public models."""
+FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".gguf")
 LARGEST_PADDING = 128
 """Rows a vocabulary may have beyond its tokens: nanoGPT rounds 50257 up to 50304."""
+BRING_A_FOLDER = (
+    "Without a network, bring the directory along (config.json and model.safetensors) and give its"
+    " path."
+)
+HUB_HINTS = {
+    "GatedRepoError": "Accept its licence on its page there, and set HF_TOKEN.",
+    "RepositoryNotFoundError": "Check the name (OWNER/NAME); a private one needs HF_TOKEN.",
+}
+"""What to do, by huggingface_hub's exception."""
 TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 """Matrices of GPT-2 that Hugging Face stores transposed (Conv1D)."""
 WITHOUT_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|^h\.\d+\.attn\.(masked_)?bias$")
@@ -80,9 +90,15 @@ def read_pretrained(source: str) -> Pretrained:
         return _from_directory(path)
     if path.is_file():
         return _from_nanogpt(path)
-    if path.suffix or source.startswith((".", "/", "~")):
+    if not is_on_hub(source):
         raise DataError(f"--init {source}: there is nothing there.", WHAT_INIT_TAKES)
     return _from_directory(download(source))
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether it can only be a model's name on the hub; many of these have a point in them."""
+    is_path = source.startswith((".", "/", "~")) or source.endswith(FILE_SUFFIXES)
+    return not is_path and not Path(source).exists()
 
 
 def cropped(pretrained: Pretrained, block_size: int) -> Pretrained:
@@ -124,14 +140,14 @@ def download(name: str) -> Path:
             snapshot_download(
                 named_sizes().get(name, {}).get("hub", name),
                 allow_patterns=["*.json", "*.safetensors", "*.jinja"],
+                ignore_patterns=["consolidated*"],  # the same weights again
             )
         )
     except Exception as error:
         raise DataError(
             f"--init {name}: not a local directory, and the hub did not give it"
             f" ({type(error).__name__}).",
-            "Without a network, bring the directory along (config.json and model.safetensors) and"
-            " give its path.",
+            HUB_HINTS.get(type(error).__name__, BRING_A_FOLDER),
         ) from error
 
 
