@@ -27,6 +27,8 @@ FINE_TUNING = TrainingDefaults(
     ckpt_every=500,
     adam=AdamSettings((0.9, 0.95)),
 )
+LORA_LR = 2e-4
+"""Peak rate of adapters beside frozen weights."""
 
 
 @dataclass(frozen=True)

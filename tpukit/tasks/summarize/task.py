@@ -64,6 +64,7 @@ from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
     FINE_TUNING,
     FROM_SCRATCH,
+    LORA_LR,
     PRESETS,
     PROMPTING,
     SummarizeConfig,
@@ -111,7 +112,8 @@ class SummarizeTask(Task):
         """Settings are the fields of `SummarizeConfig`."""
         self.config = SummarizeConfig(**settings)
         self.config.check()
-        self.defaults = replace(FINE_TUNING, lr=1e-3) if self.config.from_scratch else FINE_TUNING
+        lr = 1e-3 if self.config.from_scratch else LORA_LR if self.config.lora_rank else None
+        self.defaults = replace(FINE_TUNING, lr=lr or FINE_TUNING.lr)
 
     # -- data -------------------------------------------------------------------------------------
     @property

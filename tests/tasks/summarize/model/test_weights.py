@@ -12,7 +12,7 @@ from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.export import export_hugging_face
-from tpukit.tasks.summarize.model.decoder import LanguageModel
+from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
     cropped,
@@ -137,8 +137,6 @@ def test_gradients_equal_transformers(tmp_path, ops):  # type: ignore[no-untyped
 
 
 def test_wanted_positions_are_those_of_the_full_form(ops):  # type: ignore[no-untyped-def]
-    from tpukit.tasks.summarize.model.decoder import DecoderConfig
-
     model = LanguageModel(DecoderConfig(3, 2, 32, 50, 40), ops).eval()
     tokens = torch.randint(0, 50, (4, 20))
     full = model(tokens)
@@ -276,9 +274,24 @@ def test_sizes_that_are_none(text):  # type: ignore[no-untyped-def]
         parse_model_size(text)
 
 
-def test_lora_starts_as_the_model_and_merges_into_it(ops):  # type: ignore[no-untyped-def]
-    from tpukit.tasks.summarize.model.decoder import DecoderConfig
+def test_lora_starts_as_pefts_does(ops):  # type: ignore[no-untyped-def]
+    peft = pytest.importorskip("peft")
+    theirs = peft.get_peft_model(
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=256, n_head=4)),
+        peft.LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True),
+    )
+    model = LanguageModel(DecoderConfig(1, 4, 256, 50, 40), ops)
+    add_lora(model, LoraConfig(8, 8.0))
+    starts = [
+        next(value for name, value in of.named_parameters() if mark in name).detach().abs()
+        for of, mark in ((theirs, "lora_A"), (model, ".down"))
+    ]
+    assert starts[0].shape == starts[1].shape
+    for measure in (torch.mean, torch.max):
+        assert float(measure(starts[1])) == pytest.approx(float(measure(starts[0])), rel=0.1)
 
+
+def test_lora_starts_as_the_model_and_merges_into_it(ops):  # type: ignore[no-untyped-def]
     config = DecoderConfig(2, 2, 32, 50, 40)
     model, tokens = LanguageModel(config, ops).eval(), torch.randint(0, 50, (2, 10))
     before = model(tokens)

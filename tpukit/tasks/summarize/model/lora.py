@@ -82,7 +82,9 @@ class LoraLinear(nn.Module):
         self.dropout = dropout
         self.weight = base.weight
         self.bias = base.bias
-        self.down = nn.Parameter(torch.randn(rank, base.in_features) / rank)
+        # As peft begins: its rates are ours.
+        limit = base.in_features**-0.5
+        self.down = nn.Parameter(torch.empty(rank, base.in_features).uniform_(-limit, limit))
         self.up = nn.Parameter(torch.zeros(base.out_features, rank))
         self.scale = scale
 
