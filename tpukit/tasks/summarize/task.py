@@ -284,12 +284,18 @@ class SummarizeTask(Task):
         )
 
     def build_model(self, ops: ModelOps) -> nn.Module:
-        model = self.build_plain_model(ops)
-        if self.pretrained is not None:
-            model.load_state_dict(self.pretrained.tensors)
-        if self.config.weights == "bf16":
-            for parameter in model.parameters():  # buffers stay exact
-                parameter.data = parameter.data.bfloat16()
+        if self.pretrained is None:
+            model = self.build_plain_model(ops)
+        else:
+            from accelerate import init_empty_weights
+
+            # A host of two GPUs has no memory for what is drawn only to be overwritten.
+            with init_empty_weights(include_buffers=False):
+                model = self.build_plain_model(ops)
+            model.load_state_dict(self.pretrained.tensors, assign=True)
+        dtype = torch.bfloat16 if self.config.weights == "bf16" else torch.float32
+        for parameter in model.parameters():  # buffers stay exact
+            parameter.data = parameter.data.to(dtype, copy=self.pretrained is not None)
         if self.config.lora:
             add_lora(model, self.config.lora)
             if self.config.lora_init and self.pretrained is not None:

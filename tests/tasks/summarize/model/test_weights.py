@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_qwen import write_qwen
 
 from tpukit.errors import ConfigError, DataError
@@ -253,6 +254,26 @@ def test_a_model_of_the_hub_brings_weights_and_tokenizer(tmp_path, monkeypatch, 
     task = SummarizeTask(**named, block_size=64)
     assert isinstance(task.tokenizer, HubTokenizer)
     assert task.pretrained is not None and task.pretrained.config.width == 32
+
+
+def test_weights_are_held_once_and_apart(tmp_path, ops):  # type: ignore[no-untyped-def]
+    """In their file's type, and copied: what a model learns is not in the next one."""
+    write_qwen(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({n: t.bfloat16() for n, t in tensors.items()}, tmp_path / "model.safetensors")
+    for weights, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        task = SummarizeTask(init=str(tmp_path), block_size=64, weights=weights)
+        first = task.build_model(ops)
+        assert task.pretrained is not None
+        assert {t.dtype for t in task.pretrained.tensors.values()} == {torch.bfloat16}
+        with torch.no_grad():
+            for parameter in first.parameters():
+                parameter.add_(1.0)
+        second = task.build_model(ops).state_dict()
+        assert {t.dtype for t in second.values()} == {dtype}
+        for name, tensor in task.pretrained.tensors.items():
+            assert torch.equal(second[name].float(), tensor.float())
+        assert first.frequencies.device.type == "cpu"
 
 
 def test_a_folder_here_is_not_taken_for_the_hubs(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]

@@ -156,6 +156,7 @@ def _from_directory(path: Path) -> Pretrained:
     config = read_shape(fields, path)
     tensors = _rename(_read_safetensors(path), path, config, transposed=config.family == "gpt2")
     if config.family == "gpt2":
+        tensors = {name: tensor.float() for name, tensor in tensors.items()}
         fold_score_scales(tensors, fields, config)
     return Pretrained(config, tensors, str(path))
 
@@ -243,10 +244,10 @@ def _rename(
                 f" {tuple(shape)}.",
                 WHAT_INIT_TAKES,
             )
-        tensors[ours] = tensor.contiguous().float()
+        tensors[ours] = tensor.contiguous()
     head = plain.pop("lm_head.weight", None)
     if config.tied and head is not None and not torch.equal(
-        head.float(), tensors["token_embedding.weight"]
+        head.float(), tensors["token_embedding.weight"].float()
     ):  # fmt: skip
         raise DataError(
             f"{path}: its output projection is not its token embedding.",
