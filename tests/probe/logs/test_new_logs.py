@@ -128,7 +128,7 @@ def test_first_answer(case):
 
 
 FAMILIES = {
-    "numpy-alias": ["AttributeError: `np.float_` was removed in the NumPy 2.0 release. Use `np.float64` instead."],
+    "numpy-alias": ["AttributeError: module 'numpy' has no attribute 'int'.", "AttributeError: module 'numpy' has no attribute 'float'. Did you mean: 'cfloat'?", "AttributeError: `np.float_` was removed in the NumPy 2.0 release. Use `np.float64` instead."],
     "numpy-integer-range": ["OverflowError: Python integer -1 out of bounds for uint32"],
     "numpy-pickled-array": ["ValueError: Cannot load file containing pickled data when allow_pickle=False"],
     "text-in-tensor": ["TypeError: new(): invalid data type 'str'"],
@@ -137,13 +137,14 @@ FAMILIES = {
     "pandas-columns-missing": ["KeyError: \"None of [Index(['image_id', 'label'], dtype='object')] are in the [columns]\""],
     "image-mode": ["TypeError: Invalid shape (3, 224, 224) for image data", "TypeError: Cannot handle this data type: (1, 1, 3), <f4"],
     "no-display": ["_tkinter.TclError: no display name and no $DISPLAY environment variable", "ImportError: Cannot load backend 'TkAgg' which requires the 'tk' interactive framework, as 'headless' is currently running"],
-    "system-library-missing": ["ImportError: libxcb.so.1: cannot open shared object file: No such file or directory", "ImportError: libgthread-2.0.so.0: cannot open shared object file: No such file or directory"],
-    "dataset-not-downloaded": ["RuntimeError: invalid hash value (expected \"f37072fd\", got \"e3b0c442...\")", "RuntimeError: Dataset not found. You can use download=True to download it", "RuntimeError: Dataset not found or corrupted. You can use download=True to download it"],
+    "system-library-missing": ["ImportError: libxcb.so.1: cannot open shared object file: No such file or directory", "ImportError: libGLU.so.1: cannot open shared object file: No such file or directory", "ImportError: libgthread-2.0.so.0: cannot open shared object file: No such file or directory"],
+    "dataset-not-downloaded": ["RuntimeError: Dataset not found. You can use download=True to download it", "RuntimeError: invalid hash value (expected \"f37072fd\", got \"e3b0c442...\")", "RuntimeError: Dataset not found or corrupted. You can use download=True to download it"],
     "package-asked-for": ["ImportError: 'NeighborSampler' requires either 'pyg-lib' or 'torch-sparse'", "ImportError: TensorBoard logging requires TensorBoard version 1.15 or above", "ImportError: Missing optional dependency 'openpyxl'.  Use pip or conda to install openpyxl."],
     "estimator-tags": ["AttributeError: 'super' object has no attribute '_validate_data'", "AttributeError: 'IForest' object has no attribute '__sklearn_tags__'"],
     "pillow-ten": ["AttributeError: 'FreeTypeFont' object has no attribute 'getsize'"],
     "dataset-without-length": ["TypeError: object of type 'MyDataset' has no len()"],
     "number-out-of-range": ["RuntimeError: value cannot be converted to type int64_t without overflow"],
+    "image-not-divisible": ["ValueError: Backbone requires input shape to be divisible by 56, but got torch.Size([1, 3, 640, 640])"],
     "float-as-integer": ["TypeError: 'float' object cannot be interpreted as an integer", "TypeError: slice indices must be integers or None or have an __index__ method"],
     "annotations-of-newer-python": ["TypeError: unsupported operand type(s) for |: 'type' and 'NoneType'"],
     "pickle-of-another-python": ["TypeError: code() argument 13 must be str, not int"],
@@ -154,6 +155,7 @@ FAMILIES = {
     "array-or-tensor": ["AttributeError: 'Tensor' object has no attribute 'append'", "AttributeError: 'numpy.ndarray' object has no attribute 'to'"],
     "loader-or-subset": ["AttributeError: 'Subset' object has no attribute 'classes'"],
     "class-folders-missing": ["RuntimeError: Found 0 files in subfolders of: data/train", "FileNotFoundError: Couldn't find any class folder in data/train."],
+    "image-too-large": ["PIL.Image.DecompressionBombError: Image size (225705984 pixels) exceeds limit of 178956970 pixels, could be decompression bomb DOS attack."],
     "module-init-missing": ["AttributeError: cannot assign module before Module.__init__() call"],
     "forward-missing": ["NotImplementedError: Module [ModuleList] is missing the required \"forward\" function"],
     "state-dict-as-model": ["TypeError: Expected state_dict to be dict-like, got <class '__main__.Net'>."],
@@ -172,16 +174,18 @@ FAMILIES = {
     "torchscript-refuses": ["torch.jit.frontend.NotSupportedError: Compiled functions can't take variable number of arguments or use keyword-only arguments with defaults:"],
     "sequence-lengths": ["RuntimeError: Expected input_lengths to have value at most 50, but got value 60", "RuntimeError: 'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor", "RuntimeError: Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"],
     "detection-targets": ["AssertionError: Expected target boxes to be a tensor of shape [N, 4], got torch.Size([0]).", "ValueError: All bounding boxes should have positive height and width. Found invalid box [10.0, 20.0, 10.0, 40.0] for target at index 0."],
-    "model-name-unknown": ["RuntimeError: Unknown model (vit_base_patch16_224_dino)", "RuntimeError: No pretrained weights exist for vit_tiny_r_s16_p8. Use `pretrained=False` for random init."],
+    "model-name-unknown": ["RuntimeError: Unknown model (vit_base_patch16_224_dino)", "RuntimeError: Model config for ViT-L-16-SigLIP2-256 not found.", "RuntimeError: No pretrained weights exist for vit_tiny_r_s16_p8. Use `pretrained=False` for random init."],
     "lightning-method-missing": ["lightning.fabric.utilities.exceptions.MisconfigurationException: No `train_dataloader()` method defined to run `Trainer.fit`."],
     "metric-inputs": ["ValueError: Expected argument `num_classes` to be an integer larger than 1, but got None", "RuntimeError: Detected the following values in `target`: tensor([0, 2]) but expected only the following values [0, 1].", "ValueError: Either `preds` and `target` both should have the (same) shape (N, ...), or `target` should be (N, ...) and `preds` should be (N, C, ...)."],
     "environment-not-registered": ["gymnasium.error.NamespaceNotFound: Namespace ALE not found. Have you installed the proper package for ALE?", "gymnasium.error.DeprecatedEnv: Environment version v2 for `LunarLander` is deprecated. Please use `LunarLander-v3` instead."],
-    "observation-space-differs": ["ValueError: Error: Unexpected observation shape (4,) for Box environment, please use (2,) or (n_env, 2) for the observation shape."],
+    "observation-space-differs": ["ValueError: Observation ([ 0.1 nan] dtype=float32) outside given space (Box(-1.0, 1.0, (2,), float32))!", "ValueError: Error: Unexpected observation shape (4,) for Box environment, please use (2,) or (n_env, 2) for the observation shape."],
     "dataclass-mutable-default": ["ValueError: mutable default <class 'fairseq.dataclass.configs.CommonConfig'> for field common is not allowed: use default_factory"],
     "compile-not-here": ["RuntimeError: torch.compile is not supported on Python 3.14+"],
     "environment-reset-seed": ["TypeError: The reset() method must accept a `seed` parameter"],
     "optimizer-state-key": ["KeyError: 'exp_avg'"],
     "gloo-on-windows": ["RuntimeError: use_libuv was requested but PyTorch was built without libuv support"],
+    "layer-of-another-torch": ["AttributeError: 'Conv2d' object has no attribute 'padding_mode'", "AttributeError: 'BatchNorm2d' object has no attribute 'track_running_stats'", "AttributeError: 'Upsample' object has no attribute 'recompute_scale_factor'"],
+    "operand-on-another-device": ["RuntimeError: expected condition, x and y to be on the same device, but condition is on cuda:0 and x and y are on cpu and cuda:0 respectively"],
     "relative-import": ["ImportError: attempted relative import with no known parent package"],
     "drive-not-mounted": ["ValueError: Mountpoint must not already contain files", "MessageError: Error: credential propagation was unsuccessful"],
     "save-folder-missing": ["RuntimeError: File checkpoints/epoch:1.pt cannot be opened."],
@@ -190,15 +194,18 @@ FAMILIES = {
     "library-load-refused": ["ImportError: libctranslate2-d3638643.so.4.4.0: cannot enable executable stack as shared object requires: Invalid argument"],
     "git-refused": ["fatal: could not read Username for 'https://github.com': No such device or address", "batch response: This repository exceeded its LFS budget. The account responsible for the budget should increase it to restore access."],
     "numba-numpy": ["SystemError: initialization of _internal failed without raising an exception"],
-    "base-package-old": ["AttributeError: module 'ml_dtypes' has no attribute 'float4_e2m1fn'", "AttributeError: module 'lib' has no attribute 'X509_V_FLAG_NOTIFY_POLICY'", "TypeError: Client.__init__() got an unexpected keyword argument 'proxies'"],
+    "base-package-old": ["AttributeError: module 'ml_dtypes' has no attribute 'float4_e2m1fn'", "TypeError: Client.__init__() got an unexpected keyword argument 'proxies'", "AttributeError: module 'lib' has no attribute 'X509_V_FLAG_NOTIFY_POLICY'"],
     "option-value-invalid": ["train.py: error: argument --lr: invalid float value: 'auto'"],
-    "module-of-another-name": ["ModuleNotFoundError: No module named 'PIL'", "ModuleNotFoundError: No module named 'yaml'", "ModuleNotFoundError: No module named 'sklearn'"],
+    "module-of-another-name": ["ModuleNotFoundError: No module named 'PIL'", "ModuleNotFoundError: No module named 'yaml'", "ModuleNotFoundError: No module named 'skimage'"],
     "own-module-not-found": ["ModuleNotFoundError: No module named 'utils.datasets'; 'utils' is not a package"],
     "program-not-installed": ["FileNotFoundError: [Errno 2] No such file or directory: 'ffmpeg'", "FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'"],
     "pip-input-wrong": ["error: Multiple top-level packages discovered in a flat-layout: ['data', 'models'].", "ERROR: Directory '.' is not installable. Neither 'setup.py' nor 'pyproject.toml' found.", "ERROR: Could not open requirements file: [Errno 2] No such file or directory: 'requirements.txt'"],
     "hub-entry-missing": ["RuntimeError: Cannot find callable vit_base_patch16_siglip_224.webli in hubconf"],
     "image-codec-missing": ["RuntimeError: image::decode_image: decode_jpeg: torchvision not compiled with libjpeg support"],
     "folder-hides-package": ["AttributeError: partially initialized module 'wandb' has no attribute 'init' (most likely due to a circular import)"],
+    "compiled-part-missing": ["ModuleNotFoundError: No module named 'pytorch3d._C'", "ModuleNotFoundError: No module named 'MultiScaleDeformableAttention'", "AttributeError: 'NoneType' object has no attribute 'CameraModelType'"],
+    "package-of-the-same-name": ["AttributeError: module 'esm' has no attribute 'pretrained'"],
+    "path-of-another-system": ["NotImplementedError: cannot instantiate 'WindowsPath' on your system"],
 }  # fmt: skip
 """Further texts of an entry's family, each of which it must explain first."""
 
@@ -218,6 +225,9 @@ def test_family(id):
         ("ValueError: fp16 mixed precision requires a GPU (not 'xla')", "fp16-on-xla"),
         ("AttributeError: 'NoneType' object has no attribute 'config'", "none-where-a-value-is-expected"),
         ("KeyError: 'labels'", "key-missing"),
+        ("KeyError: 'BATCH_SIZE'", "key-missing"),
+        ("RuntimeError: FFmpeg is not installed", "words-needs"),
+        ("ImportError: cannot import name 'vllm_ops' from 'vllm._C'", "name-not-in-module"),
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float", "different-dtypes"),
         ("UnicodeDecodeError: 'gbk' codec can't decode byte 0xa6 in position 4: illegal multibyte sequence", "console-encoding"),
         ("TypeError: Frob.run() takes 2 positional arguments but 3 were given", "argument-missing"),
@@ -297,3 +307,10 @@ def test_an_error_is_seen_or_not(log, has_error):
     suspects = _Suspects()
     suspects.look(list(clean_lines(unpack(list(enumerate(log.split("\n"), start=1))))))
     assert ExplainedLog(explained(log), suspects.lines, 3, []).has_error == has_error
+
+
+def test_your_line_is_named_where_only_the_outer_exception_shows_it():
+    inner = TB.replace("/code/train.py", "/usr/lib/python3.12/site-packages/frob/core.py")
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    first = explained(f"{inner}KeyError: 'speed'\n{link}{TB}KeyError: 'speed'")[0]
+    assert "Raised at /code/train.py, line 3" in first.cause

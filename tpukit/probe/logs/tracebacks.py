@@ -27,7 +27,7 @@ _FORMS = line_forms()
 _FRAMES = [re.compile(form) for form in _FORMS["frames"]]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _NAMED_BY_MODULE = (
-    r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
+    r"(?:[A-Za-z_]\w*\.)+(?:[Ee]rror|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
     r"|Operation))"
     r"|(?:[A-Za-z_]\w*\.)*(?:exc|exceptions|errors?)\.(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
 )
