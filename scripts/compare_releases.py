@@ -27,7 +27,7 @@ TABLES = Path(__file__).parents[1] / "tpukit/knowledge/tables/releases"
 IMPORTED = {
     "rsl_rl_lib": "rsl_rl", "scikit_learn": "sklearn", "ms_swift": "swift",
     "google_tunix": "tunix", "pyannote_audio": "pyannote", "orbax_checkpoint": "orbax",
-    "vllm_tpu": "vllm",
+    "vllm_tpu": "vllm", "pillow": "PIL",
 }  # fmt: skip
 """What is imported, where the distribution has another name."""
 SKIPPED = re.compile(

@@ -127,6 +127,137 @@ def test_first_answer(case):
     assert word in f"{first.cause} {first.fix}"
 
 
+FAMILIES = {
+    "numpy-alias": ["AttributeError: module 'numpy' has no attribute 'int'.", "AttributeError: module 'numpy' has no attribute 'float'. Did you mean: 'cfloat'?", "AttributeError: `np.float_` was removed in the NumPy 2.0 release. Use `np.float64` instead."],
+    "numpy-integer-range": ["OverflowError: Python integer -1 out of bounds for uint32"],
+    "numpy-pickled-array": ["ValueError: Cannot load file containing pickled data when allow_pickle=False"],
+    "text-in-tensor": ["TypeError: new(): invalid data type 'str'"],
+    "classes-too-few": ["ValueError: The least populated class in y has only 1 member, which is too few. The minimum number of groups for any class cannot be less than 2."],
+    "metric-of-another-kind": ["ValueError: Target is multiclass but average='binary'. Please choose another average setting, one of [None, 'micro', 'macro', 'weighted']."],
+    "pandas-columns-missing": ["KeyError: \"None of [Index(['image_id', 'label'], dtype='object')] are in the [columns]\""],
+    "image-mode": ["TypeError: Invalid shape (3, 224, 224) for image data", "TypeError: Cannot handle this data type: (1, 1, 3), <f4"],
+    "no-display": ["_tkinter.TclError: no display name and no $DISPLAY environment variable", "ImportError: Cannot load backend 'TkAgg' which requires the 'tk' interactive framework, as 'headless' is currently running"],
+    "system-library-missing": ["ImportError: libxcb.so.1: cannot open shared object file: No such file or directory", "ImportError: libGLU.so.1: cannot open shared object file: No such file or directory", "ImportError: libgthread-2.0.so.0: cannot open shared object file: No such file or directory"],
+    "dataset-not-downloaded": ["RuntimeError: Dataset not found. You can use download=True to download it", "RuntimeError: invalid hash value (expected \"f37072fd\", got \"e3b0c442...\")", "RuntimeError: Dataset not found or corrupted. You can use download=True to download it"],
+    "package-asked-for": ["ImportError: 'NeighborSampler' requires either 'pyg-lib' or 'torch-sparse'", "ImportError: TensorBoard logging requires TensorBoard version 1.15 or above", "ImportError: Missing optional dependency 'openpyxl'.  Use pip or conda to install openpyxl."],
+    "estimator-tags": ["AttributeError: 'super' object has no attribute '_validate_data'", "AttributeError: 'IForest' object has no attribute '__sklearn_tags__'"],
+    "pillow-ten": ["AttributeError: 'FreeTypeFont' object has no attribute 'getsize'"],
+    "dataset-without-length": ["TypeError: object of type 'MyDataset' has no len()"],
+    "number-out-of-range": ["RuntimeError: value cannot be converted to type int64_t without overflow"],
+    "image-not-divisible": ["ValueError: Backbone requires input shape to be divisible by 56, but got torch.Size([1, 3, 640, 640])"],
+    "float-as-integer": ["TypeError: 'float' object cannot be interpreted as an integer", "TypeError: slice indices must be integers or None or have an __index__ method"],
+    "annotations-of-newer-python": ["TypeError: unsupported operand type(s) for |: 'type' and 'NoneType'"],
+    "pickle-of-another-python": ["TypeError: code() argument 13 must be str, not int"],
+    "pandas-text-among-numbers": ["TypeError: agg function failed [how->mean,dtype->object]", "TypeError: Cannot perform reduction 'mean' with string dtype"],
+    "date-format": ["ValueError: time data \"13/01/2024\" doesn't match format \"%m/%d/%Y\", at position 12. You might want to try:"],
+    "loss-not-a-tensor": ["AttributeError: 'tuple' object has no attribute 'backward'", "AttributeError: 'float' object has no attribute 'backward'"],
+    "batch-not-a-tensor": ["AttributeError: 'dict' object has no attribute 'to'", "AttributeError: 'tuple' object has no attribute 'to'"],
+    "array-or-tensor": ["AttributeError: 'Tensor' object has no attribute 'append'", "AttributeError: 'numpy.ndarray' object has no attribute 'to'"],
+    "loader-or-subset": ["AttributeError: 'Subset' object has no attribute 'classes'"],
+    "class-folders-missing": ["RuntimeError: Found 0 files in subfolders of: data/train", "FileNotFoundError: Couldn't find any class folder in data/train."],
+    "image-too-large": ["PIL.Image.DecompressionBombError: Image size (225705984 pixels) exceeds limit of 178956970 pixels, could be decompression bomb DOS attack."],
+    "module-init-missing": ["AttributeError: cannot assign module before Module.__init__() call"],
+    "forward-missing": ["NotImplementedError: Module [ModuleList] is missing the required \"forward\" function"],
+    "state-dict-as-model": ["TypeError: Expected state_dict to be dict-like, got <class '__main__.Net'>."],
+    "module-name-taken": ["KeyError: 'module name can\\'t contain \".\", got: layer1.conv'"],
+    "arguments-of-other-types": ["TypeError: randint() received an invalid combination of arguments - got (int, numpy.int64, size=tuple), but expected one of:"],
+    "input-dtype": ["RuntimeError: expected scalar type Float but found Double", "RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float", "RuntimeError: expected m1 and m2 to have the same dtype, but got: double != float"],
+    "optimizer-parameters-wrong": ["ValueError: some parameters appear in more than one parameter group", "TypeError: optimizer can only optimize Tensors, but one of the params is Module.parameters", "TypeError: params argument given to the optimizer should be an iterable of Tensors or dicts, but got torch.FloatTensor"],
+    "optimizer-setting": ["ValueError: Invalid beta parameter at index 0: 1.0"],
+    "scheduler-misused": ["ValueError: Tried to step 1002 times. The specified number of total steps is 1000", "TypeError: ReduceLROnPlateau.step() missing 1 required positional argument: 'metrics'", "ValueError: optimizer must support momentum or beta1 with `cycle_momentum` option enabled"],
+    "optimizer-state-on-device": ["ValueError: lr as a Tensor is not supported for capturable=False and foreach=True"],
+    "dataloader-options": ["ValueError: sampler option is mutually exclusive with shuffle", "ValueError: DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle=True"],
+    "generator-device": ["RuntimeError: Expected a 'cpu' device type for generator but found 'cuda'"],
+    "device-name-unknown": ["RuntimeError: User specified an unsupported autocast device_type 'gpu'"],
+    "tensor-too-many-elements": ["RuntimeError: canUse32BitIndexMath(input) && canUse32BitIndexMath(output) INTERNAL ASSERT FAILED", "RuntimeError: nonzero is not supported for tensors with more than INT_MAX elements, file a support request"],
+    "start-method-set": ["RuntimeError: Error: cannot set number of interop threads after parallel work has started or set_num_interop_threads called"],
+    "torchscript-refuses": ["torch.jit.frontend.NotSupportedError: Compiled functions can't take variable number of arguments or use keyword-only arguments with defaults:"],
+    "sequence-lengths": ["RuntimeError: Expected input_lengths to have value at most 50, but got value 60", "RuntimeError: 'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor", "RuntimeError: Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"],
+    "detection-targets": ["AssertionError: Expected target boxes to be a tensor of shape [N, 4], got torch.Size([0]).", "ValueError: All bounding boxes should have positive height and width. Found invalid box [10.0, 20.0, 10.0, 40.0] for target at index 0."],
+    "model-name-unknown": ["RuntimeError: Unknown model (vit_base_patch16_224_dino)", "RuntimeError: Model config for ViT-L-16-SigLIP2-256 not found.", "RuntimeError: No pretrained weights exist for vit_tiny_r_s16_p8. Use `pretrained=False` for random init."],
+    "lightning-method-missing": ["lightning.fabric.utilities.exceptions.MisconfigurationException: No `train_dataloader()` method defined to run `Trainer.fit`."],
+    "metric-inputs": ["ValueError: Expected argument `num_classes` to be an integer larger than 1, but got None", "RuntimeError: Detected the following values in `target`: tensor([0, 2]) but expected only the following values [0, 1].", "ValueError: Either `preds` and `target` both should have the (same) shape (N, ...), or `target` should be (N, ...) and `preds` should be (N, C, ...)."],
+    "environment-not-registered": ["gymnasium.error.NamespaceNotFound: Namespace ALE not found. Have you installed the proper package for ALE?", "gymnasium.error.DeprecatedEnv: Environment version v2 for `LunarLander` is deprecated. Please use `LunarLander-v3` instead."],
+    "observation-space-differs": ["ValueError: Observation ([ 0.1 nan] dtype=float32) outside given space (Box(-1.0, 1.0, (2,), float32))!", "ValueError: Error: Unexpected observation shape (4,) for Box environment, please use (2,) or (n_env, 2) for the observation shape."],
+    "dataclass-mutable-default": ["ValueError: mutable default <class 'fairseq.dataclass.configs.CommonConfig'> for field common is not allowed: use default_factory"],
+    "compile-not-here": ["RuntimeError: torch.compile is not supported on Python 3.14+"],
+    "environment-reset-seed": ["TypeError: The reset() method must accept a `seed` parameter"],
+    "optimizer-state-key": ["KeyError: 'exp_avg'"],
+    "gloo-on-windows": ["RuntimeError: use_libuv was requested but PyTorch was built without libuv support"],
+    "layer-of-another-torch": ["AttributeError: 'Conv2d' object has no attribute 'padding_mode'", "AttributeError: 'BatchNorm2d' object has no attribute 'track_running_stats'", "AttributeError: 'Upsample' object has no attribute 'recompute_scale_factor'"],
+    "operand-on-another-device": ["RuntimeError: expected condition, x and y to be on the same device, but condition is on cuda:0 and x and y are on cpu and cuda:0 respectively"],
+    "relative-import": ["ImportError: attempted relative import with no known parent package"],
+    "drive-not-mounted": ["ValueError: Mountpoint must not already contain files", "MessageError: Error: credential propagation was unsuccessful"],
+    "save-folder-missing": ["RuntimeError: File checkpoints/epoch:1.pt cannot be opened."],
+    "windows-path-in-string": ["SyntaxError: (unicode error) 'unicodeescape' codec can't decode bytes in position 2-3: truncated \\UXXXXXXXX escape"],
+    "setuptools-of-another-time": ["AttributeError: install_layout. Did you mean: 'install_platlib'?"],
+    "library-load-refused": ["ImportError: libctranslate2-d3638643.so.4.4.0: cannot enable executable stack as shared object requires: Invalid argument"],
+    "git-refused": ["fatal: could not read Username for 'https://github.com': No such device or address", "batch response: This repository exceeded its LFS budget. The account responsible for the budget should increase it to restore access."],
+    "numba-numpy": ["SystemError: initialization of _internal failed without raising an exception"],
+    "base-package-old": ["AttributeError: module 'ml_dtypes' has no attribute 'float4_e2m1fn'", "TypeError: Client.__init__() got an unexpected keyword argument 'proxies'", "AttributeError: module 'lib' has no attribute 'X509_V_FLAG_NOTIFY_POLICY'"],
+    "option-value-invalid": ["train.py: error: argument --lr: invalid float value: 'auto'"],
+    "module-of-another-name": ["ModuleNotFoundError: No module named 'PIL'", "ModuleNotFoundError: No module named 'yaml'", "ModuleNotFoundError: No module named 'skimage'"],
+    "own-module-not-found": ["ModuleNotFoundError: No module named 'utils.datasets'; 'utils' is not a package"],
+    "program-not-installed": ["FileNotFoundError: [Errno 2] No such file or directory: 'ffmpeg'", "FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'"],
+    "pip-input-wrong": ["error: Multiple top-level packages discovered in a flat-layout: ['data', 'models'].", "ERROR: Directory '.' is not installable. Neither 'setup.py' nor 'pyproject.toml' found.", "ERROR: Could not open requirements file: [Errno 2] No such file or directory: 'requirements.txt'"],
+    "hub-entry-missing": ["RuntimeError: Cannot find callable vit_base_patch16_siglip_224.webli in hubconf"],
+    "image-codec-missing": ["RuntimeError: image::decode_image: decode_jpeg: torchvision not compiled with libjpeg support"],
+    "folder-hides-package": ["AttributeError: partially initialized module 'wandb' has no attribute 'init' (most likely due to a circular import)"],
+    "compiled-part-missing": ["ModuleNotFoundError: No module named 'pytorch3d._C'", "ModuleNotFoundError: No module named 'MultiScaleDeformableAttention'", "AttributeError: 'NoneType' object has no attribute 'CameraModelType'"],
+    "package-of-the-same-name": ["AttributeError: module 'esm' has no attribute 'pretrained'"],
+    "path-of-another-system": ["NotImplementedError: cannot instantiate 'WindowsPath' on your system"],
+}  # fmt: skip
+"""Further texts of an entry's family, each of which it must explain first."""
+
+
+@pytest.mark.parametrize("id", FAMILIES)
+def test_family(id):
+    found = {text: [e.id for e in explained(text)][:1] for text in FAMILIES[id]}
+    assert found == {text: [id] for text in FAMILIES[id]}
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("SyntaxError: invalid syntax", "syntax-error"),
+        ("RuntimeError: The 'data' object was created by an older version of PyG. If this error occurred while loading an already existing dataset, remove the 'processed/' directory", "graph-data-old"),
+        ("NotImplementedError: Could not run 'aten::frob' with arguments from the 'CUDA' backend", "operator-without-backend"),
+        ("ValueError: fp16 mixed precision requires a GPU (not 'xla')", "fp16-on-xla"),
+        ("AttributeError: 'NoneType' object has no attribute 'config'", "none-where-a-value-is-expected"),
+        ("KeyError: 'labels'", "key-missing"),
+        ("KeyError: 'BATCH_SIZE'", "key-missing"),
+        ("RuntimeError: FFmpeg is not installed", "words-needs"),
+        ("ImportError: cannot import name 'vllm_ops' from 'vllm._C'", "name-not-in-module"),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float", "different-dtypes"),
+        ("UnicodeDecodeError: 'gbk' codec can't decode byte 0xa6 in position 4: illegal multibyte sequence", "console-encoding"),
+        ("TypeError: Frob.run() takes 2 positional arguments but 3 were given", "argument-missing"),
+        ("ModuleNotFoundError: No module named 'frobs'", "module-not-found"),
+        ("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory", "shared-library-missing"),
+        ("RuntimeError: Failed. Set env var HYDRA_FULL_ERROR=1 to see more", "unknown-exception"),
+        ("google.api_core.exceptions.Forbidden: 403 GET https://storage.googleapis.com/storage/v1/b/frob: no access", "service-credentials"),
+    ],
+)  # fmt: skip
+def test_a_text_that_only_looks_like_a_family(text, id):
+    assert explained(text)[0].id == id
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("AttributeError: 'DataFrame' object has no attribute 'append'", "Instead: pd.concat"),
+        ("ImportError: cannot import name 'simps' from 'scipy.integrate'", "Instead: simpson"),
+        ("TypeError: XGBModel.fit() got an unexpected keyword argument 'early_stopping_rounds'", "xgboost 2.1 has it no more"),
+        ("AttributeError: module 'torch.library' has no attribute 'register_fake'", "since torch 2.4"),
+        ("TypeError: OneHotEncoder.__init__() got an unexpected keyword argument 'sparse'", "sklearn 1.4 has it no more"),
+        ("ModuleNotFoundError: No module named 'torchvision.transforms.functional_tensor'", "torchvision 0.17 has it no more"),
+        ("AttributeError: 'LitModel' object has no attribute 'speed'", "install the release"),
+    ],
+)  # fmt: skip
+def test_names_of_general_libraries(text, said):
+    first = explained(text)[0]
+    assert said in f"{first.cause} {first.fix}"
+
+
 @pytest.mark.parametrize(
     "log",
     ["A matching Triton is not available, some optimizations will not be enabled.\n"
@@ -176,3 +307,10 @@ def test_an_error_is_seen_or_not(log, has_error):
     suspects = _Suspects()
     suspects.look(list(clean_lines(unpack(list(enumerate(log.split("\n"), start=1))))))
     assert ExplainedLog(explained(log), suspects.lines, 3, []).has_error == has_error
+
+
+def test_your_line_is_named_where_only_the_outer_exception_shows_it():
+    inner = TB.replace("/code/train.py", "/usr/lib/python3.12/site-packages/frob/core.py")
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    first = explained(f"{inner}KeyError: 'speed'\n{link}{TB}KeyError: 'speed'")[0]
+    assert "Raised at /code/train.py, line 3" in first.cause

@@ -36,6 +36,8 @@ def explain_raised(
         if _is_explained(raised, known, releases) or not _is_own(raised):
             continue
         chosen = _root(raised)
+        if chosen is not raised and chosen.users_frame is None:
+            chosen.frames = [*raised.frames, *chosen.frames]
         key = re.sub(r"\d+", "0", f"{chosen.name} {chosen.message}")
         same = found.get(key)
         if same is None:
@@ -165,12 +167,10 @@ def _sentence(raised: Raised, topic: str) -> str:
 def _place(raised: Raised) -> str:
     """Where the exception comes from, as a sentence; empty without a traceback."""
     rank = f" (rank {raised.line.stream})" if raised.line.stream else ""
-    frame = raised.users_frame
-    if frame is not None:
-        line = f", line {frame.line}" if frame.line else ""
-        code = f": `{shorten(frame.code, 80)}`" if frame.code else ""
-        return f"Raised at {frame.path}{line}{rank}{code}."
-    if raised.frames:
-        inner = raised.frames[-1]
-        return f"Raised in a library, {inner.path}, line {inner.line}{rank}."
-    return ""
+    own = raised.users_frame
+    frame = own or next(iter(raised.frames[-1:]), None)
+    if frame is None:
+        return ""
+    line = f", line {frame.line}" if frame.line else ""
+    code = f": `{shorten(frame.code, 80)}`" if own and frame.code else ""
+    return f"Raised {'at' if own else 'in a library,'} {frame.path}{line}{rank}{code}."

@@ -27,7 +27,7 @@ _FORMS = line_forms()
 _FRAMES = [re.compile(form) for form in _FORMS["frames"]]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _NAMED_BY_MODULE = (
-    r"(?:[A-Za-z_]\w*\.)+(?:error|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
+    r"(?:[A-Za-z_]\w*\.)+(?:[Ee]rror|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
     r"|Operation))"
     r"|(?:[A-Za-z_]\w*\.)*(?:exc|exceptions|errors?)\.(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
 )
@@ -44,7 +44,7 @@ _IN_TRACEBACK = re.compile(
 _ALONE = re.compile(
     rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
     rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
-    r"(?![-+]?\d(?!\d\d (?:Client|Server) Error|D |[\d,]* [a-z]+ [a-z]+)"
+    r"(?![-+]?\d(?!\d\d (?:(?:Client|Server) Error|[A-Z]{3,6} http)|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
