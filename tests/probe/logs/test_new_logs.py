@@ -115,6 +115,18 @@ CASES = {
     "frames of Colab": ("[/usr/lib/python3.12/dist-packages/frobs/core.py](https://localhost:8080/#) in <module>\n----> 27 from .utils import (\n\nImportError: cannot import name 'Frob' from 'frobs.utils' (/frobs/utils.py)", "name-not-in-module", "Two releases of `frobs` are mixed"),
     "a weight without a place": ("ValueError: There is no module or parameter named 'tower.frob.frob' in FrobForCausalLM", "weight-name-unknown", "`tower.frob.frob`"),
     "the compiler's own line": ("/tmp/frob/main.cpp:800:80: error: cannot convert 'float' to 'const Frob&'", "cxx-compile-failed", "compiler"),
+    "the message's own advice": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: the frob is odd. Restart it with `FROB=1` in its environment.", "unknown-exception", "As it says: Restart it with `FROB=1`"),
+    "an advice after a comma": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported, please use `frob=4` instead", "words-not-supported", "As it says: use `frob=4` instead"),
+    "a hint of torch.compile": (TB + "torch._dynamo.exc.Unsupported: Data-dependent branching\n  Explanation: Detected data-dependent branching.\n  Hint: Use `torch.cond` to express dynamic control flow.", "compile-data-dependent", "As it says: Use `torch.cond`"),
+    "an address that is no path": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: Invalid value in the matrix, an issue at https://github.com/frob/frob/issues", "words-value", "refuses"),
+    "a key error with a sentence": (TB + LIBRARY.format("frob/core.py", "f") + "KeyError: 'There is already a frob called speed'", "key-error-with-words", "`frob` looks something up"),
+    "a warning that is raised": ("Traceback (most recent call last):\n  File \"/code/frob.py\", line 9, in check\n    raise DeprecationWarning(\nDeprecationWarning: `frob_len` is no longer supported", "option-removed", "successor"),
+    "numbers of ranks in brackets": (TB + "ValueError: frob_parallel_size (8) < world_size (16)", "parallel-sizes", "multiply"),
+    "batch keys that are no arguments": (TB + LIBRARY.format("frob/core.py", "f") + "ValueError: Unexpected key in batch 'labels'", "words-value", "refuses"),
+    "one GPU count in brackets": (TB + "ValueError: samples (7) and outputs (8) of the frob mismatch", "words-value", "refuses"),
+    "trl's vLLM server": (TB + "RuntimeError: The vLLM server at http://a:8000 has no weight-transfer engine. Restart it with `--frob`.", "vllm-server-of-trainer", "As it says: Restart it"),
+    "a package and its release": (TB + LIBRARY.format("transformers/q.py", "f") + "ImportError: Using `frob` 4-bit quantization requires frobs: `pip install -U frobs>=0.46.1`", "package-asked-for", "pip install -U 'frobs>=0.46.1'"),
+    "a port of accelerate": (TB + "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing it. Please specify a different port", "address-in-use", "port"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 

@@ -294,8 +294,9 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
     elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
         found = _ALONE.match(text)
     if found is not None:
-        is_warning = _WARNING.search(found["name"]) and line.level != "E"
+        is_printed = not (line.level == "E" or (reader.has_header and reader.frames))
         quoted = _QUOTED.search(found["message"] or "") or found
+        is_warning = _WARNING.search(found["name"]) and is_printed
         return None if is_warning else (quoted["name"] or found["name"], quoted["message"] or "")
     if reader.is_open:
         return None
