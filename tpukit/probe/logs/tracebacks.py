@@ -42,7 +42,7 @@ _IN_TRACEBACK = re.compile(
     r"|Warning|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
-    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
+    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception|ArrowInvalid)"
     rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
     r"(?![-+]?\d(?!\d\d (?:Client|Server) Error|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
@@ -84,7 +84,7 @@ LIBRARY = re.compile(
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
 _KNOWN_PACKAGE = re.compile(
-    r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo)?|axolotl"
+    r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo|_compiled_cache)?|axolotl"
     r"|llamafactory|verl|swift|deepspeed|maxtext|torch_xla|jax|flax|tpu_inference|torchax|megatron"
     r"|lerobot|rsl_rl|isaaclab|flash_attn|xformers|torchao|ray)[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
 )
