@@ -67,6 +67,7 @@ _UNFINISHED = re.compile(
 )
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
+_SAID = ("said", "hard")
 _MOST_RAISED = 2000
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
@@ -302,7 +303,7 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         return None
     for pattern, name, levels in _CLASSLESS:
         match = pattern.match(text) if _counts(line, levels) else None
-        if match is None or (levels == "said" and is_quoted(line, match.start("message"))):
+        if match is None or (levels in _SAID and is_quoted(line, match.start("message"))):
             continue
         if levels != "hard" or not _SOFT.search(f"{reader.before} {text}"):
             return name or match["name"], match["message"]
