@@ -96,8 +96,10 @@ def _changes(library: str, where: str, token: str, name: str, release: str) -> I
     last = name.rpartition(".")[2]
     for sign, number, names in _history(library):
         found = last in names and _found(where, token, last, names)
-        # A short name that came later was perhaps only added to another class of that name.
-        is_weak = sign == ">=" and not release and re.fullmatch(r".*\.[a-z]{1,8}", token)
+        # A short name, or a base class's, that came later was perhaps added to another class only.
+        whole = names[names.rfind(" ", 0, found.start()) + 1 : found.start()] if found else ""
+        is_short = re.fullmatch(rf".*\.[a-z]{{1,8}}|(?:{_BASES})\..*", whole + last)
+        is_weak = sign == ">=" and not release and is_short
         if found and not is_weak and not (release and (sign == "<") != _is_since(release, number)):
             new = libraries().get(library, {}).get("new", {}).get(name) or found[1] or ""
             said = (

@@ -115,6 +115,28 @@ CASES = {
     "frames of Colab": ("[/usr/lib/python3.12/dist-packages/frobs/core.py](https://localhost:8080/#) in <module>\n----> 27 from .utils import (\n\nImportError: cannot import name 'Frob' from 'frobs.utils' (/frobs/utils.py)", "name-not-in-module", "Two releases of `frobs` are mixed"),
     "a weight without a place": ("ValueError: There is no module or parameter named 'tower.frob.frob' in FrobForCausalLM", "weight-name-unknown", "`tower.frob.frob`"),
     "the compiler's own line": ("/tmp/frob/main.cpp:800:80: error: cannot convert 'float' to 'const Frob&'", "cxx-compile-failed", "compiler"),
+    "the message's own advice": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: the frob is odd. Restart it with `FROB=1` in its environment.", "unknown-exception", "As it says: Restart it with `FROB=1`"),
+    "an advice after a comma": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is not supported, please use `frob=4` instead", "words-not-supported", "As it says: use `frob=4` instead"),
+    "a hint of torch.compile": (TB + "torch._dynamo.exc.Unsupported: Data-dependent branching\n  Explanation: Detected data-dependent branching.\n  Hint: Use `torch.cond` to express dynamic control flow.", "compile-data-dependent", "As it says: Use `torch.cond`"),
+    "an address that is no path": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: Invalid value in the matrix, an issue at https://github.com/frob/frob/issues", "words-value", "refuses"),
+    "a key error with a sentence": (TB + LIBRARY.format("frob/core.py", "f") + "KeyError: 'There is already a frob called speed'", "words-twice", "a second time"),
+    "a warning that is raised": ("Traceback (most recent call last):\n  File \"/code/frob.py\", line 9, in check\n    raise DeprecationWarning(\nDeprecationWarning: `frob_len` is no longer supported", "option-removed", "successor"),
+    "numbers of ranks in brackets": (TB + "ValueError: frob_parallel_size (8) < world_size (16)", "parallel-sizes", "multiply"),
+    "batch keys that are no arguments": (TB + LIBRARY.format("frob/core.py", "f") + "ValueError: Unexpected key in batch 'labels'", "words-value", "refuses"),
+    "one GPU count in brackets": (TB + "ValueError: samples (7) and outputs (8) of the frob mismatch", "words-value", "refuses"),
+    "trl's vLLM server": (TB + "RuntimeError: The vLLM server at http://a:8000 has no weight-transfer engine. Restart it with `--frob`.", "vllm-server-of-trainer", "As it says: Restart it"),
+    "a package and its release": (TB + LIBRARY.format("transformers/q.py", "f") + "ImportError: Using `frob` 4-bit quantization requires frobs: `pip install -U frobs>=0.46.1`", "package-asked-for", "pip install -U 'frobs>=0.46.1'"),
+    "a port of accelerate": (TB + "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing it. Please specify a different port", "address-in-use", "port"),
+    "an exception behind a program's words": ("Training failed with error: ValueError: hidden_size must be divisible by num_heads (770 and 12).", "model-sizes-contradict", "multiple"),
+    "an exception behind a name and words": ("frob: Failed loading the model: ValueError: hidden_size must be divisible by num_heads (770 and 12).", "model-sizes-contradict", "multiple"),
+    "an exception behind a logger's name": ("[ERROR:frob] ValueError: hidden_size must be divisible by num_heads (770 and 12).", "model-sizes-contradict", "multiple"),
+    "an exception in bold": ("**ValueError: hidden_size must be divisible by num_heads (770 and 12).**", "model-sizes-contradict", "multiple"),
+    "an exception behind a bar": ("Map:   0%|          | 0/100 [00:00<?, ? examples/s]ValueError: hidden_size must be divisible by num_heads (770 and 12).", "model-sizes-contradict", "multiple"),
+    "a repr alone": ("ValueError('hidden_size must be divisible by num_heads (770 and 12).')", "model-sizes-contradict", "multiple"),
+    "an exception behind Chinese words": ("报错信息：ValueError: hidden_size must be divisible by num_heads (770 and 12).", "model-sizes-contradict", "multiple"),
+    "a column that is missing": ("Traceback (most recent call last):\n  File \"/usr/lib/python3.12/site-packages/datasets/formatting/formatting.py\", line 7, in f\n    self.data[key]\nKeyError: 'text'", "column-not-in-dataset", "no column `text`"),
+    "a class that does not generate": (TB + "AttributeError: 'FrobForTokenClassification' object has no attribute 'prepare_inputs_for_generation'", "adapter-task-type", "SEQ_CLS"),
+    "unsloth's own trainer": ("Traceback (most recent call last):\n  File \"/code/unsloth_compiled_cache/UnslothGRPOTrainer.py\", line 7, in f\n    x * mask\nRuntimeError: The size of tensor a (25) must match the size of tensor b (24) at non-singleton dimension 1", "sizes-do-not-fit", "pip install -U unsloth unsloth_zoo"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
@@ -265,6 +287,9 @@ def test_names_of_general_libraries(text, said):
      "WARNING: Could not import frobs: No module named 'frobs'",
      "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
      "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
+     "Failed to import frob: ValueError: odd thing here, falling back to eager\nstep 1 loss 2.0",
+     "* [bugfix] Fix failing test: RuntimeError: frob is odd", "fix: error on load: ValueError: frob",
+     "You may see an error: RuntimeError: frob is odd", "errors: ValueError: 3 of 40 files",
      "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0"],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.error_table import KnownError, line_forms
 from tpukit.knowledge.releases import Lost, libraries, lost_name, owner
 from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.logs.tracebacks import Frame, Raised
@@ -25,19 +25,7 @@ _NONE_FORMS = {
 }  # fmt: skip
 """Forms of the code that reads the value, by words of the message."""
 
-_NAMED = {
-    name: re.compile(form)
-    for name, form in {
-        "url": r"(?P<url>https?://[^\s'\"<>)`]{4,200}[^\s'\"<>)`.,:;])",
-        "repo": r"(?:huggingface\.co/(?:api/models/|datasets/)?|[Rr]epo(?:sitory)?:? |^)['\"]?"
-        r"(?P<repo>(?!api/|docs/)[\w.-]{2,60}/[\w.-]{2,90})(?=[/'\" ]|$)",
-        "path": r"(?P<path>(?:(?<![\w/:.])(?:[~.]{0,2}/|[A-Z]:\\)[^\s'\",;`)]{3,160}"
-        r"|[\w./-]{1,120}\.(?:json|safetensors|bin|pth?|ckpt|ya?ml|csv|so|onnx|gguf|parquet|h5|npz?|arrow|zip)))\b",
-        "suggested": r"Did you mean:? '(?P<suggested>\w+)'",
-        "missing": r"Missing key\(s\) in state_dict: [\"'](?P<missing>[^\"']+)",
-        "unexpected": r"Unexpected key\(s\) in state_dict: [\"'](?P<unexpected>[^\"']+)",
-    }.items()
-}
+_NAMED = {name: re.compile(form) for name, form in line_forms()["named"].items()}
 """What a message of any class may name."""
 _NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
 """The file of a module, as an ImportError names it."""

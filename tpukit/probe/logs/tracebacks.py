@@ -42,7 +42,7 @@ _IN_TRACEBACK = re.compile(
     r"|Warning|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
 )
 _ALONE = re.compile(
-    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception)"
+    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception|ArrowInvalid)"
     rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
     r"(?![-+]?\d(?!\d\d (?:(?:Client|Server) Error|[A-Z]{3,6} http)|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
@@ -67,6 +67,7 @@ _UNFINISHED = re.compile(
 )
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
+_SAID = ("said", "hard")
 _MOST_RAISED = 2000
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
@@ -84,7 +85,7 @@ LIBRARY = re.compile(
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
 _KNOWN_PACKAGE = re.compile(
-    r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo)?|axolotl"
+    r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo|_compiled_cache)?|axolotl"
     r"|llamafactory|verl|swift|deepspeed|maxtext|torch_xla|jax|flax|tpu_inference|torchax|megatron"
     r"|lerobot|rsl_rl|isaaclab|flash_attn|xformers|torchao|ray)[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
 )
@@ -294,14 +295,15 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
     elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
         found = _ALONE.match(text)
     if found is not None:
-        is_warning = _WARNING.search(found["name"]) and line.level != "E"
+        is_printed = not (line.level == "E" or (reader.has_header and reader.frames))
         quoted = _QUOTED.search(found["message"] or "") or found
+        is_warning = _WARNING.search(found["name"]) and is_printed
         return None if is_warning else (quoted["name"] or found["name"], quoted["message"] or "")
     if reader.is_open:
         return None
     for pattern, name, levels in _CLASSLESS:
         match = pattern.match(text) if _counts(line, levels) else None
-        if match is None or (levels == "said" and is_quoted(line, match.start("message"))):
+        if match is None or (levels in _SAID and is_quoted(line, match.start("message"))):
             continue
         if levels != "hard" or not _SOFT.search(f"{reader.before} {text}"):
             return name or match["name"], match["message"]
