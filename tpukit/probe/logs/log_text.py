@@ -37,7 +37,7 @@ _PREFIX = re.compile(
     r"|-(?=\s(?:[\w.]+\s-\s|\[" + _LEVEL + r"\]))|[\w.]+ - " + _LEVEL + r" -"
     r"|\[[\w.:/ -]{1,40}\](?=\s+(?:" + _LEVEL + r"\b|\(\w+ pid=))|(?:FAILED|ERROR) \S+::\S+ -(?=\s)"
     r"|\(\w+\)(?: ERROR)?(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception): )"
-    r"|(?:[-*] )?`(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
+    r"|(?:[-*] )?(?:\*\*[^*]{1,40}\*\*:? ?)?`(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
     r")"
 )
 _RANK = re.compile(
