@@ -95,6 +95,8 @@ CASES = {
     "bitsandbytes' own line": ("Error no kernel image is available for execution on the device at line 119 in file /src/csrc/ops.cu", "extension-no-kernel-image", "ops.cu"),
     "memory that torch does not hold": ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 11.33 GiB. Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes", "gpu-memory-not-ours", "ZE_AFFINITY_MASK"),
     "SYCL's exception": ("terminate called after throwing an instance of 'sycl::_V1::exception'\n  what():  The program was built for 1 devices", "xpu-failed", "driver"),
+    "an option of a server": (TB + LIBRARY.format("frob/args.py", "check") + "ValueError: --enable-frob must be used with a frob of one chip", "words-option", "`--enable-frob`"),
+    "a service's variable": ("ValueError: VLLM_PORT 'tcp://10.0.0.1:8000' appears to be a URI. This may be caused by a Kubernetes service discovery issue.", "port-of-a-service", "enableServiceLinks"),
     "halves beside floats": ("RuntimeError: expected scalar type Half but found Float", "different-dtypes", "autocast"),
     "a worker's bus error": ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).", "shm-bus-error", "shm"),
     "an XLA check": ("RuntimeError: torch_xla/csrc/tensor_impl.cpp:92 : Check failed: bridge::IsXlaTensor(tensor)", "not-an-xla-tensor", "to(device)"),
@@ -181,6 +183,8 @@ def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
      "WARNING: Could not import frobs: No module named 'frobs'",
      "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
      "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
+     "[W1102 03:11:22.1 socket.cpp:755] [c10d] The client socket has failed to connect to [node11]:29500"
+     " (errno: 111 - Connection refused).\n[rank0]: NCCL version 2.27.5\nepoch 1 loss 0.2",
      "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0"],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):
