@@ -107,8 +107,7 @@ def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:
 
 def fixed_parts(text: str) -> list[str]:
     """The fixed characters of a `match` text between placeholders and quotes, without spaces."""
-    runs = re.split(f"[\0{QUOTES}]", PLACEHOLDER.sub("\0", text))
-    return ["".join(run.split()) for run in runs]
+    return ["".join(s.split()) for s in re.split(f"[\0{QUOTES}]", PLACEHOLDER.sub("\0", text))]
 
 
 def _read_file(path: Path) -> list[KnownError]:

@@ -199,6 +199,8 @@ HARMLESS = [
     "nan_loss_guard enabled; loss: 0.0012", "val_loss=0.231 infer_time=3.1", "loss_inf_check=False",
     "INFO memory: 12.1 GiB of 15.7 GiB used", "Collecting torch_xla==2.9.0", "exit code 13",
     "WARNING: Running pip as the 'root' user can result in broken permissions",
+    "n:1:2 [0] NCCL INFO NVLS multicast support is not available on dev 0",
+    "srun: job 12 queued and waiting for resources", "3/3 nodes are available", "ImagePullPolicy: Always",
     "Successfully installed tensorflow-cpu-2.18.0 torch-2.9.0 torch_xla-2.9.0",
     "Loss: 1.37 (0 inf, 0 nan skipped)", "Downloading gpt2/resolve/main/config.json 100%",
 ]  # fmt: skip

@@ -62,6 +62,41 @@ CASES = {
     "a model's own code": (TB + '  File "/home/user/.cache/huggingface/modules/transformers_modules/frob/modeling.py", line 5, in f\n    ROPE["default"]\n' + "KeyError: 'default'", "remote-code-release", "transformers_version"),
     "labels of 32 bits": ("RuntimeError: expected scalar type Long but found Int", "dtype-not-castable", ".long()"),
     "integers in a mean": ("RuntimeError: Found dtype Long but expected Float", "dtype-not-castable", ".float()"),
+    "a warning that names the reason": ("/lib/torch/cuda/__init__.py:182: UserWarning: CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up environment\nRuntimeError: No CUDA GPUs are available", "cuda-unknown-error", "nvidia_uvm"),
+    "ROCm under CUDA's name": ("torch.AcceleratorError: CUDA error: unspecified launch failure\nSearch for `hipErrorLaunchFailure' in https://rocm.docs.amd.com", "rocm-memory-fault", "HSA_OVERRIDE_GFX_VERSION"),
+    "ROCm's kernel file": ("torch.AcceleratorError: CUDA error: invalid kernel file\nSearch for `hipErrorInvalidKernelFile' in https://rocm.docs.amd.com", "rocm-architecture", "gfx"),
+    "a status in an extension's quotes": ("RuntimeError: Failed: CUDA error /frob/kernels/runtime.cu:58 'invalid device function'", "extension-no-kernel-image", "runtime.cu"),
+    "a build that was killed": ("FAILED: [code=137] flash_bwd.o\nKilled\nninja: build stopped: subcommand failed.", "compiler-killed", "MAX_JOBS"),
+    "g++ killed": ("g++: fatal error: Killed signal terminated program cc1plus", "compiler-killed", "cc1plus"),
+    "an image newer than the driver": ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver to a newer version, or use an earlier cuda container: unknown", "cuda-driver-too-old", "Update the driver"),
+    "NCCL's shared memory": ("vm:1:2 [1] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-7xG to 96 bytes, error: No space left on device (28)", "nccl-shared-memory", "--shm-size"),
+    "NVLink SHARP": ("n:1:2 [0] transport/nvls.cc:254 NCCL WARN Cuda failure 801 'operation not supported'\ntorch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error", "nccl-nvls", "NCCL_NVLS_ENABLE=0"),
+    "empty weights of ZeRO-3": (TB + "RuntimeError: The size of tensor a (0) must match the size of tensor b (4096) at non-singleton dimension 1", "sharded-weight-outside", "GatheredParameters"),
+    "a heartbeat that ends": ("[rank0]:[E1110 02:11:32.005 ProcessGroupNCCL.cpp:1784] [PG ID 0 PG GUID 0(default_pg) Rank 0] Heartbeat monitor timed out! Process will be terminated after dumping debug info.", "nccl-timeout", "rank"),
+    "Slurm's accounts": ("sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)", "slurm-refused", "accounting/QOS policy"),
+    "DeepGEMM in another class": ("tvm.error.InternalError: Assertion error (/deepgemm/csrc/apis/hyperconnection.hpp:56): Unsupported architecture", "deepgemm-check", "VLLM_USE_DEEP_GEMM=0"),
+    "a UUID for a number": (TB + "ValueError: invalid literal for int() with base 10: 'MIG-5c1b2f3e-7c7c'", "visible-devices-not-numbers", "nvidia-smi -L"),
+    "a GPU's generation": (TB + LIBRARY.format("frob/core.py", "f") + "RuntimeError: frob_gemm requires SM90 or later", "gpu-below-format", "SM90"),
+    "a header in quotes": ("a.cu:1:10: fatal error: 'cuda_runtime.h' file not found", "header-missing", "`cuda_runtime.h`"),
+    "Windows' compiler": ("host_config.h(164): fatal error C1189: #error:  -- unsupported Microsoft Visual Studio version! Only the versions between 2017 and 2022 (inclusive) are supported!", "host-compiler-too-new", "Visual Studio 2022"),
+    "a vLLM folder in the way": (TB + "ModuleNotFoundError: No module named 'vllm._C'", "compiled-part-missing", "hides"),
+    "an assertion about sizes": (TB + LIBRARY.format("frob/core.py", "f") + "AssertionError: row size 6 is not divisible by 4", "sizes-do-not-fit", "shapes"),
+    "an error in bold": ("- **Error**: `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.00 GiB`", "cuda-oom", "memory"),
+    "an advice that reduces": ("OutOfResources: out of resource: shared memory, Required: 106496, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.", "triton-out-of-resources", "block"),
+    "ranks that share a cache": (TB + "FileNotFoundError: [Errno 2] No such file or directory: '/root/.triton/cache/5GXG/frob.json'", "compile-cache-lost", "TRITON_CACHE_DIR"),
+    "a cache in a closed folder": (TB + "PermissionError: [Errno 13] Permission denied: '/.triton'", "compile-cache-denied", "TRITON_CACHE_DIR"),
+    "a worker without a word": ("(EngineCore pid=1345) ERROR 04-14 23:32:32 [core.py:936] RuntimeError: Worker proc VllmWorker-1 died unexpectedly. See stack trace for root cause.", "server-worker-died", "dmesg"),
+    "a list of capabilities": ("RuntimeError: torch._frob is only supported on CUDA devices with compute capability >= 9.0 or 8.9", "gpu-below-format", "compute capability >= 9.0"),
+    "apex without its kernels": (TB + "ModuleNotFoundError: No module named 'fused_layer_norm_cuda'", "apex-extensions", "AdamW"),
+    "FlashInfer's kernel": (TB + "RuntimeError: BatchPrefillWithPagedKVCache failed with error invalid argument", "flashinfer-kernel", "invalid argument"),
+    "a DLL beside a module": ("FileNotFoundError: Could not find module 'cudart64_12.dll' (or one of its dependencies). Try using the full path with constructor syntax.", "shared-library-missing", "cudart64_12.dll"),
+    "nvcc's end": ("error: command '/opt/conda/bin/nvcc' failed with exit code 255", "nvcc-failed", "MAX_JOBS"),
+    "a build killed by CMake": ("Killed\n[41/104] Building CUDA object CMakeFiles/frob.dir/csrc/frob.cu.o\nFAILED: CMakeFiles/frob.dir/csrc/frob.cu.o", "compiler-killed", "MAX_JOBS"),
+    "bitsandbytes' own line": ("Error no kernel image is available for execution on the device at line 119 in file /src/csrc/ops.cu", "extension-no-kernel-image", "ops.cu"),
+    "memory that torch does not hold": ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 11.33 GiB. Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes", "gpu-memory-not-ours", "ZE_AFFINITY_MASK"),
+    "SYCL's exception": ("terminate called after throwing an instance of 'sycl::_V1::exception'\n  what():  The program was built for 1 devices", "xpu-failed", "driver"),
+    "an option of a server": (TB + LIBRARY.format("frob/args.py", "check") + "ValueError: --enable-frob must be used with a frob of one chip", "words-option", "`--enable-frob`"),
+    "a service's variable": ("ValueError: VLLM_PORT 'tcp://10.0.0.1:8000' appears to be a URI. This may be caused by a Kubernetes service discovery issue.", "port-of-a-service", "enableServiceLinks"),
     "halves beside floats": ("RuntimeError: expected scalar type Half but found Float", "different-dtypes", "autocast"),
     "a worker's bus error": ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).", "shm-bus-error", "shm"),
     "an XLA check": ("RuntimeError: torch_xla/csrc/tensor_impl.cpp:92 : Check failed: bridge::IsXlaTensor(tensor)", "not-an-xla-tensor", "to(device)"),
@@ -281,15 +316,34 @@ def test_names_of_general_libraries(text, said):
 
 
 @pytest.mark.parametrize(
+    ("message", "id"),
+    [("ImportError: flash-attn is not installed. Please install it, e.g., `pip install flash-attn`.", "flash-attention-rejected"),
+     ("ValueError: Triton needs to be installed to use frob's kernels", "triton-failed"),
+     ("AssertionError: Triton sparse frob requires d_v divisible by 128, got 8", "triton-failed"),
+     ("RuntimeError: Cannot find CUTLASS headers required for JIT compilation. Please install flashinfer", "kernel-refuses"),
+     ("RuntimeError: use_te_rng_tracker requires TransformerEngine version >= 1.5", "kernel-refuses"),
+     ("ValueError: --enable-frob requires tp_size > 1: there is no sequence to shard across a single TP rank.", "spmd-failed")],
+)  # fmt: skip
+def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
+    first = explained(TB + LIBRARY.format("frob/core.py", "f") + message)[0]
+    assert first.id != id and first.role == "cause"
+
+
+@pytest.mark.parametrize(
     "log",
     ["A matching Triton is not available, some optimizations will not be enabled.\n"
      "Error caught was: No module named 'triton'",
      "WARNING: Could not import frobs: No module named 'frobs'",
      "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
      "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
+<<<<<<< ours
      "Failed to import frob: ValueError: odd thing here, falling back to eager\nstep 1 loss 2.0",
      "* [bugfix] Fix failing test: RuntimeError: frob is odd", "fix: error on load: ValueError: frob",
      "You may see an error: RuntimeError: frob is odd", "errors: ValueError: 3 of 40 files",
+=======
+     "[W1102 03:11:22.1 socket.cpp:755] [c10d] The client socket has failed to connect to [node11]:29500"
+     " (errno: 111 - Connection refused).\n[rank0]: NCCL version 2.27.5\nepoch 1 loss 0.2",
+>>>>>>> theirs
      "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0"],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):

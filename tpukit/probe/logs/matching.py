@@ -23,8 +23,8 @@ _LONGEST_LINE = 4000
 _LONGEST_SHOWN = 300
 _RETRY = re.compile(
     r"(?i)\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
-    r"|\b(?:trying|tries|will try) again\b|\bthrown while requesting\b"
-    r"|\b(?:decreasing|reducing|lowering|halving)\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
+    r"|\b(?:trying|tries|will try) again\b|\bthrown while requesting\b|\bfalling back\b"
+    r"|\b(?:decreasing|reducing|lowering|halving)\b(?!.*\bmay help)|\bskipp(?:ed|ing)\b"
 )
 _LOUD = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure)\b\s*(?::|$)"
@@ -153,10 +153,12 @@ class Matcher:
                 known.line, known.text = line.number, shorten(line.text, _LONGEST_SHOWN)
 
     def _replaced(self, explanation: Explanation) -> bool:
-        others = (self.found.get(other) for other in explanation.entry.below)
-        return any(
-            o is not None and abs(o.line - explanation.line) <= _NEARBY_LINES for o in others
-        )
+        others = [self.found[other] for other in explanation.entry.below if other in self.found]
+        near = [o for o in others if abs(o.line - explanation.line) <= _NEARBY_LINES]
+        for other in near:
+            # A warning that names why the general error ended the run.
+            other.mild &= explanation.mild or explanation.role != "cause"
+        return bool(near)
 
 
 def _can_be_quoted(entry: KnownError) -> bool:

@@ -160,8 +160,7 @@ def _sentence(raised: Raised, topic: str) -> str:
         text = raised.message
     if topic == "words" and raised.details and len(text) < _WIDTH:
         text = " ".join(f"{text} {raised.details}".split())
-    place = _place(raised)
-    return f"`{shorten(text, _WIDTH)}`" + (f". {place}" if place else ".")
+    return f"`{shorten(text, _WIDTH)}`. {_place(raised)}".rstrip()
 
 
 def _place(raised: Raised) -> str:
