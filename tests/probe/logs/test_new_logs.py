@@ -115,6 +115,9 @@ CASES = {
     "frames of Colab": ("[/usr/lib/python3.12/dist-packages/frobs/core.py](https://localhost:8080/#) in <module>\n----> 27 from .utils import (\n\nImportError: cannot import name 'Frob' from 'frobs.utils' (/frobs/utils.py)", "name-not-in-module", "Two releases of `frobs` are mixed"),
     "a weight without a place": ("ValueError: There is no module or parameter named 'tower.frob.frob' in FrobForCausalLM", "weight-name-unknown", "`tower.frob.frob`"),
     "the compiler's own line": ("/tmp/frob/main.cpp:800:80: error: cannot convert 'float' to 'const Frob&'", "cxx-compile-failed", "compiler"),
+    "another kernel's failure": ("JaxRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: frob", "mosaic-kernel-failed", "kernel"),
+    "an array of all hosts": (TB + "ValueError: device_put's first argument must be a fully addressable array, but got value with devices {TpuDevice(id=0)}", "jax-not-addressable", "make_array_from_process_local_data"),
+    "a lost name of JAX": ("ImportError: cannot import name 'xla_pmap_p' from 'jax.extend.core.primitives' (/x/primitives.py)", "jax-mismatch", "jax<0.10.0"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
@@ -134,7 +137,9 @@ def test_first_answer(case):
      "WARNING: Could not import frobs: No module named 'frobs'",
      "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
      "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
-     "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0"],
+     "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0",
+     "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. "
+     "Falling back to cpu."],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):
     assert causes(log) == []
