@@ -118,6 +118,15 @@ CASES = {
     "another kernel's failure": ("JaxRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: frob", "mosaic-kernel-failed", "kernel"),
     "an array of all hosts": (TB + "ValueError: device_put's first argument must be a fully addressable array, but got value with devices {TpuDevice(id=0)}", "jax-not-addressable", "make_array_from_process_local_data"),
     "a lost name of JAX": ("ImportError: cannot import name 'xla_pmap_p' from 'jax.extend.core.primitives' (/x/primitives.py)", "jax-mismatch", "jax<0.10.0"),
+    "a service that is not resolved": (TB + "ValueError: Failed to resolve distributed service 'frob': none", "words-lacking", "service"),
+    "a place that cannot be reached": (TB + "AssertionError: Unreachable!", "assertion-failed", "assertion"),
+    "attention of another library": (TB + "ValueError: Flash attention is not supported in numpy backend.", "words-not-supported", "Flash attention"),
+    "a backend called Triton": (TB + "NotImplementedError: frob prefetch not implemented in the Triton backend", "words-not-supported", "option"),
+    "a mesh of JAX": (TB + "ValueError: mesh should be the same across the entire program. Got mesh shape for one sharding (4,)", "jax-sharding", "NamedSharding"),
+    "a number that must be positive": (TB + "ValueError: num_pages must be positive when sizing the cache.", "words-value", "num_pages"),
+    "a permission that Google lacks": ("google.api_core.exceptions.Forbidden: 403 GET https://x.y/b/foo: a@b.c does not have storage.buckets.get access to the Google Cloud Storage bucket.", "gcs-rights", "objectAdmin"),
+    "the name of JAX's next release": ("TypeError: kernel() got an unexpected keyword argument 'scratch_types'", "keyword-not-taken", "jax>=0.11"),
+    "a package of pip's behind a sentence": ("This behaviour is the source of the following dependency conflicts.\nfrob-tpu 2.18 requires libtpu==2.18, but you have libtpu 0.0.21 which is incompatible.\nValueError: frob must be odd", "words-value", "odd"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
