@@ -5,9 +5,10 @@
 FOLDER has the files that `pip download --no-deps` gave (wheels or source archives), one for each
 release to compare; nothing is imported. A release is named by its first two numbers (`--numbers`),
 of which the newest file counts. Names are those that a module binds (also those that it imports
-from its own library), the attributes and arguments of public classes, and the arguments of public
-functions. What the older code itself says about a deprecated name (`X` is deprecated, use `Y`)
-becomes its successor; a name that is defined in another module afterwards has moved there.
+from its own library, or keeps as deprecated ones), the attributes and arguments of public classes,
+and the arguments of public functions. What the older code itself says about a deprecated name (`X`
+is deprecated, use `Y`) becomes its successor; a name that is defined in another module afterwards
+has moved there.
 """
 
 import argparse
@@ -85,9 +86,12 @@ def sources(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module or class, also those below `if`, `try` and `with`."""
+    """The statements of a module or class, also those below `if`, `try` and `with`; without what
+    only type checkers see where the program has another branch."""
     for node in body:
-        if isinstance(node, ast.If | ast.Try | ast.With):
+        if isinstance(node, ast.If) and node.orelse and "TYPE_CHECKING" in ast.dump(node.test):
+            yield from statements(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
             yield from statements(node.body)
             yield from statements(getattr(node, "orelse", []))
             for handler in getattr(node, "handlers", []):
@@ -147,7 +151,9 @@ def read(text: bytes, library: str, path: str) -> Module:
         is_inner = isinstance(node, ast.ImportFrom) and (
             node.level or (node.module or "").startswith(library)
         )
-        if is_inner and passes_on:
+        if isinstance(node, ast.ImportFrom) and not passes_on:
+            module.names.update(a.name for a in node.names if is_inner and a.asname == a.name)
+        elif is_inner and passes_on:
             module.names.update(alias.asname or alias.name for alias in node.names)
             if any(alias.name == "*" for alias in node.names):
                 folder = path.split("/")[: -node.level or None] if node.level else []
@@ -160,11 +166,28 @@ def read(text: bytes, library: str, path: str) -> Module:
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             module.arguments |= {f"{node.name}.{argument}" for argument in arguments(node)}
     module.names |= module.own
+    for name, said in deprecated(tree):
+        module.names.add(name)
+        if new := re.search(r"[Uu]se `?((?:[a-z_]\w*\.)+\w+)", said):
+            module.successors[name] = new[1]
     module.exported = exported(tree)
     if path.endswith("__init__.py"):
         module.public = module.names | module.exported
-    module.successors = successors(tree, text.decode(errors="replace"))
+    module.successors |= successors(tree, text.decode(errors="replace"))
     return module
+
+
+def deprecated(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(name, text) of each deprecated name that a module still has, as JAX keeps them: a table
+    from names to (text, value)."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and "_deprecations" in ast.dump(node.targets[0]):
+            rows = node.value if isinstance(node.value, ast.Dict) else ast.Dict([], [])
+            for key, row in zip(rows.keys, rows.values, strict=True):
+                value = row.elts[-1] if isinstance(row, ast.Tuple) else None
+                is_gone = isinstance(value, ast.Constant) and value.value is None
+                if _is_text(key) and not is_gone:
+                    yield key.value, ast.unparse(row)
 
 
 def exported(tree: ast.Module) -> set[str]:
@@ -336,7 +359,8 @@ def compare(
             continue
         name = token.rpartition(".")[2]
         new = moved[module, token] or said.get(name, "")
-        lost[number][module].add(f"{token}>{new}" if new and new != token else token)
+        is_none = new in ("", token, f"{module}.{token}") or ".experimental." in new
+        lost[number][module].add(token if is_none else f"{token}>{new}")
     gained: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for (module, token), number in came.items():
         if not _is_noise(token) and (module, token) not in gone:

@@ -172,6 +172,18 @@ CASES = {
     "a column that is missing": ("Traceback (most recent call last):\n  File \"/usr/lib/python3.12/site-packages/datasets/formatting/formatting.py\", line 7, in f\n    self.data[key]\nKeyError: 'text'", "column-not-in-dataset", "no column `text`"),
     "a class that does not generate": (TB + "AttributeError: 'FrobForTokenClassification' object has no attribute 'prepare_inputs_for_generation'", "adapter-task-type", "SEQ_CLS"),
     "unsloth's own trainer": ("Traceback (most recent call last):\n  File \"/code/unsloth_compiled_cache/UnslothGRPOTrainer.py\", line 7, in f\n    x * mask\nRuntimeError: The size of tensor a (25) must match the size of tensor b (24) at non-singleton dimension 1", "sizes-do-not-fit", "pip install -U unsloth unsloth_zoo"),
+    "another kernel's failure": ("JaxRuntimeError: INTERNAL: Mosaic failed to compile TPU kernel: frob", "mosaic-kernel-failed", "kernel"),
+    "an array of all hosts": (TB + "ValueError: device_put's first argument must be a fully addressable array, but got value with devices {TpuDevice(id=0)}", "jax-not-addressable", "make_array_from_process_local_data"),
+    "a lost name of JAX": ("ImportError: cannot import name 'xla_pmap_p' from 'jax.extend.core.primitives' (/x/primitives.py)", "jax-mismatch", "jax<0.10.0"),
+    "a service that is not resolved": (TB + "ValueError: Failed to resolve distributed service 'frob': none", "words-lacking", "service"),
+    "a place that cannot be reached": (TB + "AssertionError: Unreachable!", "assertion-failed", "assertion"),
+    "attention of another library": (TB + "ValueError: Flash attention is not supported in numpy backend.", "words-not-supported", "Flash attention"),
+    "a backend called Triton": (TB + "NotImplementedError: frob prefetch not implemented in the Triton backend", "words-not-supported", "option"),
+    "a mesh of JAX": (TB + "ValueError: mesh should be the same across the entire program. Got mesh shape for one sharding (4,)", "jax-sharding", "NamedSharding"),
+    "a number that must be positive": (TB + "ValueError: num_pages must be positive when sizing the cache.", "words-value", "num_pages"),
+    "a permission that Google lacks": ("google.api_core.exceptions.Forbidden: 403 GET https://x.y/b/foo: a@b.c does not have storage.buckets.get access to the Google Cloud Storage bucket.", "gcs-rights", "objectAdmin"),
+    "the name of JAX's next release": ("TypeError: kernel() got an unexpected keyword argument 'scratch_types'", "keyword-not-taken", "jax>=0.11"),
+    "a package of pip's behind a sentence": ("This behaviour is the source of the following dependency conflicts.\nfrob-tpu 2.18 requires libtpu==2.18, but you have libtpu 0.0.21 which is incompatible.\nValueError: frob must be odd", "words-value", "odd"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
@@ -336,15 +348,14 @@ def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
      "WARNING: Could not import frobs: No module named 'frobs'",
      "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
      "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
-<<<<<<< ours
      "Failed to import frob: ValueError: odd thing here, falling back to eager\nstep 1 loss 2.0",
      "* [bugfix] Fix failing test: RuntimeError: frob is odd", "fix: error on load: ValueError: frob",
      "You may see an error: RuntimeError: frob is odd", "errors: ValueError: 3 of 40 files",
-=======
      "[W1102 03:11:22.1 socket.cpp:755] [c10d] The client socket has failed to connect to [node11]:29500"
      " (errno: 111 - Connection refused).\n[rank0]: NCCL version 2.27.5\nepoch 1 loss 0.2",
->>>>>>> theirs
-     "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0"],
+     "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0",
+     "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. "
+     "Falling back to cpu."],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):
     assert causes(log) == []

@@ -22,7 +22,7 @@ _LONGEST_MESSAGE = 20_000
 _LONGEST_LINE = 4000
 _LONGEST_SHOWN = 300
 _RETRY = re.compile(
-    r"(?i)\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
+    r"(?i)(?<!then )\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
     r"|\b(?:trying|tries|will try) again\b|\bthrown while requesting\b|\bfalling back\b"
     r"|\b(?:decreasing|reducing|lowering|halving)\b(?!.*\bmay help)|\bskipp(?:ed|ing)\b"
 )
