@@ -97,6 +97,7 @@ CASES = {
     "SYCL's exception": ("terminate called after throwing an instance of 'sycl::_V1::exception'\n  what():  The program was built for 1 devices", "xpu-failed", "driver"),
     "an option of a server": (TB + LIBRARY.format("frob/args.py", "check") + "ValueError: --enable-frob must be used with a frob of one chip", "words-option", "`--enable-frob`"),
     "a service's variable": ("ValueError: VLLM_PORT 'tcp://10.0.0.1:8000' appears to be a URI. This may be caused by a Kubernetes service discovery issue.", "port-of-a-service", "enableServiceLinks"),
+    "torch's level without a process id": ("[E1103 11:02:13.114 frob.cpp:683] the frob failed: KeyError: 'labels'", "key-missing", "labels"),
     "halves beside floats": ("RuntimeError: expected scalar type Half but found Float", "different-dtypes", "autocast"),
     "a worker's bus error": ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).", "shm-bus-error", "shm"),
     "an XLA check": ("RuntimeError: torch_xla/csrc/tensor_impl.cpp:92 : Check failed: bridge::IsXlaTensor(tensor)", "not-an-xla-tensor", "to(device)"),
