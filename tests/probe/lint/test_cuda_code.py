@@ -140,6 +140,8 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("m = Net()\no = Adam(m.parameters())\nm.to(d)", "optimizer-before-move"),
         ("def f(m):\n    m = m.to(d)\nm = Net()\no = Adam(m.parameters())\nf(m)",
          "optimizer-before-move"),
+        ("class T:\n    def __init__(self, m):\n        self.m = m.to(d)\n"
+         "m = Net()\no = Adam(m.parameters())\nT(m)", "optimizer-before-move"),
         ("m = Net()\no = SGD(m.parameters())\nfor b in x:\n    f(b).backward()\n    optim.step()",
          "no-device"),
         ("from transformers import TrainingArguments\nTrainingArguments('o', fp16=True)",
@@ -152,6 +154,8 @@ def test_one_right_form_is_written(tmp_path, line, expected):
          "    optimizer.step()\n    losses.append(loss.item())", "read-in-step"),
         ("for b in loader:\n    loss = f(b)\n    loss.backward()\n    print(loss.item())",
          "read-in-step"),
+        ("for b in loader:\n    f(b).backward()\n    if step % 1 == 0 and gpu_id == 0:\n"
+         "        log(loss.item())", "read-in-step"),
         ("D = 'cuda'\nx.to(D)\nt = Trainer(accelerator=D)", "cuda-accelerator"),
         ("import lightning.pytorch as pl\nfor b in x:\n    f(b).backward()\n    optim.step()",
          "cuda-sync"),
@@ -162,6 +166,7 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("for i in range(9):\n    x = torch.cat([x, net(x)], dim=1)", "growing-shape"),
         ("def collate(b):\n    n = max(len(x) for x in b)", "padding-to-longest"),
         ("def collate(b):\n    n = max([len(x) for x in b])", "padding-to-longest"),
+        ("def collate(b):\n    n = max(x['ids'].shape[0] for x in b)", "padding-to-longest"),
         ("torch.cuda.set_rng_state(s)", "cuda-rng-state"),
         ('y = f(x, mode="bicubic")', "leaves-the-device"),
         ("ok = torch.cuda.is_available()\nm = Net()\no = SGD(m.part.parameters())\noptim.step()",
@@ -184,6 +189,10 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
     for package in ("torch_xla.core.xla_model", "accelerate", "lightning.pytorch"):
         source = f"import torch\nimport {package} as p\noptimizer.step()\n"
         assert "cuda-sync" not in found(tmp_path, source)
+    inside = (
+        "import torch\ndef f():\n    from accelerate import Accelerator\n    optimizer.step()\n"
+    )
+    assert "cuda-sync" not in found(tmp_path, inside)
     assert "cuda-sync" in found(tmp_path, "import torch, numpy\noptimizer.step()\n")
 
 

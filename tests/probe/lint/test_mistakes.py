@@ -64,14 +64,14 @@ CASES = {
     ),
     "eval-not-left": (
         [HEAD + "def check(m):\n    m.eval()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
-        [HEAD + "def check(m):\n    m.eval()\n    m.train()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
+        [HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n        self.eval(step=e)\n", HEAD + "def check(m):\n    m.eval()\n    m.train()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
     ),
     "eval-with-gradients": (
         [EVALUATE, EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
         [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n", HEAD + "for x in loader:\n    trainer.step(x)\nmodel.eval()\nvalidate(model)\n"],
     ),
     "never-in-eval": (
-        [TESTED, TESTED + "trainer.train(epochs=3)\n", TESTED.replace("with torch.no_grad():", "if True:").replace("loader:\n            n", "val_loader:\n            n"), TESTED.replace("    with torch.no_grad():\n        for x in loader:\n            n", "    for x in loader:\n        with torch.no_grad():\n            n"), TESTED.replace("for x in loader:\n            n", "bar = tqdm(loader)\n        for x in bar:\n            n"), TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
+        [TESTED, TESTED + "trainer.train(epochs=3)\n", TESTED + "self.eval(is_training=True)\n", TESTED.replace("with torch.no_grad():", "if True:").replace("loader:\n            n", "val_loader:\n            n"), TESTED.replace("    with torch.no_grad():\n        for x in loader:\n            n", "    for x in loader:\n        with torch.no_grad():\n            n"), TESTED.replace("for x in loader:\n            n", "bar = tqdm(loader)\n        for x in bar:\n            n"), TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
         [TESTED.replace("    with", "    model.eval()\n    with"), TESTED.replace("no_grad", "enable_grad"), TESTED.replace("n += model(x)", "n += other(x)"), TESTED.replace("n += model(x)", "model(x)"), TESTED + "model.train(mode)\n"],
     ),
     "loss-keeps-graph": (
@@ -88,7 +88,7 @@ CASES = {
     ),
     "sampler-without-epoch": (
         [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n", LOOP + "s = DistributedSampler(d)\nfor e in range(args.epochs): ...\n"],
-        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in range(1): ...\n", LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-scaled": (
         [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],

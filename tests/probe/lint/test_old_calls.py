@@ -250,6 +250,27 @@ def test_no_use_of_any_old_name_is_ruled_out_by_its_words(use):
     assert found > 90
 
 
+def test_only_calls_that_a_row_is_about_are_worth_parsing():
+    load, loss = "import torch\nx = torch.load({})", "from torch.nn import MSELoss\nf = MSELoss({})"
+    for call, right, wrong in (
+        (load, "f(a),\n  weights_only=True", "f(')', a)"),
+        (load, "f, # )\n weights_only=w", "f)\ny = g(weights_only=w"),
+        (loss, "'mean'", "a,  # b)\n    reduce=False"),
+        (loss, "f(a(b()))", "**more)\nmore = dict(reduce=False"),
+        ("import torch\nx = torch.fft{}(a)", ".fft", ""),
+    ):
+        assert not may_concern(call.format(right).encode())
+        assert ids(call.format(wrong))
+
+
+def test_calls_that_never_close_are_read_once():
+    assert may_concern(b"import torch\nx = torch.load(" + b"f(a, #b)\n'c', " * 20000)
+
+
+def test_a_tokenizer_needs_no_torch():
+    assert ids("from transformers import AutoTokenizer\nwith t.as_target_tokenizer(): ...")
+
+
 def test_comments_behind_an_import_that_stays_open_are_read_once():
     code = "import torch\n# eig\nimport (\n" + "# a comment of some words\n" * 40
     look = f"from tpukit.probe.lint.prefilter import may_concern\nmay_concern({code.encode()!r})"

@@ -16,6 +16,7 @@ from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, ta
 from tpukit.probe.lint.shell_lines import (
     SHELL_CALLS,
     WRITERS,
+    Span,
     find_in_command,
     find_in_shell_lines,
     only_set,
@@ -23,8 +24,9 @@ from tpukit.probe.lint.shell_lines import (
     variables_set,
 )
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.syntax import children, source_text
+from tpukit.probe.lint.syntax import NAMED, children, source_text
 
+_Place = ast.expr | ast.alias | ast.stmt
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 
@@ -83,9 +85,7 @@ class _Finder:
         del self.guarding[before:]
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
-        if isinstance(node, ast.Constant):
-            return
-        if isinstance(node, ast.Name | ast.Attribute):
+        if isinstance(node, NAMED):
             if type(node.ctx) is ast.Load:
                 self._use(node, scope)
             if isinstance(node, ast.Attribute):
@@ -263,14 +263,7 @@ class _Finder:
                 self._add(only_set(row), self.module.span(text), old, name, None)
 
     # -- places -----------------------------------------------------------------------------------
-    def _found(
-        self,
-        node: ast.expr | ast.alias | ast.stmt,
-        row: OldCall,
-        name: str,
-        *,
-        fixable: bool = True,
-    ) -> None:
+    def _found(self, node: _Place, row: OldCall, name: str, *, fixable: bool = True) -> None:
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
         # A test of a release says nothing about another device.
         guarding = () if row.id in self.table.moves else self.guarding
@@ -281,19 +274,13 @@ class _Finder:
         fix = row.fix if fixable else None
         call = self._calls.get(id(node))
         remark = taken_away(row, call)
-        if fix is not None and isinstance(node, ast.Name | ast.Attribute):
+        if fix is not None and isinstance(node, NAMED):
             reason = left_alone(fix, call) or self._other_meaning(fix.imports)
             fix, remark = (None, f"not fixed: {reason}") if reason else (fix, remark)
         self._add(row, self.module.span(node), _as_used(row, name, call), name, fix, remark)
 
     def _add(
-        self,
-        row: OldCall,
-        span: tuple[int, int, int, int],
-        old: str,
-        name: str,
-        fix: Fix | None,
-        remark: str = "",
+        self, row: OldCall, span: Span, old: str, name: str, fix: Fix | None, remark: str = ""
     ) -> None:
         place = ModuleFinding(
             *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect, remark

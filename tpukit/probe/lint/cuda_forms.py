@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
-from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.names import Names, imported_roots
 from tpukit.probe.lint.syntax import (
     called_name,
     calls_of,
@@ -57,14 +57,12 @@ _ASKS = ("is_available", "device_count")
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
-    bound = (b.name or "" for found in names.module.bindings.values() for b in found)
-    roots = {name.partition(".")[0] for name in bound}
+    roots = imported_roots(tree)
     # accelerate and Lightning end the step themselves, unless it is written out.
     by_hand = any(not call.args for call in calls_of("backward", nodes_below(tree)))
     ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
-    forms = chain(
-        _arguments(tree, names), _within(tree, names, in_forward=False), _made(tree, names)
-    )
+    within = _within(tree, names, in_forward=False)
+    forms = chain(_arguments(tree, names), within, _made(tree, names))
     # A Trainer's text is not a device, and of the devices of a file CUDA's count.
     by_place = {
         (n.lineno, n.col_offset, n.end_lineno, n.end_col_offset): (n, id)
@@ -118,9 +116,9 @@ def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
     for node in own_nodes(where.body, _ELSEWHERE):
         value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
         if isinstance(value, ast.Call) and method_of(value) in ("to", "cuda"):
-            is_assigned = isinstance(node, ast.Assign)
-            for name in map(source_text, node.targets) if is_assigned else [holder(value)]:  # type: ignore[attr-defined]
-                found[name] = min(node.lineno, found.get(name, node.lineno))  # type: ignore[attr-defined]
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for name in (holder(value), *map(source_text, targets)):
+                found[name] = min(value.lineno, found.get(name, value.lineno))
     return found
 
 

@@ -95,13 +95,8 @@ def _fixed_module(module: Module, moves: str) -> tuple[str, list[ModuleFinding]]
         return module.text, []
     places = [p for p in places_of(module, moves=moves) if not ignored(p, module.lines)]
     exports = Path(module.path).name == "__init__.py"
-    text, fixed = rewrite(
-        module.text,
-        module.tree,
-        places,
-        exports=exports,
-        leaving=LEFT if moves == "torch_tpu" else "",
-    )
+    leaving = LEFT if moves == "torch_tpu" else ""
+    text, fixed = rewrite(module.text, module.tree, places, exports=exports, leaving=leaving)
     return unmask(text), fixed
 
 

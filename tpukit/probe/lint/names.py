@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tpukit.probe.lint.syntax import children
+from tpukit.probe.lint.syntax import children, nodes_below
 
 _MOST_STEPS = 12
 """Maximum length of a chain of aliases, so that a cycle ends."""
@@ -31,6 +31,7 @@ _CUSTOMARY = {
     "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
 }  # fmt: skip
 """What everybody calls them: a name that nothing here binds may come by `from utils import *`."""
+_WITH_ROOT = (ast.Attribute, ast.Call)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -77,6 +78,9 @@ class Names:
         self.has_stars = any(scope.stars for scope in self.scopes.values())
         self._binding: dict[str, list[Scope]] = {}
         """Name -> the scopes that bind it."""
+        for scope in self.scopes.values():
+            for name in scope.bindings:
+                self._binding.setdefault(name, []).append(scope)
 
     # -- what a name means ------------------------------------------------------------------------
     def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:
@@ -94,7 +98,7 @@ class Names:
     def anywhere(self, node: ast.expr) -> list[str]:
         """As `resolve`, in the first scope that knows the name; enough for a whole file."""
         root = node
-        while isinstance(root, ast.Attribute | ast.Call):
+        while isinstance(root, _WITH_ROOT):
             root = root.value if isinstance(root, ast.Attribute) else root.func
         if not isinstance(root, ast.Name):
             return []
@@ -105,9 +109,7 @@ class Names:
 
     def binding(self, name: str) -> list[Scope]:
         """The scopes that bind a name."""
-        if name not in self._binding:
-            self._binding[name] = [s for s in self.scopes.values() if name in s.bindings]
-        return self._binding[name]
+        return self._binding.get(name, [])
 
     def values(self, name: str) -> list[ast.expr | None]:
         """What a name is assigned, in every scope that binds it; None where that is unknown."""
@@ -283,6 +285,12 @@ def imported_packages(node: ast.Import | ast.ImportFrom) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}
     return set() if node.level else {(node.module or "").partition(".")[0]}
+
+
+def imported_roots(tree: ast.Module) -> set[str]:
+    """The packages that a module imports, also within its functions."""
+    return {package for node in nodes_below(tree) if isinstance(node, _IMPORTS)
+            for package in imported_packages(node)}  # fmt: skip
 
 
 def _bind_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> list[str]:

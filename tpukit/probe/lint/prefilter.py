@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 from tpukit.knowledge.calls import call_table, old_calls
 from tpukit.probe.lint.shell_lines import SHELL_CALLS
@@ -16,15 +16,20 @@ _MOVES = {
     "torch_tpu": re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)"),
     "tpu": re.compile(rb"\b(?:import|from) (?:torch|triton|flash_attn|bitsandbytes|apex)\b"),
 }
+_PART = rb"#[^\n]*+|\"[^\"\n]*\"|'[^'\n]*'|[^()\"'#]"
+_ARGUMENTS = rb"(?:%b|\((?:%b|\((?:%b|\((?:%b)*+\))*+\))*+\))" % ((_PART,) * 4)
+"""A character, text or comment among a call's arguments, or a whole call."""
 _MISTAKES = {
     b".backward(": re.compile(b""),
     b"DistributedSampler(": re.compile(rb"for \w+ in [^\n]*epoch|for epoch\b"),
-    b".dropout(": re.compile(rb"\.dropout\((?<=[Fl]\.dropout\()(?![^\n]{0,200}training)"),
+    b".dropout(": re.compile(rb"\.dropout\((?<=[Fl]\.dropout\()(?!%b*?training)" % _ARGUMENTS),
     b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
     b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
     b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
     b": nn.": re.compile(rb"self\.\w+ = \{[^}]{0,200}: nn\.[A-Z]"),
-    b".append(nn.": re.compile(rb"self\.\w+\.append\(nn\.[A-Z]"),
+    b".append(nn.": re.compile(
+        rb"self\.(\w+)\s*=\s*(?:[\w.]+\s*=\s*)*\[\s*\][\s\S]*?self\.\1\.append\(nn\.[A-Z]"
+    ),
     b"_epoch_end(": re.compile(rb"def (?:training|validation|test)_epoch_end\("),
     b"optimizer_idx": re.compile(rb"def training_step\("),
     b"cycle(": re.compile(rb"itertools"),
@@ -33,8 +38,12 @@ _MISTAKES = {
     ),
 }
 """A word and what must be found besides: without one of these pairs there is no mistake."""
+_HAVE_FORMS = (b"torch", b"transformers")
 _GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"
 """What may stand around the dot of `a.b` and `(a).b`."""
+_CHAIN = b"%%b%b\\.%b%%b\\b(?!%%b)" % (_GAP, _GAP)
+_RENAMED = rb"%b\s+as\s+(\w+)"
+_compiled = cache(re.compile)
 _IMPORTED = re.compile(
     rb"from\s+(\w[\w.]*)[\s\\]+import\b\s*"
     rb"(\*|\((?:[^)#]+|#[^\n]*)*+\)?|[^\n]*(?:\\\r?\n[^\n]*)*)"
@@ -82,7 +91,7 @@ def _may_hold_any(data: bytes) -> bool:
 def may_hold_calls(data: bytes) -> bool:
     """Whether a file may use a row of the table of calls."""
     words = _words(data)
-    if not words.isdisjoint(_form_words()) and imports(data, b"torch"):
+    if any(imports(data, package) for package in _HAVE_FORMS):
         text = data.decode("utf-8", errors="replace")
         if any(form.search(text) for form in call_table().forms):
             return True
@@ -91,7 +100,7 @@ def may_hold_calls(data: bytes) -> bool:
         return True
     shown = _Shown(data, words)
     return any(
-        use.words <= words and shown.may_show(use.name) and imports(data, use.package)
+        use.words <= words and shown.may_show(use) and imports(data, use.package)
         for word in _uses().keys() & words
         for use in _uses()[word]
     )
@@ -122,8 +131,10 @@ def imports(data: bytes, package: bytes) -> bool:
         if data[end : end + 1] not in _WORD:
             start = data.rfind(b"\n", 0, at) + 1
             line = data[start:at]
-            # A continuation line may be part of an import.
-            if b"import" in line or b"from" in line or data[start - 2 : start] == b"\\\n":
+            # `from a import package` imports a name of a; a continuation line may be an import's.
+            is_imported = b"import" in line and (b"from" not in line or b";" in line)
+            goes_on = data[start - 2 : start] == b"\\\n"
+            if is_imported or goes_on or line.endswith((b"from ", b"from\t")):
                 return True
         at = data.find(package, end)
     return False
@@ -144,6 +155,9 @@ class _Use:
     """All of them: every part of the qualified name stands in an import, a use or a text."""
     name: bytes = b""
     """Qualified; empty where the words are all that is known."""
+    is_call: bool = False
+    unlike: bytes = b"(?!)"
+    """What shows, behind its name, that this is another call: a regular expression."""
 
 
 class _Shown:
@@ -153,20 +167,27 @@ class _Shown:
         self._data = data
         self._words = words
 
-    def may_show(self, name: bytes) -> bool:
+    def may_show(self, use: _Use) -> bool:
+        name = use.name
         if not name:
             return True
         module, _, last = name.rpartition(b".")
-        if any(last in _words(names) for source, names in self._imports if source == module):
+        imported = [n for source, n in self._imports if source == module and last in _words(n)]
+        if imported and (
+            not use.is_call
+            or last in self._assigned
+            or _compiled(_RENAMED % last).search(self._data)
+            or _compiled(rb"(?<![.\w])%b(?=\s*\()(?!%b)" % (last, use.unlike)).search(self._data)
+        ):
             return True
         if any(name.startswith(source + b".") for source, names in self._imports if names == b"*"):
             return True
         if not self._texts.isdisjoint(name.split(b".")):
             return True
         parent = module.rpartition(b".")[2]
-        bases = {parent, *_renamed(parent).findall(self._data)}
+        bases = {parent, *_compiled(_RENAMED % parent).findall(self._data)}
         return not self._assigned.isdisjoint(bases) or any(
-            _chain(base, last).search(self._data) for base in bases
+            _compiled(_CHAIN % (base, last, use.unlike)).search(self._data) for base in bases
         )
 
     @cached_property
@@ -182,23 +203,6 @@ class _Shown:
     def _texts(self) -> Words:
         """Attributes by `getattr`."""
         return frozenset(_GETATTR.findall(self._data) if b"getattr" in self._words else ())
-
-
-@cache
-def _renamed(base: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb"%b\s+as\s+(\w+)" % base)
-
-
-@cache
-def _chain(base: bytes, last: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb"%b%b\.%b%b\b" % (base, _GAP, _GAP, last))
-
-
-@cache
-def _form_words() -> Words:
-    """The methods of calls without a qualified name."""
-    forms = call_table().by_form.values()
-    return frozenset(name.rpartition(".")[2].encode() for row in forms for name in row.names)
 
 
 @cache
@@ -226,8 +230,12 @@ def _needed() -> Iterator[_Use]:
                 yield _Use(b"", words)
             elif row.kind not in ("shell", "form"):
                 shown = b"" if "(" in name or "." not in name else name.encode()
-                for keyword in row.keywords:
-                    yield _Use(package.encode(), words | {keyword.encode()}, shown)
+                use = partial(_Use, package.encode(), name=shown, is_call=row.kind == "call")
+                for keyword in map(str.encode, row.keywords):
+                    unlike = rb"\s*\((?:(?!\b%b\b|\*\*)%b)*\)" % (keyword, _ARGUMENTS)
+                    yield use(words | {keyword}, unlike=unlike)
                 # An argument by position has no keyword.
                 if not row.keywords or row.position is not None:
-                    yield _Use(package.encode(), words, shown)
+                    given = rb"\s*\(%b*?\b(?:%b)\b" % (_ARGUMENTS, "|".join(row.lacks).encode())
+                    unlike = given if row.lacks and not row.unless else rb"\s*\."
+                    yield use(words, unlike=unlike if row.kind == "call" else rb"(?!)")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
+NAMED = (ast.Name, ast.Attribute)
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _NO_NODES = {
     "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
@@ -12,17 +13,8 @@ _NO_NODES = {
 }  # fmt: skip
 """Fields that neither bind nor use a name."""
 _OF_OTHERS = {
-    "train",
-    "eval",
-    "step",
-    "forward",
-    "backward",
-    "update",
-    "save",
-    "load",
-    "test",
-    "log",
-}
+    "train", "eval", "step", "forward", "backward", "update", "save", "load", "test", "log",
+}  # fmt: skip
 """Methods of PyTorch's and other classes."""
 _KEPT, _BELOW = "children below", "nodes below"
 
@@ -37,21 +29,25 @@ _FIELDS = {
     kind: tuple(name for name in kind._fields if name not in _NO_NODES and kind is not ast.Constant)
     for kind in _node_types(ast.AST)
 }
+_LEAVES = {ast.Constant, type(None), str, int, bool}
+"""What a field or a list of nodes also holds, and constants: they hold no names."""
 
 
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below a node that may hold names, kept in it: each rule walks the tree."""
+    names = _FIELDS[type(node)]
+    if not names:
+        return []
     fields = node.__dict__
     found: list[ast.AST] | None = fields.get(_KEPT)
     if found is None:
         found = []
-        for name in _FIELDS[type(node)]:
+        for name in names:
             value = fields.get(name)
             if type(value) is list:
-                # A dict's keys and defaults may be None, declared names are texts.
-                found += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, ast.AST):
-                found.append(value)
+                found += [item for item in value if type(item) not in _LEAVES]
+            elif type(value) not in _LEAVES:
+                found.append(value)  # type: ignore[arg-type]
         fields[_KEPT] = found
     return found
 
@@ -124,6 +120,10 @@ def called_name(node: ast.AST) -> str:
 
 def source_text(node: ast.expr) -> str:
     """An expression as code; empty where it is nested too deeply."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, NAMED):
+        return f"{source_text(node.value)}.{node.attr}"
     try:
         return ast.unparse(node)
     except (RecursionError, ValueError):

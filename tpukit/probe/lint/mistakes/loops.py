@@ -22,9 +22,7 @@ from tpukit.probe.lint.syntax import (
 _NO_GRADIENTS = re.compile(
     r"no_grad|inference_mode|set_grad_enabled|requires_grad|(?<!zero_)grad\("
 )
-_EVALUATION = re.compile(
-    r"\.eval\(|\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b"
-)
+_EVALUATION = re.compile(r"\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b")
 _CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none")
 _EVALUATES = re.compile(
     r"(?:^|[^a-z])(?:val|valid|test|eval|dev)(?:[_A-Z]\w*)?(?:load|dl\b|dataload)", re.I
@@ -144,7 +142,8 @@ def _scaled_clip(block: Sequence[ast.stmt]) -> Iterator[Mistake]:
 
 # -- evaluations ---------------------------------------------------------------------------------
 def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
-    """The first loop over a loader without gradients that runs the model that is trained."""
+    """The first loop over a loader without gradients that runs the model that is trained, in a
+    file without `eval()`."""
     if _EVALUATION.search(code.text):
         return
     nodes = nodes_below(code.tree)

@@ -23,6 +23,7 @@ _TAKES_LOGITS = (
     "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss()",
     "torch.nn.functional.softmax", "torch.softmax",
 )  # fmt: skip
+_EPOCHS = re.compile(r"for \w+ in .*epoch|for epoch\b(?! in range\(1\))")
 _DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
 
 
@@ -122,6 +123,6 @@ def _is(value: ast.expr | None, constant: bool) -> bool:
 
 def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
     """Whether a file trains in epochs on what a sampler gives, without `set_epoch`."""
-    in_epochs = "optim" in text and re.search(r"for \w+ in .*epoch|for epoch\b", text)
+    in_epochs = "optim" in text and _EPOCHS.search(text)
     evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
     return bool(in_epochs) and not evaluates and "set_epoch" not in text

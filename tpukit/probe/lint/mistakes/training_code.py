@@ -2,9 +2,9 @@
 
 import ast
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names
@@ -25,9 +25,8 @@ class TrainingCode:
     names: Names
     text: str
 
-    def means(self, node: ast.expr, wanted: Sequence[str]) -> bool:
-        last = node.attr if isinstance(node, ast.Attribute) else ""
-        if last and not any(name.rstrip("()").endswith(f".{last}") for name in wanted):
+    def means(self, node: ast.expr, wanted: tuple[str, ...]) -> bool:
+        if isinstance(node, ast.Attribute) and node.attr not in _lasts(wanted):
             return False
         return any(name in wanted for name in self.names.anywhere(node))
 
@@ -105,6 +104,12 @@ class TrainingCode:
                     if values and all(v is not None and self._is_of_softmax(v) for v in values):
                         found.add(node.name)  # type: ignore[attr-defined]
         return found
+
+
+@cache
+def _lasts(names: tuple[str, ...]) -> frozenset[str]:
+    """The last parts of qualified names."""
+    return frozenset(name.rstrip("()").rpartition(".")[2] for name in names)
 
 
 def is_loader(value: ast.expr) -> bool:

@@ -41,17 +41,11 @@ def with_arguments(
     call: cst.Call, function: cst.BaseExpression, arguments: Sequence[cst.Arg]
 ) -> cst.Call:
     """The call with these arguments; keeps commas and line breaks where possible."""
-    last = len(arguments) - 1
-    trailing = call.args[-1].comma if call.args else cst.MaybeSentinel.DEFAULT
-    placed = []
-    for index, argument in enumerate(arguments):
-        if index == last:
-            placed.append(argument.with_changes(comma=trailing))
-        elif argument.comma is cst.MaybeSentinel.DEFAULT:
-            space = separator(call)
-            placed.append(argument.with_changes(comma=cst.Comma(whitespace_after=space)))
-        else:
-            placed.append(argument)
+    default = cst.MaybeSentinel.DEFAULT
+    trailing = call.args[-1].comma if call.args else default
+    comma = cst.Comma(whitespace_after=separator(call))
+    placed = [a.with_changes(comma=comma) if a.comma is default else a for a in arguments]
+    placed[-1:] = [last.with_changes(comma=trailing) for last in placed[-1:]]
     if call.args and not placed:
         call = call.with_changes(whitespace_before_args=cst.SimpleWhitespace(""))
     return call.with_changes(func=function, args=placed)

@@ -64,9 +64,7 @@ class ImportEdits:
 
         None where the name to bind means something else in some scope.
         """
-        local = self._local_name(module, line)
-        if local is None:
-            local = self._add_import(module, line)
+        local = self._local_name(module, line) or self._add_import(module, line)
         return None if local is None else local + name[len(module) :]
 
     def spell_member(self, module: str, member: str, line: int) -> str | None:

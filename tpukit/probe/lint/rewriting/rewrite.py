@@ -108,9 +108,7 @@ class _Rewriter(cst.CSTTransformer):
 
     # -- expressions ------------------------------------------------------------------------------
     def _expression(
-        self,
-        original_node: cst.Name | cst.Attribute,
-        updated_node: cst.Name | cst.Attribute,
+        self, original_node: cst.Name | cst.Attribute, updated_node: cst.Name | cst.Attribute
     ) -> cst.BaseExpression:
         for place in self._places(original_node):
             fix = place.fix
@@ -213,9 +211,8 @@ class _Rewriter(cst.CSTTransformer):
         moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
         inner = ", ".join(code_of(a.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for a in moved)
         kept = [a for a in call.args if a not in moved]
-        return with_arguments(
-            call, call.func, [*kept, keyword_argument("dataloader_config", f"{name}({inner})")]
-        )
+        configured = keyword_argument("dataloader_config", f"{name}({inner})")
+        return with_arguments(call, call.func, [*kept, configured])
 
     # -- imports ----------------------------------------------------------------------------------
     def leave_Import(  # noqa: N802
@@ -245,9 +242,8 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
         for place in self._starts.get(self._start(original_node), []):
             if place.fix is not None and place.fix.module and updated_node.module is not None:
-                return updated_node.with_changes(
-                    module=self._new_module(place, updated_node.module)
-                )
+                new = self._new_module(place, updated_node.module)
+                return updated_node.with_changes(module=new)
         if isinstance(original_node.names, cst.ImportStar):
             return updated_node
         return self._imported_names(original_node, updated_node)
@@ -300,9 +296,8 @@ class _Rewriter(cst.CSTTransformer):
         kept += self._syncs(original_node)
         if self._dropped is not None:
             lines = range(first, last + 1)
-            kept += _statements(
-                i.statement for i in self.imports.insertions if i.after_line in lines
-            )
+            new = (i.statement for i in self.imports.insertions if i.after_line in lines)
+            kept += _statements(new)
         self._comments = [] if kept else above
         if not kept:
             return cst.RemoveFromParent()

@@ -7,11 +7,12 @@ by itself: for an fp16 Accelerator, collectives on one rank, and what waits in e
 
 import ast
 import re
+import sys
 from functools import cached_property
 
 from tpukit.knowledge.calls import rules
 from tpukit.probe.lint.finding import ModuleFinding, by_rule
-from tpukit.probe.lint.names import Names, Scope, imported_packages
+from tpukit.probe.lint.names import Names, Scope, imported_roots
 from tpukit.probe.lint.slow.loaders import Loaders
 from tpukit.probe.lint.slow.steps import Emit, Steps
 from tpukit.probe.lint.source import Module
@@ -41,8 +42,9 @@ _WAITS_FOR_ALL = (
     "scatter", "reduce_scatter", "all_gather_into_tensor", "broadcast_object_list",
 )  # fmt: skip
 """Collectives of torch.distributed."""
+_MADE = ("Accelerator", "GradScaler", "DataLoader", "pad_sequence")
 _PAIRED = ("rendezvous", "barrier", "wait_for_everyone")
-"""Two in a function let one rank go first."""
+"""Two in a function, one of them on the other ranks, let one rank go first."""
 _ACCELERATE_COLLECTIVES = (
     "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
     "pad_across_processes", "get_state_dict",
@@ -55,12 +57,21 @@ _MASTER = re.compile(
     r"(?:ordinal|rank|get_ordinal|process_index)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
     r"not\s+\w*rank\b|not\s+\w*ordinal\b"
 )
+_RANK = re.compile(r"rank|ordinal|main_process|master|process_index", re.I)
+_OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
 _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
 """Text of a module that runs on GPUs alone."""
 _GPU_TEST = re.compile(r"cuda|gpu|fp16|half|mps", re.I)
 _WRITTEN = "DataLoader(..., drop_last=False)"
-_LONGEST = re.compile(r"max\((?:[(\[]|map\()?\s*(?:len\b|\w*len(?:gth)?s?\b|\w+\.(?:size|shape))")
+_LONGEST = re.compile(
+    r"max\((?:[(\[]|map\()?\s*(?:len\b|\w*len(?:gth)?s?\b|\w+(?:\[[^]]*\])?\.(?:size|shape))"
+)
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
+_PADDING_COLLATOR = re.compile(
+    r"DataCollator\w*(?:Padding|LanguageModeling|Seq2Seq|TokenClassification)"
+)
+_ONE_LENGTH = re.compile(r"[\"']max_length[\"']|block_size|group_texts|packing|class DataCollator")
+"""Text of a module that pads or cuts its samples to one length, or has a collator of its own."""
 _LAUNCHES = {"torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn"}
 _SYNCS = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"}
 _REDUCES = re.compile(
@@ -82,11 +93,10 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
         if place not in found:
             found.append(place)
 
-    imports = [n for n in nodes_below(module.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-    packages = {package for node in imports for package in imported_packages(node)}
+    packages = imported_roots(module.tree)
     uses_xla = to_xla or "torch_xla" in packages
     has_steps = uses_xla or "accelerate" in packages
-    visitor = _Visitor(module, module.tree, names, emit, uses_xla, has_steps)
+    visitor = _Visitor(module.text, module.tree, names, emit, uses_xla, has_steps)
     visitor.walk(module.tree, names.module)
     visitor.loops_left()
     if uses_xla:
@@ -98,13 +108,7 @@ class _Visitor:
     """Walks a module with its scopes and the conditions around each node."""
 
     def __init__(
-        self,
-        module: Module,
-        tree: ast.Module,
-        names: Names,
-        emit: Emit,
-        uses_xla: bool,
-        has_steps: bool,
+        self, text: str, tree: ast.Module, names: Names, emit: Emit, uses_xla: bool, has_steps: bool
     ) -> None:
         self.names = names
         self.emit = emit
@@ -113,9 +117,10 @@ class _Visitor:
         self._steps = Steps(tree, names, emit, uses_xla)
         self._has_steps = has_steps
         self._in_stand_in = False
-        self.is_for_gpus = _ON_GPUS.search(module.text) is not None
-        self.has_fixed_length = "model_max_length" in module.text
+        self.is_for_gpus = _ON_GPUS.search(text) is not None
+        self.has_fixed_length = "model_max_length" in text
         """Whether the module pads to the length that the model takes."""
+        self.pads_to_a_length = _ONE_LENGTH.search(text) is not None
         self._is_paired = _are_paired(tree)
         """Whether the module's own statements have two rendezvous; functions have their own."""
 
@@ -162,9 +167,11 @@ class _Visitor:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
-            outer = self._is_paired
+            outer = self._is_paired, self._in_stand_in
             if isinstance(child, FUNCTIONS):
                 self._is_paired = _are_paired(child)
+            elif isinstance(child, ast.ClassDef):
+                self._in_stand_in |= _stands_in(child)
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
             if self.uses_xla and isinstance(child, ast.Lambda):
@@ -175,13 +182,9 @@ class _Visitor:
                 self._steps.look_at(child, inner)
             if isinstance(child, ast.If):
                 self.walk_if(child, inner, under)
-            elif isinstance(child, ast.ClassDef) and _stands_in(child):
-                before, self._in_stand_in = self._in_stand_in, True
-                self.walk(child, inner, under)
-                self._in_stand_in = before
             else:
                 self.walk(child, inner, under)
-            self._is_paired = outer
+            self._is_paired, self._in_stand_in = outer
 
     def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
         test = source_text(node.test)
@@ -192,7 +195,8 @@ class _Visitor:
         self.walk(ast.Module(node.orelse, []), scope, (*under, f"not ({test})"))
 
     def _call(self, node: ast.Call, scope: Scope, under: tuple[str, ...]) -> None:
-        meanings = self.names.resolve(node.func, scope)
+        is_known = not isinstance(node.func, ast.Attribute) or node.func.attr in _MADE
+        meanings = self.names.resolve(node.func, scope) if is_known else ()
         name = meanings[0] if len(meanings) == 1 else ""
         self._accelerator(node, name, under)
         self._under_master(node, under)
@@ -201,9 +205,8 @@ class _Visitor:
             self._shapes(node, name)
 
     def _accelerator(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
-        if name.rpartition(".")[2] != "Accelerator" or not name.startswith("accelerate"):
-            return
-        if self.is_for_gpus or any(map(_GPU_TEST.search, under)):
+        is_one = name.startswith("accelerate") and name.endswith(".Accelerator")
+        if not is_one or self.is_for_gpus or any(map(_GPU_TEST.search, under)):
             return
         value = argument(node, "mixed_precision")
         if isinstance(value, ast.Constant) and value.value == "fp16":
@@ -238,6 +241,8 @@ class _Visitor:
             and ("ollat" in called or not self._is_once(node))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
+        elif _PADDING_COLLATOR.fullmatch(called_name(node)) and not self.pads_to_a_length:
+            self.emit(node.func, "padding-to-longest", f"{called_name(node)}(...)")
         if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
 
@@ -289,9 +294,19 @@ def _unsynchronised_steps(module: Module, tree: ast.Module, names: Names, emit: 
 
 
 def _are_paired(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a body of its own has two rendezvous: rank 0 goes first between them."""
-    own = own_nodes(node.body, (*FUNCTIONS, ast.ClassDef))
-    return sum(called_name(n) in _PAIRED for n in own) > 1
+    """Whether a body of its own has a rendezvous for rank 0 and one for the others, which wait
+    there while rank 0 goes first; behind a `return` of the one are the others."""
+    own = list(own_nodes(node.body, (*FUNCTIONS, ast.ClassDef)))
+    meets = [n.lineno for n in own if called_name(n) in _PAIRED]  # type: ignore[attr-defined]
+    sides: set[bool] = set()
+    for n in own if len(meets) > 1 else ():
+        if isinstance(n, ast.If) and _RANK.search(test := source_text(n.test)):
+            is_first = bool(_MASTER.search(test)) and not _OTHERS.search(test)
+            last, end = n.body[-1].end_lineno or 0, n.end_lineno or 0
+            after = sys.maxsize if isinstance(n.body[-1], ast.Return) else end
+            sides |= {is_first for at in meets if n.lineno <= at <= last}
+            sides |= {not is_first for at in meets if last < at <= after}
+    return len(sides) > 1
 
 
 def _stands_in(node: ast.ClassDef) -> bool:

@@ -22,23 +22,21 @@ _XM = "torch_xla.core.xla_model."
 _STEPS = (f"{_XM}optimizer_step", f"{_XM}mark_step", "torch_xla.sync", "torch_xla.step")
 _SYNCS = (f"{_XM}mark_step", "torch_xla.sync")
 _WAITS = (
-    f"{_XM}rendezvous",
-    f"{_XM}mesh_reduce",
-    f"{_XM}wait_device_ops",
-    "torch.cuda.synchronize",
+    f"{_XM}rendezvous", f"{_XM}mesh_reduce", f"{_XM}wait_device_ops", "torch.cuda.synchronize",
     "torch.distributed.barrier",
-)
+)  # fmt: skip
 _SELDOM = re.compile(
-    r"%|log|print|verbose|debug|report|every|interval|eval|(?:<=?|==) ?[1-9]\d*$", re.I
+    r"%(?! 1\b)|log|print|verbose|debug|report|every|interval|eval|(?:<=?|==) ?[1-9]\d*$", re.I
 )
 _ON_TPU = re.compile(r"xla|tpu", re.I)
-_OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)|[\"']cpu", re.I)
+_OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)(?!_?id)|[\"']cpu", re.I)
 _NEGATED = re.compile(r"\bnot\b|!=")
 _LOSS = re.compile(r"loss", re.I)
 _LOADS = re.compile(r"load|dl\b|batches|_iter\b|epoch|_set\b|dataset", re.I)
 _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
-_OWN_BODY = (*FUNCTIONS, *LOOPS, ast.ClassDef, ast.Lambda)
+_BODIES = (*LOOPS, *FUNCTIONS)
+_OWN_BODY = (*_BODIES, ast.ClassDef, ast.Lambda)
 _ACTS = re.compile(r"(?:select|choose|take|sample|get)_?actions?|act(?:ion)?", re.I)
 """Functions that reinforcement learning calls at each step of an environment."""
 Emit = Callable[[ast.expr | ast.stmt, str, str], None]
@@ -58,7 +56,7 @@ class Steps:
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
-        if not isinstance(node, (*LOOPS, *FUNCTIONS)):
+        if not isinstance(node, _BODIES):
             return
         is_function = isinstance(node, FUNCTIONS)
         name = getattr(node, "name", "")
@@ -115,10 +113,7 @@ class Steps:
             if id(call) not in inner:
                 self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
         tensors = _losses_computed(nodes) - read
-        tests = (
-            n.test for n in nodes if isinstance(n, ast.If | ast.While | ast.IfExp | ast.Assert)
-        )
-        for test in tests:
+        for test in (n.test for n in nodes if isinstance(n, _TESTS)):
             if _tests_a_tensor(test, tensors):
                 self._emit(test, "read-in-step", f"if {source_text(test)[:40]} in the step")
 
