@@ -44,7 +44,8 @@ _IN_TRACEBACK = re.compile(
 _ALONE = re.compile(
     rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception|ArrowInvalid)"
     rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
-    r"(?![-+]?\d(?!\d\d (?:(?:Client|Server) Error|[A-Z]{3,6} http)|D |[\d,]* [a-z]+ [a-z]+)"
+    r"(?![-+]?\d(?!\d\d (?:(?:Client|Server) Error|[A-Z]{3,6} http|Permission)"
+    r"|D |[\d,]* [a-z]+ [a-z]+)"
     r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
 )
 """Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
