@@ -253,7 +253,7 @@ FAMILIES = {
     "compile-python-too-new": ["RuntimeError: torch.compile is not supported on Python 3.14+"],
     "environment-reset-seed": ["TypeError: The reset() method must accept a `seed` parameter"],
     "optimizer-state-key": ["KeyError: 'exp_avg'"],
-    "gloo-failed": ["RuntimeError: use_libuv was requested but PyTorch was built without libuv support"],
+    "libuv-not-built": ["RuntimeError: use_libuv was requested but PyTorch was built without libuv support"],
     "layer-of-another-torch": ["AttributeError: 'Conv2d' object has no attribute 'padding_mode'", "AttributeError: 'BatchNorm2d' object has no attribute 'track_running_stats'", "AttributeError: 'Upsample' object has no attribute 'recompute_scale_factor'"],
     "operand-on-another-device": ["RuntimeError: expected condition, x and y to be on the same device, but condition is on cuda:0 and x and y are on cpu and cuda:0 respectively"],
     "relative-import": ["ImportError: attempted relative import with no known parent package"],
