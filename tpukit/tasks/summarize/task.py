@@ -107,6 +107,8 @@ class SummarizeTask(Task):
     }  # fmt: skip
     selftest_parts: ClassVar[Mapping[str, Any]] = {"generate": GenerationPart, "shard": {}}
     presets = PRESETS
+    is_restored = False
+    """Whether it is a run's, whose weights are loaded into what `build_model` returns."""
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `SummarizeConfig`."""
@@ -284,22 +286,40 @@ class SummarizeTask(Task):
         )
 
     def build_model(self, ops: ModelOps) -> nn.Module:
-        if self.pretrained is None:
+        if self.is_restored:
+            model = self._unfilled_model(ops)
+        elif self.pretrained is None:
             model = self.build_plain_model(ops)
         else:
-            from accelerate import init_empty_weights
-
-            # A host of two GPUs has no memory for what is drawn only to be overwritten.
-            with init_empty_weights(include_buffers=False):
-                model = self.build_plain_model(ops)
+            model = self._shapes_alone(ops)
             model.load_state_dict(self.pretrained.tensors, assign=True)
-        dtype = torch.bfloat16 if self.config.weights == "bf16" else torch.float32
         for parameter in model.parameters():  # buffers stay exact
-            parameter.data = parameter.data.to(dtype, copy=self.pretrained is not None)
+            parameter.data = parameter.data.to(self._dtype, copy=self.pretrained is not None)
         if self.config.lora:
             add_lora(model, self.config.lora)
             if self.config.lora_init and self.pretrained is not None:
                 load_adapter(model, Path(self.config.lora_init), self.config.lora)
+        return model
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The type of the weights, adapters aside."""
+        return torch.bfloat16 if self.config.weights == "bf16" else torch.float32
+
+    def _shapes_alone(self, ops: ModelOps) -> LanguageModel:
+        """The model without adapters, whose parameters have no memory: a host of two GPUs has none
+        for what is drawn only to be overwritten."""
+        from accelerate import init_empty_weights
+
+        with init_empty_weights(include_buffers=False):
+            return self.build_plain_model(ops)
+
+    def _unfilled_model(self, ops: ModelOps) -> LanguageModel:
+        """The model without adapters, for weights that are loaded next."""
+        model = self._shapes_alone(ops)
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        empty = {name: torch.empty(shape, dtype=self._dtype) for name, shape in shapes.items()}
+        model.load_state_dict(empty, assign=True)
         return model
 
     def build_optimizer(
@@ -326,6 +346,7 @@ class SummarizeTask(Task):
             tokenizer=tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE),
             model_config=self._as_trained(DecoderConfig.of(json.loads(artifacts[MODEL_FILE]))),
             pretrained=None,
+            is_restored=True,
         )
 
     def for_probing(self) -> Self:
@@ -397,8 +418,8 @@ class SummarizeTask(Task):
         return merge_lora(weights, lora.scale) if lora else dict(weights)
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
-        """GPT-2 without adapters: they are merged into its matrices."""
-        model = self.build_plain_model(ops)
+        """The model without adapters: they are merged into its matrices, in the type of these."""
+        model = self._unfilled_model(ops)
         load_weights(model, self.merged(weights), "the checkpoint")
         return model
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,24 @@ def test_weights_are_held_once_and_apart(tmp_path, ops):  # type: ignore[no-unty
         for name, tensor in task.pretrained.tensors.items():
             assert torch.equal(second[name].float(), tensor.float())
         assert first.frequencies.device.type == "cpu"
+
+
+def test_a_run_in_bf16_is_used_in_bf16(tmp_path, ops):  # type: ignore[no-untyped-def]
+    """As it is exported: a model that fitted while it was trained fits when it predicts."""
+    write_qwen(tmp_path)
+    task = SummarizeTask(init=str(tmp_path), block_size=64, weights="bf16", lora_rank=2)
+    trained = task.build_model(ops)
+    torch.nn.init.normal_(trained.blocks[0].query.up)
+    shape = json.dumps(asdict(task.model_config)).encode()
+    restored = task.restore({"tokenizer.tiktoken": task.tokenizer.to_bytes(), "model.json": shape})
+    used = restored.inference_model(ops, trained.state_dict()).state_dict()
+    merged = {n: t.bfloat16() for n, t in restored.merged(trained.state_dict()).items()}
+    assert used.keys() == merged.keys()
+    assert all(torch.equal(used[name], merged[name]) for name in used)
+    again = restored.build_model(ops)
+    again.load_state_dict(trained.state_dict())
+    tokens = torch.randint(0, 200, (2, 9))
+    assert torch.equal(again.eval()(tokens), trained.eval()(tokens))
 
 
 def test_a_folder_here_is_not_taken_for_the_hubs(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
