@@ -14,7 +14,7 @@ import torch
 from fake_backend import FakeBackend
 from safetensors.torch import load_file
 
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.summarize.export import export_hugging_face
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
@@ -22,7 +22,7 @@ from tpukit.tasks.summarize.generation.continuous_batching import StreamingGener
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
 from tpukit.tasks.summarize.model import decoder
 from tpukit.tasks.summarize.model.decoder import LanguageModel
-from tpukit.tasks.summarize.model.families import FAMILIES
+from tpukit.tasks.summarize.model.families import FAMILIES, named_sizes
 from tpukit.tasks.summarize.model.lora import (
     LoraConfig,
     add_lora,
@@ -33,6 +33,7 @@ from tpukit.tasks.summarize.model.lora import (
     peft_adapter,
     read_adapter,
 )
+from tpukit.tasks.summarize.model.transformers_config import read_shape
 from tpukit.tasks.summarize.model.weights import (
     SIZES,
     Pretrained,
@@ -242,6 +243,24 @@ def test_named_sizes_have_the_public_models_parameters():  # type: ignore[no-unt
             model = LanguageModel(parse_model_size(name), TorchOps())
         assert sum(p.numel() for p in model.parameters()) == parameters, name
     assert parse_model_size("Gemma-3-1B").windowed[:6] == (0, 1, 2, 3, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Phi-3-mini", {"attention_bias": False, "mlp_bias": False, "full_attn_mod": 1}),
+        ("Gemma-2-2B", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("Gemma-3-1B", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("Mistral-7B", {"attention_bias": False}),
+    ],
+)
+def test_what_public_configurations_say_beside(name, said):  # type: ignore[no-untyped-def]
+    """Fields of the public files that their family does not read, with the one value it has."""
+    fields = {key: value for key, value in named_sizes()[name].items() if key != "hub"}
+    assert read_shape({**fields, **said}, Path(name)).family == fields["model_type"]
+    for key, value in said.items():
+        with pytest.raises(DataError, match=key):
+            read_shape({**fields, key: "relu" if value is not False else True}, Path(name))
 
 
 @pytest.mark.parametrize(

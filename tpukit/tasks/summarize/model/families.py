@@ -51,13 +51,16 @@ SIZES_FIELDS = {
 HEAD = {"head_width": "head_dim"}
 BIASES = {"attention_bias": "attention_bias", "attention_out_bias": "attention_bias"}
 MLP_BIAS = {"mlp_bias": "mlp_bias"}
+GELU = "gelu_pytorch_tanh"
+PLAIN = {"attention_bias": (False, None), "mlp_bias": (False, None), "lm_head_bias": (False, None)}
+"""What configurations say of biases that the family does not have."""
 GEMMA_FIELDS = HEAD | BIASES | {
     "activation": "hidden_activation", "query_scale": "query_pre_attn_scalar",
     "attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping",
 }  # fmt: skip
 GEMMA_DEFAULTS = {
     "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "attention_bias": False,
-    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    "hidden_activation": GELU, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
@@ -100,7 +103,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False},
     ),
     "mistral": Family(
-        "MistralForCausalLM", LLAMA_SHAPE, HEAD, windows="all",
+        "MistralForCausalLM", LLAMA_SHAPE, HEAD, windows="all", only=PLAIN,
         defaults={"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "sliding_window": 4096,
                   "num_key_value_heads": 8},
     ),
@@ -115,16 +118,18 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
         "Gemma2ForCausalLM", GEMMA_SHAPE, GEMMA_FIELDS, GEMMA_BLOCK, windows="even",
         defaults=GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        only={"use_bidirectional_attention": (None, False)},
+        only={"use_bidirectional_attention": (None, False), "hidden_act": (GELU,)},
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM", GEMMA_SHAPE | {"qk_norm": "head"}, GEMMA_FIELDS, GEMMA_BLOCK,
         windows="pattern", defaults=GEMMA_DEFAULTS,
-        only={"use_bidirectional_attention": (False, None), "attn_logit_softcapping": (None,)},
+        only={"use_bidirectional_attention": (False, None), "attn_logit_softcapping": (None,),
+              "hidden_act": (GELU,)},
     ),
     "phi3": Family(
         "Phi3ForCausalLM", LLAMA_SHAPE | {"fused": True},
         block=LLAMA_BLOCK | {"mlp_in": "mlp.gate_up_proj"}, windows="all",
+        only=PLAIN | {"full_attn_mod": (1,), "interpolate_factor": (1,)},
         defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": False},
     ),
     "smollm3": Family(
