@@ -104,20 +104,21 @@ def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> Non
     assert moved.datasets().identity != data.identity
 
 
-def test_the_inference_model_has_its_adapters_merged(task, ops) -> None:  # type: ignore[no-untyped-def]
-    """In fp32, where weights in bf16 would round most of an update away."""
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_the_inference_model_has_its_adapters(task, ops, kind) -> None:  # type: ignore[no-untyped-def]
+    """Merged, or beside weights in bf16, which would round most of an update away."""
     import torch
 
-    settings = {**vars(task.config), "lora_rank": 2, "weights": "bf16"}
+    settings = {**vars(task.config), "lora_rank": 2, "weights": kind}
     adapted = SummarizeTask(**settings).restore(task.datasets().artifacts)
     model = adapted.build_model(ops).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(".up"):
-                parameter.normal_()
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    merged = adapted.inference_model(ops, weights).eval()
-    assert isinstance(merged, LanguageModel)
-    assert not any(name.endswith((".up", ".down")) for name, _ in merged.named_parameters())
-    tokens = torch.arange(20)[None]
-    assert torch.allclose(merged(tokens), model.float()(tokens), atol=1e-5)
+    used = adapted.inference_model(ops, weights).eval()
+    assert isinstance(used, LanguageModel)
+    adapters = [name for name, _ in used.named_parameters() if name.endswith((".up", ".down"))]
+    assert bool(adapters) == (kind == "bf16")
+    tokens, atol = torch.arange(20)[None], 1e-5 if kind == "fp32" else 0.0
+    assert torch.allclose(used(tokens), model(tokens), atol=atol, rtol=atol)

@@ -309,10 +309,10 @@ class SummarizeTask(Task):
     def _shapes_alone(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, whose parameters have no memory: a host of two GPUs has none
         for what is drawn only to be overwritten."""
-        from accelerate import init_empty_weights
-
-        with init_empty_weights(include_buffers=False):
-            return self.build_plain_model(ops)
+        with torch.device("meta"):
+            model = self.build_plain_model(ops)
+        model.add_frequencies()
+        return model
 
     def _unfilled_model(self, ops: ModelOps) -> LanguageModel:
         """The model without adapters, for weights that are loaded next."""
@@ -418,7 +418,10 @@ class SummarizeTask(Task):
         return merge_lora(weights, lora.scale) if lora else dict(weights)
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The model without adapters: they are merged into its matrices, in the type of these."""
+        """The model with its adapters merged; weights in bf16, which would round most of an update
+        away, keep them beside."""
+        if self._dtype is torch.bfloat16:
+            return super().inference_model(ops, weights)
         model = self._unfilled_model(ops)
         load_weights(model, self.merged(weights), "the checkpoint")
         return model

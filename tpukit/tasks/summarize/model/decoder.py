@@ -335,21 +335,23 @@ class LanguageModel(nn.Module):
         self.norm = make_norm(config)
         if not config.tied:
             self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        self._add_frequencies("frequencies", config.rope)
-        self._add_frequencies("window_frequencies", config.window_rope)
+        self.add_frequencies()
         self.apply(self._initialise)
         if config.rope is None:
             # Neighbouring positions start alike: a small set then learns sooner to copy by place.
             with torch.no_grad():
                 self.position_embedding.weight.copy_(sinusoids(config.block_size, config.width))
 
-    def _add_frequencies(self, name: str, rope: Mapping[str, Any] | None) -> None:
-        rates, scale = None, 1.0
-        if rope is not None:
-            width = int(self.config.head_size * rope.get("partial_rotary_factor", 1.0))
-            rates, scale = frequencies(rope, width, self.config.block_size)
-        self.register_buffer(name, rates, persistent=False)
-        setattr(self, f"{name}_scale", scale)
+    def add_frequencies(self) -> None:
+        """Computes the rotary frequencies: no checkpoint holds them."""
+        ropes = {"frequencies": self.config.rope, "window_frequencies": self.config.window_rope}
+        for name, rope in ropes.items():
+            rates, scale = None, 1.0
+            if rope is not None:
+                width = int(self.config.head_size * rope.get("partial_rotary_factor", 1.0))
+                rates, scale = frequencies(rope, width, self.config.block_size)
+            self.register_buffer(name, rates, persistent=False)
+            setattr(self, f"{name}_scale", scale)
 
     def _initialise(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
