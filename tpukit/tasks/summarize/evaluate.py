@@ -80,7 +80,7 @@ def evaluate_run(
         write_predictions(folder, scored)
         log(f"{len(scored)} samples of {source}; loss {metrics['loss']:.4f}")
         if skipped:
-            log(f"{skipped} left out: their summaries are too long for the context")
+            log(f"{skipped} rows left out: {_too_long(trained)}")
         for title, sample in ((title, s) for title, samples in shown.items() for s in samples):
             log(f"{title.capitalize()} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
             log(f"  written:   {' '.join(sample['summary'].split())}")
@@ -106,7 +106,7 @@ def evaluate_summaries(
     trained: TrainedSummarizer, source: Path, limit: int | None, log: Log
 ) -> tuple[dict[str, float], list[dict[str, Any]], int]:
     """Metrics of greedy summaries, every sample with what was written (the worst first), and the
-    number of samples whose summary is too long for the context.
+    number of samples that are too long for the context.
 
     Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
     better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
@@ -117,7 +117,7 @@ def evaluate_summaries(
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
-        raise DataError(f"{source}: every summary is too long for the context.", "Test on others.")
+        raise DataError(f"{source}: all rows are {_too_long(trained)}.", "Test on others.")
     loss = mean_loss(trained, ListedSamples([example for _, example in kept], config.buckets))
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
@@ -130,6 +130,10 @@ def evaluate_summaries(
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
     return metrics, scored, len(examples) - len(kept)
+
+
+def _too_long(trained: TrainedSummarizer) -> str:
+    return trained.formats.style.too_long(trained.formats.block_size)
 
 
 def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:

@@ -58,6 +58,8 @@ from tpukit.tasks.summarize.model.weights import (
     parse_model_size,
     read_pretrained,
     require_vocabulary,
+    unfilled,
+    without_memory,
 )
 from tpukit.tasks.summarize.predict import Log, TrainedSummarizer, checked_job, predict_run
 from tpukit.tasks.summarize.selftest import GenerationPart
@@ -287,11 +289,11 @@ class SummarizeTask(Task):
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         if self.is_restored:
-            model = self._unfilled_model(ops)
+            model = unfilled(*self._plain(ops), self._dtype)
         elif self.pretrained is None:
-            model = self.build_plain_model(ops)
+            model = LanguageModel(*self._plain(ops))
         else:
-            model = self._shapes_alone(ops)
+            model = without_memory(*self._plain(ops))
             model.load_state_dict(self.pretrained.tensors, assign=True)
         for parameter in model.parameters():  # buffers stay exact
             parameter.data = parameter.data.to(self._dtype, copy=self.pretrained is not None)
@@ -306,22 +308,6 @@ class SummarizeTask(Task):
         """The type of the weights, adapters aside."""
         return torch.bfloat16 if self.config.weights == "bf16" else torch.float32
 
-    def _shapes_alone(self, ops: ModelOps) -> LanguageModel:
-        """The model without adapters, whose parameters have no memory: a host of two GPUs has none
-        for what is drawn only to be overwritten."""
-        with torch.device("meta"):
-            model = self.build_plain_model(ops)
-        model.add_frequencies()
-        return model
-
-    def _unfilled_model(self, ops: ModelOps) -> LanguageModel:
-        """The model without adapters, for weights that are loaded next."""
-        model = self._shapes_alone(ops)
-        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        empty = {name: torch.empty(shape, dtype=self._dtype) for name, shape in shapes.items()}
-        model.load_state_dict(empty, assign=True)
-        return model
-
     def build_optimizer(
         self, groups: Sequence[ParameterGroup], settings: OptimizerSettings
     ) -> Optimizer | None:
@@ -335,11 +321,11 @@ class SummarizeTask(Task):
             )
         return MasterAdamW(groups, settings.lr, settings.betas, settings.eps)
 
-    def build_plain_model(self, ops: ModelOps) -> LanguageModel:
-        """The model without adapters, freshly initialised."""
+    def _plain(self, ops: ModelOps) -> tuple[DecoderConfig, ModelOps]:
+        """What the model without adapters is built from."""
         recompute = self.config.recompute not in (False, "auto")
         config = replace(self.model_config, recompute=recompute)
-        return LanguageModel(config, PlainOps(ops) if self.config.loss == "reference" else ops)
+        return config, PlainOps(ops) if self.config.loss == "reference" else ops
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         return self._with(
@@ -422,7 +408,7 @@ class SummarizeTask(Task):
         away, keep them beside."""
         if self._dtype is torch.bfloat16:
             return super().inference_model(ops, weights)
-        model = self._unfilled_model(ops)
+        model = unfilled(*self._plain(ops), self._dtype)
         load_weights(model, self.merged(weights), "the checkpoint")
         return model
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tpukit.errors import CheckpointError, ConfigError, DataError
-from tpukit.hardware.backend import TorchOps
+from tpukit.hardware.backend import ModelOps, TorchOps
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
@@ -214,11 +214,22 @@ def _nanogpt_shape(content: Any) -> dict[str, Any] | None:
     return {**{ours: arguments[theirs] for ours, theirs in names.items()}, "activation": "gelu"}
 
 
-def expected_tensors(config: DecoderConfig) -> dict[str, torch.Size]:
-    """Names and shapes of a model's tensors."""
+def without_memory(config: DecoderConfig, ops: ModelOps) -> LanguageModel:
+    """A model whose parameters have shapes alone: a host of two GPUs has no memory for what is
+    drawn only to be overwritten."""
     with torch.device("meta"):
-        state = LanguageModel(config, TorchOps()).state_dict()
-    return {name: tensor.shape for name, tensor in state.items()}
+        model = LanguageModel(config, ops)
+    model.add_frequencies()
+    return model
+
+
+def unfilled(config: DecoderConfig, ops: ModelOps, dtype: torch.dtype) -> LanguageModel:
+    """A model for weights that are loaded next: its parameters hold anything."""
+    model = without_memory(config, ops)
+    state = model.state_dict()
+    empty = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in state.items()}
+    model.load_state_dict(empty, assign=True)
+    return model
 
 
 def _rename(
@@ -228,7 +239,8 @@ def _rename(
     # Some files of GPT-2 have `transformer.` before every name.
     plain = {name.removeprefix("transformer."): tensor for name, tensor in found.items()}
     family, tensors = FAMILIES[config.family], {}
-    for ours, shape in expected_tensors(config).items():
+    for ours, expected in without_memory(config, TorchOps()).state_dict().items():
+        shape = expected.shape
         theirs = their_name(family, ours).removeprefix("transformer.")
         if theirs not in plain and config.family == "gpt2" and ours.endswith(".bias"):
             tensors[ours] = torch.zeros(shape)
