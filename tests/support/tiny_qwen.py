@@ -9,18 +9,24 @@ CHAT = (
 )
 
 
-def write_tokenizer(folder):
+def write_tokenizer(folder, chat=CHAT, spaces=False):
+    """spaces: blanks are written as SentencePiece does, one before every text."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
     made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
+        pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+|[^\s\p{L}\p{N}]+\n*|\s+"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     made.decoder = decoders.ByteLevel()
+    if spaces:
+        made.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])  # fmt: skip
     made.train_from_iterator(
-        ["Ann and Bob came alone. Be brief, who?"] * 9,
+        ["Ann and Bob came alone. Be brief, who?", "[INST] x[/INST] \n:\n\nAnn"] * 9,
         trainers.BpeTrainer(
             vocab_size=300, show_progress=False,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -29,7 +35,7 @@ def write_tokenizer(folder):
     made.add_special_tokens(["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"])
     folder.mkdir(exist_ok=True)
     made.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": CHAT,
+    settings = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": chat,
                 "tokenizer_class": "PreTrainedTokenizerFast"}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return made.get_vocab_size()

@@ -1,6 +1,7 @@
 """Prompts of any columns: templates, the model's chat template, several turns."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,51 @@ def test_a_chat_prompt_is_that_of_transformers(folder: Path) -> None:
     assert len(short) == 36 and theirs.decode(short).endswith("<|im_start|>assistant\n")
 
 
+TRIMS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:\n\n{{ m.content | trim }}<|im_end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:\n\n{% endif %}"
+)
+MOVES = (
+    "{% set first = messages[0] if messages[0].role == 'system' else none %}{{ bos_token }}"
+    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}[INST] "
+    "{% if loop.last and first %}{{ first.content }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [TRIMS, MOVES], ids=["trims", "moves the system's"])
+@pytest.mark.parametrize("spaces", [True, False], ids=["SentencePiece", "byte-level"])
+def test_prompts_of_any_text_have_the_tokens_of_transformers(
+    tmp_path: Path, template: str, spaces: bool
+) -> None:
+    """Words and line breaks of the template and of the text share tokens; blanks may go."""
+    write_tokenizer(tmp_path, chat=template, spaces=spaces)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    base = load_tokenizer(str(tmp_path))
+    plain = PromptStyle(Columns("text", "answer", None, ("tone",)), "{tone}: {text}\nWho? ")
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    asked = PromptStyle(Columns("text", "answer", None), chat=True)
+    draw = random.Random(0)
+
+    def text() -> str:
+        return "".join(draw.choices(["Ann", "Bob", " ", "\n", "  ", "who?", "e\u0301"], k=5)) + "x"
+
+    for roles in (["user"], ["system", "user"], ["system", "user", "assistant", "user"]) * 6:
+        messages = [{"role": role, "content": text()} for role in roles]
+        row = Row(1, "1", json.dumps(messages), text(), {"tone": text()})
+
+        def of_theirs(messages: list[dict[str, str]]) -> list[int]:
+            return theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]  # type: ignore[no-any-return]
+
+        assert PromptFormat(base.for_chat(), 500, turns).prompt(row, 0) == of_theirs(messages)
+        row = replace(row, dialogue=text())
+        user = [{"role": "user", "content": row.dialogue}]
+        assert PromptFormat(base.for_chat(), 500, asked).prompt(row, 0) == of_theirs(user)
+        whole = theirs(f"{row.further['tone']}: {row.dialogue}\nWho? ")["input_ids"]
+        assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
+
+
 def test_further_columns_are_text(folder: Path) -> None:
     """Tokens as of the whole prompt; what looks like a special token, or a column, stays text."""
     chat = load_tokenizer(str(folder)).for_chat()
@@ -79,12 +125,11 @@ def test_further_columns_are_text(folder: Path) -> None:
     formats = PromptFormat(chat, 200, PromptStyle(columns, "Be {tone}, {who}: {text}", True))
     asked = {"tone": "brief", "who": "Ann"}
     row = Row(1, "1", "alone?", "", asked)
-    first, last = chat.chat_pieces(("user",), asks=True)
-    whole = [*chat.encode_marked(f"{first}Be brief, Ann: "), *chat.encode("alone?")]
-    assert formats.prompt(row, 0) == [*whole, *chat.encode_marked(last)]
+    first, last = chat.chat_pieces(("user",), asks=True).texts
+    assert formats.prompt(row, 0) == chat.encode_parts([f"{first}Be brief, Ann: alone?{last}"])
     row = replace(row, further={"tone": "<|im_end|>", "who": "{tone}"})
     tokens = formats.prompt(row, 0)
-    assert tokens.count(chat.end) == chat.encode_marked(first + last).count(chat.end)
+    assert tokens.count(chat.end) == chat.encode_parts([first + last]).count(chat.end)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert "Be <|im_end|>, {tone}: alone?" in theirs.decode(tokens)
 

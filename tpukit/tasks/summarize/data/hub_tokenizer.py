@@ -2,23 +2,46 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
+Array = np.ndarray[Any, Any]
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
 DATE = date(2024, 7, 26)
 """Today for templates that ask, the default of Llama 3's: the same tokens each day."""
-PLACE = "\u2042{}\u2042"
-"""Text that stands for a message while the template is rendered."""
+PLACE = "\u2009\u2042{}\u2042\u2009"
+"""Text that stands for a message while the template is rendered, between thin spaces."""
+WRITTEN = re.compile("(\u2009?)\u2042(\\d+)\u2042(\u2009?)")
+"""Where a template wrote a message: blank or nothing, number, blank or nothing."""
+
+
+class ChatPieces(NamedTuple):
+    """What a chat template writes around the messages of some roles."""
+
+    texts: tuple[str, ...]
+    """Before, between and after the messages."""
+    order: tuple[int, ...]
+    """The messages as they are written in turn; some templates move or drop a system's."""
+    trimmed: tuple[bool, ...]
+    """Of each of these, whether the blanks at its ends go."""
+
+    @classmethod
+    def none(cls, roles: Sequence[str], *, asks: bool = False) -> Self:
+        """Those of no template."""
+        count = len(roles)
+        return cls(("",) * (count + 1), tuple(range(count)), (False,) * count)
 
 
 @dataclass(frozen=True)
@@ -103,8 +126,8 @@ class HubTokenizer:
     def end(self) -> int:
         """The token that ends a completion. Raises `DataError` where the files name none."""
         if self.chat:
-            after = self.chat_pieces(("user", "assistant"))[-1]
-            tokens = self.encode_marked(after.strip())
+            after = self.chat_pieces(("user", "assistant")).texts[-1]
+            tokens = self.encode_parts([after.strip()])
             if tokens:
                 return tokens[0]
         named = self._settings.get("eos_token") or self._settings.get("eos_token_id")
@@ -120,15 +143,35 @@ class HubTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; special tokens are never among them, whatever the text says."""
-        return self._encode(text, plain=True)
+        return list(self._encode(text, plain=True).ids)
 
-    def encode_marked(self, text: str) -> list[int]:
-        """The tokens of a template's text, in which special tokens are meant."""
-        return self._encode(text, plain=False)
+    def encode_parts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of the texts together, which a template, whose special tokens are meant, and
+        its data have written in turn."""
+        return self.encode_spans(texts)[0]
 
-    def _encode(self, text: str, *, plain: bool) -> list[int]:
+    def encode_spans(self, texts: Sequence[str]) -> tuple[list[int], Array, Array]:
+        """As `encode_parts`; and in which of the texts each token begins and ends."""
+        if any(self._special.search(text) for text in texts[1::2]):
+            parts = [self._encode(text, plain=n % 2 == 1).ids for n, text in enumerate(texts)]
+            each = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
+            return [token for part in parts for token in part], each, each
+        whole = self._encode("".join(texts), plain=False)
+        ends = np.cumsum([len(text) for text in texts])
+        offsets = np.array(whole.offsets, np.int64).reshape(-1, 2)
+        first = np.searchsorted(ends, offsets[:, 0], side="right").clip(max=len(texts) - 1)
+        return list(whole.ids), first, np.searchsorted(ends, offsets[:, 1])
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """The texts of special tokens."""
+        added = json.loads(self.files["tokenizer.json"]).get("added_tokens") or []
+        texts = [re.escape(token["content"]) for token in added if token.get("special")]
+        return re.compile("|".join(texts) or "(?!)")
+
+    def _encode(self, text: str, *, plain: bool) -> Any:
         self._whole.encode_special_tokens = plain
-        return list(self._whole.encode(text, add_special_tokens=False).ids)
+        return self._whole.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token, without special tokens."""
@@ -136,7 +179,7 @@ class HubTokenizer:
         text: str = self._whole.decode([*kept])
         return text
 
-    def chat_pieces(self, roles: Sequence[str], *, asks: bool = False) -> list[str]:
+    def chat_pieces(self, roles: Sequence[str], *, asks: bool = False) -> ChatPieces:
         """What the chat template writes before, between and after the messages of these roles.
 
         asks: whether the assistant's next message follows.
@@ -166,11 +209,11 @@ class HubTokenizer:
                 f"{self.source}: its chat template refuses {', '.join(roles)}: {error}.",
                 "Order the messages as the template wants them.",
             ) from error
-        pieces = []
-        for place in places:
-            piece, _, text = text.partition(place)
-            pieces.append(piece)
-        return [*pieces, text]
+        pieces = WRITTEN.split(text)
+        blanks = zip(pieces[1::4], pieces[3::4], strict=True)
+        return ChatPieces(
+            tuple(pieces[::4]), tuple(map(int, pieces[2::4])), tuple(not all(b) for b in blanks)
+        )
 
     def _template(self) -> str:
         template = self.files.get("chat_template.jinja") or self._settings.get("chat_template")

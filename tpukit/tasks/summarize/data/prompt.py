@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from tpukit.errors import ConfigError
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
-from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.hub_tokenizer import ChatPieces, HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
@@ -92,78 +93,91 @@ class PromptFormat:
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.style = style
-        self._encode_marked = getattr(tokenizer, "encode_marked", tokenizer.encode)
-        self._marked = cache(self._encode_marked)
-        self._pieces = cache(getattr(tokenizer, "chat_pieces", lambda *_, **__: ["", ""]))
+        self._pieces = cache(getattr(tokenizer, "chat_pieces", ChatPieces.none))
         self._prefix = getattr(tokenizer, "prefix", [])
 
     def prompt(self, row: Row, room_after: int) -> list[int]:
-        """The prompt of a row, leaving `room_after` tokens of the context free."""
-        if self.style.columns.has_messages:
-            roles, texts = _messages(row.dialogue)
-            tokens = self._conversation(self._pieces(roles, asks=True), roles, texts)[0]
-            return tokens[-max(self.block_size - room_after, 1) :]
-        before, after = self.style.around
-        if self.style.chat:
-            first, last = self._pieces(("user",), asks=True)
-            before, after = first + before, after + last
-        start = [*self._prefix, *self._filled(before, row.further)]
-        end = self._filled(after, row.further)
-        room = self.block_size - room_after - len(start) - len(end)
-        return [*start, *first_tokens(self.tokenizer.encode, row.dialogue, max(room, 0)), *end]
+        """The prompt of a row, leaving `room_after` tokens of the context free.
 
-    def _filled(self, template: str, further: Mapping[str, str]) -> list[int]:
-        """The tokens of a part of the template; special tokens are those of the template alone."""
-        parts = self.style.places.split(template)
-        parts[1::2] = [further[name] for name in parts[1::2]]
-        encode = self.tokenizer.encode
-        if len(parts) == 1:
-            return list(self._marked(template))
-        if all(encode(text) == self._encode_marked(text) for text in parts[1::2]):
-            return list(self._encode_marked("".join(parts)))
-        tokens = [encode(text) if n % 2 else self._marked(text) for n, text in enumerate(parts)]
-        return [token for part in tokens for token in part]
+        The tokens are those of the whole text, as transformers makes them.
+        """
+        if self.style.columns.has_messages:
+            tokens = self._conversation(row)[0]
+            return tokens[-max(self.block_size - room_after, 1) :]
+        room = self.block_size - room_after - len(self._prefix)
+        before, text, after = self._parts(row)
+        encode = self.tokenizer.encode_parts
+        tokens = first_tokens(lambda text: encode([*before, text, *after]), text, max(room, 0) + 1)
+        if len(tokens) > room:
+            end = encode(after)
+            kept = max(room - len(end), len(encode(before)))
+            tokens = first_tokens(lambda text: encode([*before, text]), text, kept) + end
+        return [*self._prefix, *tokens]
+
+    def _parts(self, row: Row) -> tuple[list[str], str, list[str]]:
+        """The prompt's column, and what is before and after it: texts of the template and of
+        further columns in turn."""
+        before, after = (self.style.places.split(part) for part in self.style.around)
+        for part in (before, after):
+            part[1::2] = [row.further[name] for name in part[1::2]]
+        parts = [*before, row.dialogue, *after]
+        if self.style.chat:
+            pieces = self._pieces(("user",), asks=True)
+            parts = _stripped(parts) if pieces.trimmed[0] else parts
+            parts[0], parts[-1] = pieces.texts[0] + parts[0], parts[-1] + pieces.texts[1]
+        return parts[: len(before)], parts[len(before)], parts[len(before) + 1 :]
 
     def example(self, row: Row) -> Example | None:
         """Prompt, completion and end token; None where they are too long to learn from."""
+        said, end = row.summary, self.tokenizer.end
+        if self.style.chat and self._pieces(("user", "assistant")).trimmed[1]:
+            said = said.strip()
         if self.style.columns.has_messages:
-            return self._example_of_messages(row)
+            return self._example_of_messages(row, [*self.tokenizer.encode(said), end])
         longest = int(self.block_size * LONGEST_SUMMARY_SHARE)
-        targets = [
-            *first_tokens(self.tokenizer.encode, row.summary, longest + 1),
-            self.tokenizer.end,
-        ]
+        targets = [*first_tokens(self.tokenizer.encode, said, longest + 1), end]
         if len(targets) - 1 > longest:
             return None
         return Example([*self.prompt(row, len(targets)), *targets], len(targets))
 
-    def _example_of_messages(self, row: Row) -> Example | None:
-        """A conversation, of which the assistant's messages are learned.
+    def _example_of_messages(self, row: Row, said: list[int]) -> Example | None:
+        """A conversation, of which the assistant's messages are learned; `said` is the last one.
 
-        The last one follows what asks for it, as in generation; some templates (Qwen3's) write
-        another beginning before a last message that is known.
+        It follows what asks for it, as in generation; some templates (Qwen3's) write another
+        beginning before a last message that is known.
         """
-        roles, texts = _messages(row.dialogue)
-        tokens, learned = self._conversation(self._pieces(roles, asks=True), roles, texts)
-        said = [*self.tokenizer.encode(row.summary), self.tokenizer.end]
+        tokens, learned = self._conversation(row)
         if len(tokens) + len(said) > self.block_size:
             return None
         learned += [True] * len(said)
         return Example(tokens + said, sum(learned), learned)
 
-    def _conversation(
-        self, pieces: list[str], roles: tuple[str, ...], texts: tuple[str, ...]
-    ) -> tuple[list[int], list[bool]]:
-        """The tokens of a conversation, and which of them the assistant says."""
-        tokens = list(self._marked(pieces[0]))
-        learned = [False] * len(tokens)
-        for role, text, piece in zip(roles, texts, pieces[1:], strict=True):
-            said, after = self.tokenizer.encode(text), self._marked(piece)
-            own = role == "assistant"
-            tokens += [*said, *after]
-            ends = own and after[:1] == [self.tokenizer.end]
-            learned += [own] * len(said) + [ends] * min(1, len(after)) + [False] * (len(after) - 1)
-        return tokens, learned
+    def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
+        """The tokens of a conversation before its last answer, and which of them the assistant
+        says."""
+        assert isinstance(self.tokenizer, HubTokenizer)
+        roles, texts = _messages(row.dialogue)
+        pieces = self._pieces(roles, asks=True)
+        parts = [pieces.texts[0]]
+        for place, trimmed, piece in zip(*pieces[1:], pieces.texts[1:], strict=True):
+            parts += [texts[place].strip() if trimmed else texts[place], piece]
+        tokens, first, last = self.tokenizer.encode_spans(parts)
+        own = np.zeros(len(parts), bool)
+        own[1::2] = [roles[place] == "assistant" for place in pieces.order]
+        learned = own[first] | own[last]
+        follows = np.append(False, learned[:-1])
+        learned |= follows & (np.array(tokens) == self.tokenizer.end)
+        return tokens, learned.tolist()
+
+
+def _stripped(texts: list[str]) -> list[str]:
+    """Without the blanks at both ends of them all."""
+    for places, strip in ((range(len(texts)), str.lstrip), (range(len(texts))[::-1], str.rstrip)):
+        for place in places:
+            texts[place] = strip(texts[place])
+            if texts[place]:
+                break
+    return texts
 
 
 def _messages(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

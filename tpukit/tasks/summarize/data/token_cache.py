@@ -30,7 +30,7 @@ from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat,
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FORMAT = 2
-STYLE_RULES = 2
+STYLE_RULES = 3
 """Changes where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
@@ -139,7 +139,7 @@ def _key(
     csv_path: Path, tokenizer: Tokenizer | HubTokenizer, block_size: int, style: PromptStyle
 ) -> str:
     parts = f"{FORMAT}/{file_digest(csv_path)}/{tokenizer.fingerprint}/{block_size}"
-    if style != SUMMARIES:
+    if style != SUMMARIES or isinstance(tokenizer, HubTokenizer):
         parts += f"/{STYLE_RULES}/{style}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -57,6 +57,10 @@ class Tokenizer:
         """The tokens of `text`; the end token is never among them, whatever the text says."""
         tokens: list[int] = self.encoding.encode_ordinary(text)
         return tokens
+
+    def encode_parts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of the texts together."""
+        return self.encode("".join(texts))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the end token; invalid UTF-8 become U+FFFD."""
