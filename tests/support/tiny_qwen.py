@@ -41,13 +41,13 @@ def write_tokenizer(folder, chat=CHAT, spaces=False):
     return made.get_vocab_size()
 
 
-def write_qwen(folder):
+def write_qwen(folder, spaces=False):
     """Tokenizer, configuration and random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=write_tokenizer(folder), hidden_size=32, intermediate_size=48, head_dim=16,
-        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=write_tokenizer(folder, spaces=spaces), hidden_size=32,
+        intermediate_size=48, head_dim=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         max_position_embeddings=1024,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)

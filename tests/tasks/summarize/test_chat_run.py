@@ -15,25 +15,40 @@ pytest.importorskip("transformers")
 WORDS = ["Ann", "and", "Bob", "came", "alone", "be", "brief"]
 
 
-def conversation():
-    """Turns of some words, each on a line of its own."""
+TURNS = ("chat=true", "prompt_column=messages")
+ASKED = ("prompt_column=text", "completion_column=answer", "template={tone}: {text}\nWho? ")
+
+
+def some_words():
+    """Words, each on a line of its own."""
+    return "\n".join(random.choices(WORDS, k=6))
+
+
+def row(name, settings):
+    if settings == ASKED:
+        return {"id": name, "text": some_words(), "tone": random.choice(WORDS), "answer": "Bob\nor"}
     roles = ("user", "assistant") * random.randint(1, 2)
-    return [{"role": r, "content": "\n".join(random.choices(WORDS, k=6))} for r in roles]
+    return {"id": name, "messages": [{"role": r, "content": some_words()} for r in roles]}
 
 
-def write_data(folder):
+def write_data(folder, settings):
     random.seed(0)
     for name, count in (("train", 12), ("test", 6)):
-        rows = [{"id": f"{name} {i}", "messages": conversation()} for i in range(count)]
+        rows = [row(f"{name} {i}", settings) for i in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_answers_are_those_of_transformers_with_their_lines(tmp_path, monkeypatch):
-    write_qwen(tmp_path / "hub")
-    write_data(tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "spaces"), [(TURNS, False), (ASKED, True)], ids=["conversations", "template"]
+)
+def test_answers_are_those_of_transformers_with_their_lines(
+    tmp_path, monkeypatch, settings, spaces
+):
+    write_qwen(tmp_path / "hub", spaces=spaces)
+    write_data(tmp_path, settings)
     result(tpukit(
         "summarize-train", "--hw", "cpu", "--data-path", tmp_path, "--init", tmp_path / "hub",
-        "--block-size", "256", "--set", "chat=true", "--set", "prompt_column=messages",
+        "--block-size", "256", *(w for s in settings for w in ("--set", s)),
         "--set", "score_samples=0", "--set", "warmup_steps=1", "--max-steps", "30",
         "--global-batch-size", "4", "--lr", "0.02", "--results-dir", tmp_path / "run",
         "--export", tmp_path / "export", "--json",
@@ -47,9 +62,9 @@ def test_answers_are_those_of_transformers_with_their_lines(tmp_path, monkeypatc
     code = "".join(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL))
     expected = {}
     for row in map(json.loads, (tmp_path / "test.jsonl").read_text().splitlines()):
-        exec(code, names := {"messages": row["messages"][:-1]})
+        exec(code, names := {**row, "messages": row.get("messages", [])[:-1]})
         made = names["tokens"][0, names["inputs"]["input_ids"].shape[1] :]
         expected[row["id"]] = names["tokenizer"].decode(made, skip_special_tokens=True).strip()
     with (tmp_path / "answers.csv").open(newline="") as file:
-        assert {row["id"]: row["summary"] for row in csv.DictReader(file)} == expected
+        assert {row[0]: row[1] for row in [*csv.reader(file)][1:]} == expected
     assert any("\n" in text for text in expected.values())

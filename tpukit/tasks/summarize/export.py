@@ -77,8 +77,9 @@ def export_hugging_face(
 
 def _python_of(style: PromptStyle) -> str:
     """The prompt as Python writes it."""
-    before, after = style.around
-    text = f"{before!r} + {style.columns.prompt} + {after!r}"
+    before, after = (style.places.split(part) for part in style.around)
+    parts = enumerate([*before, style.columns.prompt, *after])
+    text = " + ".join(part if n % 2 else repr(part) for n, part in parts if part)
     if not style.chat:
         return text
     messages = f'[{{"role": "user", "content": {text}}}]'
