@@ -47,7 +47,8 @@ def write_qwen(folder, spaces=False):
 
     config = Qwen3Config(
         vocab_size=write_tokenizer(folder, spaces=spaces), hidden_size=32,
-        intermediate_size=48, head_dim=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=48, head_dim=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1,
         max_position_embeddings=1024,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
