@@ -57,7 +57,7 @@ class SummarizeConfig:
     vocabulary_size: int = 4096
     """Tokens of a trained tokenizer."""
     prompt_column: str = "dialogue"
-    """The column of a CSV file or of JSON lines that is asked about, cut where it is too long."""
+    """The column of a CSV or JSON file that is asked about, cut where it is too long."""
     completion_column: str = "summary"
     """The column that is learned and predicted."""
     id_column: str = "id"

@@ -123,7 +123,8 @@ class SummarizeTask(Task):
     @property
     def train_file(self) -> Path:
         path = Path(self.config.data_path)
-        return path if path.suffix in SUFFIXES else data_file(path, "train")
+        is_file = path.suffix in SUFFIXES or path.is_file()
+        return path if is_file else data_file(path, "train")
 
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:

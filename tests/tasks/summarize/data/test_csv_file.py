@@ -1,12 +1,13 @@
 """Real CSV files are read; every fault is named by file, row and column."""
 
 # ruff: noqa: E501 - a fault a line
+import json
 from pathlib import Path
 
 import pytest
 
 from tpukit.errors import DataError
-from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
+from tpukit.tasks.summarize.data.csv_file import data_file, extra_columns, read_rows
 
 
 def write(tmp_path: Path, content: bytes) -> Path:
@@ -68,3 +69,24 @@ def test_extra_columns_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, b"id,dialogue,topic,Sumary\n1,a,b,c\n")
     assert extra_columns(path) == ["topic", "Sumary (did you mean 'summary'?)"]
     assert [row.dialogue for row in read_rows(path, summaries=False)] == ["a"]
+
+
+def test_an_array_of_objects_is_read_as_lines_are(tmp_path: Path) -> None:
+    """What is called .json is one or the other; an item at fault is named."""
+    objects = [{"id": str(n), "dialogue": f"{n}\nAnn", "summary": "Bob"} for n in range(3)]
+    lines, array, also_lines = (tmp_path / n for n in ("a.jsonl", "b.json", "c.json"))
+    lines.write_text("".join(json.dumps(each) + "\n" for each in objects))
+    array.write_text("\ufeff\n " + json.dumps(objects, indent=2), encoding="utf-8")
+    also_lines.write_bytes(lines.read_bytes())
+    expected, *others = (list(read_rows(p, summaries=True)) for p in (lines, array, also_lines))
+    assert [row.dialogue for row in expected] == ["0\nAnn", "1\nAnn", "2\nAnn"]
+    assert others == [expected, expected]
+    assert data_file(tmp_path, "b") == array and data_file(tmp_path, "x").name == "x.csv"
+    array.write_text(json.dumps([*objects, "Ann"]))
+    with pytest.raises(DataError, match=r"b\.json, item 4: a str"):
+        list(read_rows(array, summaries=True))
+    array.write_text("[1, ")
+    with pytest.raises(DataError, match="not JSON"):
+        list(read_rows(array, summaries=True))
+    with pytest.raises(DataError, match="Parquet is not read"):
+        list(read_rows(tmp_path / "x.parquet", summaries=True))

@@ -1,4 +1,4 @@
-"""CSV files and JSON lines in a stream; every fault is named by file, row, column."""
+"""CSV and JSON files, in a stream; every fault is named by file, row, column."""
 
 import csv
 import difflib
@@ -13,7 +13,8 @@ from tpukit.errors import DataError
 from tpukit.io.files import require_regular
 
 LARGEST_FIELD_BYTES = 64 * 2**20
-SUFFIXES = (".csv", ".jsonl")
+SUFFIXES = (".csv", ".jsonl", ".json")
+_AS_OBJECTS = "Write one object a line, or in a .json file an array of them."
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,9 @@ def read_rows(
 
 
 def data_file(folder: Path, name: str) -> Path:
-    """The file of a part in a data folder: CSV, else JSON lines where there are any."""
-    lines = folder / f"{name}.jsonl"
-    plain = folder / f"{name}.csv"
-    return lines if lines.is_file() and not plain.is_file() else plain
+    """The file of a part in a data folder: CSV, else JSON where there is any."""
+    paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
@@ -110,8 +110,14 @@ def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Each record with the line it starts on, the header first; blank lines are passed over."""
-    if path.suffix == ".jsonl":
-        yield from _json_lines(path)
+    if path.suffix == ".parquet":
+        raise DataError(
+            f"{path}: Parquet is not read.",
+            "pandas.read_parquet(FILE).to_json('train.jsonl', orient='records', lines=True)"
+            " makes JSON lines of it.",
+        )
+    if path.suffix in (".jsonl", ".json"):
+        yield from _json_records(path)
         return
     csv.field_size_limit(LARGEST_FIELD_BYTES)
     try:
@@ -135,28 +141,38 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """JSON lines as records: the header is the names of the first object."""
+def _json_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """JSON objects as records: the header is the names of the first."""
     header: list[str] = []
     try:
-        with require_regular(path).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                values = _json_object(f"{path}, line {number}", line)
-                if not header:
-                    header = list(values)
-                    yield 1, header
-                if values.keys() != set(header):
-                    raise DataError(
-                        f"{path}, line {number} has {', '.join(values) or 'nothing'}; the first"
-                        f" has {', '.join(header)}.",
-                        "Every object needs the same names.",
-                    )
-                fields = [values[name] for name in header]
-                yield number, [_as_text(value) for value in fields]
+        for where, number, values in _json_objects(path):
+            if not header:
+                header = list(values)
+                yield 1, header
+            if values.keys() != set(header):
+                raise DataError(
+                    f"{where} has {', '.join(values) or 'nothing'}; the first"
+                    f" has {', '.join(header)}.",
+                    "Every object needs the same names.",
+                )
+            yield number, [_as_text(values[name]) for name in header]
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", "Give a file of rows.") from error
+
+
+def _json_objects(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """The objects of a file, one a line or all in an array: where, the line or item, the object."""
+    with require_regular(path).open("rb") as file:
+        if path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+            file.seek(0)
+            for number, values in enumerate(_parsed(f"{path}", file.read()), 1):
+                yield f"{path}, item {number}", number, _object(f"{path}, item {number}", values)
+            return
+        file.seek(0)
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            if line.strip():
+                yield where, number, _object(where, _parsed(where, line))
 
 
 def _as_text(value: Any) -> str:
@@ -164,13 +180,16 @@ def _as_text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _json_object(where: str, line: bytes) -> dict[str, Any]:
+def _parsed(where: str, text: bytes) -> Any:
     try:
-        values = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}).", "Write one object a line.") from error
+        raise DataError(f"{where}: not JSON ({error}).", _AS_OBJECTS) from error
+
+
+def _object(where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise DataError(f"{where}: a {type(values).__name__}.", "Write one object a line.")
+        raise DataError(f"{where}: a {type(values).__name__}.", _AS_OBJECTS)
     return values
 
 
