@@ -118,6 +118,14 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
 
+def test_a_template_beyond_the_context_is_refused(folder: Path) -> None:
+    style = PromptStyle(Columns("text", "answer", None, ("tone",)), "{tone} {text}")
+    formats = PromptFormat(load_tokenizer(str(folder)), 32, style)
+    row = Row(7, "7", "Who?", "Ann", {"tone": "Bob " * 40})
+    with pytest.raises(DataError, match="Row 7: without 'text' the prompt has"):
+        formats.example(row)
+
+
 def test_further_columns_are_text(folder: Path) -> None:
     """Tokens as of the whole prompt; what looks like a special token, or a column, stays text."""
     chat = load_tokenizer(str(folder)).for_chat()

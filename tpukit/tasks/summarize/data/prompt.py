@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
 from tpukit.tasks.summarize.data.hub_tokenizer import ChatPieces, HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
@@ -109,8 +109,15 @@ class PromptFormat:
         encode = self.tokenizer.encode_parts
         tokens = first_tokens(lambda text: encode([*before, text, *after]), text, max(room, 0) + 1)
         if len(tokens) > room:
-            end = encode(after)
-            kept = max(room - len(end), len(encode(before)))
+            end, column = encode(after), self.style.columns.prompt
+            kept = room - len(end)
+            if kept < (least := len(encode(before))):
+                raise DataError(
+                    f"Row {row.number}: without {column!r} the prompt has {least + len(end)}"
+                    f" tokens; {room} of the context of {self.block_size} are left for it.",
+                    "Raise --block-size, shorten the template, or name the longest of its columns"
+                    " with --prompt-column: it is cut.",
+                )
             tokens = first_tokens(lambda text: encode([*before, text]), text, kept) + end
         return [*self._prefix, *tokens]
 
