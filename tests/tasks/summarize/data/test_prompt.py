@@ -118,6 +118,22 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
 
+@pytest.mark.parametrize(
+    ("asked", "said", "kept"),
+    [(8, 25, (9, 25)), (8, 31, None), (90, 19, (20, 19)), (90, 25, None)],
+    ids=["fits whole", "does not fit", "the prompt is cut", "half is too little"],
+)
+def test_long_answers_are_learned_where_they_fit(
+    folder: Path, asked: int, said: int, kept: tuple[int, int] | None
+) -> None:
+    """Dialogues' summaries may take 30 %; whose answers are long asks for them."""
+    style = PromptStyle(Columns("text", "answer", None), "{text}?")
+    formats = PromptFormat(load_tokenizer(str(folder)), 40, style)
+    example = formats.example(Row(1, "1", "1" * asked, "2" * said))
+    tokens = example and (len(example.tokens) - example.targets, example.targets - 1)
+    assert tokens == kept
+
+
 def test_a_template_beyond_the_context_is_refused(folder: Path) -> None:
     style = PromptStyle(Columns("text", "answer", None, ("tone",)), "{tone} {text}")
     formats = PromptFormat(load_tokenizer(str(folder)), 32, style)

@@ -16,7 +16,7 @@ from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
 LONGEST_SUMMARY_SHARE = 0.3
-"""A completion that needs more of the context than this leaves too little to the prompt."""
+"""A summary that needs more of the context than this leaves too little to the dialogue."""
 
 
 class Example(NamedTuple):
@@ -57,7 +57,9 @@ class PromptStyle:
         """What the rows have that are left out."""
         if self.columns.has_messages:
             return f"conversations of more than {block_size} tokens"
-        return f"completions of over {LONGEST_SUMMARY_SHARE:.0%} of {block_size} tokens"
+        if self == SUMMARIES:
+            return f"completions of over {LONGEST_SUMMARY_SHARE:.0%} of {block_size} tokens"
+        return f"completions of over half of {block_size} tokens that do not fit with their prompts"
 
     @cached_property
     def around(self) -> tuple[str, str]:
@@ -141,11 +143,12 @@ class PromptFormat:
             said = said.strip()
         if self.style.columns.has_messages:
             return self._example_of_messages(row, [*self.tokenizer.encode(said), end])
-        longest = int(self.block_size * LONGEST_SUMMARY_SHARE)
-        targets = [*first_tokens(self.tokenizer.encode, said, longest + 1), end]
-        if len(targets) - 1 > longest:
-            return None
-        return Example([*self.prompt(row, len(targets)), *targets], len(targets))
+        targets = [*first_tokens(self.tokenizer.encode, said, self.block_size), end]
+        prompt = self.prompt(row, min(len(targets), self.block_size // 2))
+        fits = len(prompt) + len(targets) <= self.block_size
+        if self.style == SUMMARIES:
+            fits = len(targets) - 1 <= int(self.block_size * LONGEST_SUMMARY_SHARE)
+        return Example(prompt + targets, len(targets)) if fits else None
 
     def _example_of_messages(self, row: Row, said: list[int]) -> Example | None:
         """A conversation, of which the assistant's messages are learned; `said` is the last one.
