@@ -53,18 +53,20 @@ def test_answers_are_those_of_transformers_with_their_lines(
         "--global-batch-size", "4", "--lr", "0.02", "--results-dir", tmp_path / "run",
         "--export", tmp_path / "export", "--json",
     ))  # fmt: skip
-    result(tpukit(
+    told = result(tpukit(
         "predict", "--run", tmp_path / "run", "--data-path", tmp_path, "--hw", "cpu",
         "--out", tmp_path / "answers.csv", "--json",
     ))  # fmt: skip
 
     monkeypatch.chdir(tmp_path / "export")
     code = "".join(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL))
-    expected = {}
+    expected, cut_off = {}, 0
     for row in map(json.loads, (tmp_path / "test.jsonl").read_text().splitlines()):
         exec(code, names := {**row, "messages": row.get("messages", [])[:-1]})
         made = names["tokens"][0, names["inputs"]["input_ids"].shape[1] :]
+        cut_off += not {*made.tolist()} & {*names["model"].generation_config.eos_token_id}
         expected[row["id"]] = names["tokenizer"].decode(made, skip_special_tokens=True).strip()
     with (tmp_path / "answers.csv").open(newline="") as file:
         assert {row[0]: row[1] for row in [*csv.reader(file)][1:]} == expected
+    assert told["cut_off"] == cut_off
     assert any("\n" in text for text in expected.values())

@@ -122,10 +122,15 @@ def evaluate_summaries(
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
-    made = generate_summaries(
+    made, cut_off = generate_summaries(
         trained.model, trained.backend, prompts, Decoding(limit), formats.tokenizer,
         config.generation_slots,
     )  # fmt: skip
+    if cut_off:
+        log(
+            f"Warning: {cut_off} of {len(rows)} are cut off at max_new_tokens ({limit}) or the end"
+            " of the context."
+        )
     metrics = {"loss": loss, **score_rows(rows, made, trained.train_file, columns, log)}
     scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
     scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]

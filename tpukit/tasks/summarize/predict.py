@@ -27,6 +27,7 @@ from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
+    Summary,
     dialogue_prompts,
     plan_prompts,
     summaries_of_chunks,
@@ -37,6 +38,8 @@ from tpukit.train.task import Task
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
+JOURNAL_FORMAT = 2
+"""Changes with what a journal holds, and with the rules of prompts."""
 
 
 @dataclass(frozen=True)
@@ -120,19 +123,23 @@ def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
     job = checked_job(trained.config, request)
-    rows = predict_rows(trained, job, request.run.checkpoint.path, log)
+    rows, cut_off = predict_rows(trained, job, request.run.checkpoint.path, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
     return {
         "rows": rows,
+        "cut_off": cut_off,
         "path": str(job.out),
         "seconds": seconds,
         "compilations": trained.backend.compilations(),
     }
 
 
-def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Path, log: Log) -> int:
-    """Writes the summaries; returns the number of rows. Every rank must call it."""
+def predict_rows(
+    trained: TrainedSummarizer, job: PredictionJob, checkpoint: Path, log: Log
+) -> tuple[int, int]:
+    """Writes the summaries; the number of rows, and of those that are cut off. Every rank must
+    call it."""
     backend, formats = trained.backend, trained.formats
     columns = formats.style.columns
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
@@ -156,20 +163,26 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionJob, checkpoint: Pat
             )
             shown = backend.is_main
             with Progress("Writing summaries", total, done=done, enabled=shown) as progress:
-                for number, texts in chunks:
-                    journal.add(number, texts)
+                for number, summaries in chunks:
+                    journal.add(number, summaries)
                     progress.update(len(journal.rows))
         parts = backend.all_gather_objects(journal.rows)
+        made = {row: summary for part in parts for row, summary in part.items()}
+        cut_off = sum(summary.is_cut_off for summary in made.values())
         if backend.is_main:
-            made = {row: text for part in parts for row, text in part.items()}
-            empty = sum(not text for text in made.values())
+            empty = sum(not summary.text for summary in made.values())
             if empty:
                 log(f"Warning: {empty} of {len(ids)} summaries are empty.")
+            if cut_off:
+                log(
+                    f"Warning: {cut_off} of {len(ids)} are cut off at"
+                    f" --max-new-tokens {job.decoding.max_new_tokens} or the end of the context."
+                )
             with writing_errors(job.out.parent):
-                write_csv(job.out, [names, *((id_, made[n]) for n, id_ in enumerate(ids))])
+                write_csv(job.out, [names, *((id_, made[n].text) for n, id_ in enumerate(ids))])
         backend.all_gather_objects(None)  # written, before any rank drops its journal
         _journal_path(job.out, backend).unlink(missing_ok=True)
-    return len(ids)
+    return len(ids), cut_off
 
 
 # -- the journal ---------------------------------------------------------------------------------
@@ -179,7 +192,7 @@ class Journal:
     def __init__(self, file: IO[bytes], key: str) -> None:
         self.file = file
         self.chunks: set[int] = set()
-        self.rows: dict[int, str] = {}
+        self.rows: dict[int, Summary] = {}
         file.seek(0)
         good = 0
         for number, line in enumerate(file):
@@ -188,7 +201,7 @@ class Journal:
                 break
             if number:
                 self.chunks.add(entry["chunk"])
-                self.rows |= {int(row): text for row, text in entry["rows"].items()}
+                self.rows |= {int(row): Summary(*made) for row, made in entry["rows"].items()}
             good += len(line)
         # Whatever follows the last whole line was being written when its process was killed.
         file.truncate(good)
@@ -196,7 +209,7 @@ class Journal:
         if good == 0:
             self._write({"key": key})
 
-    def add(self, chunk: int, rows: dict[int, str]) -> None:
+    def add(self, chunk: int, rows: dict[int, Summary]) -> None:
         """Keeps a finished chunk; it is on the disk when this returns."""
         self._write({"chunk": chunk, "rows": rows})
         self.chunks.add(chunk)
@@ -241,6 +254,7 @@ def _key(checkpoint: Path, job: PredictionJob, backend: Backend, plan: Generatio
     """Everything that the summaries depend on."""
     weights = sorted(checkpoint.glob("*.safetensors"))
     parts = {
+        "format": JOURNAL_FORMAT,
         "test": file_digest(job.test_csv),
         "weights": [file_digest(path) for path in weights],
         "decoding": asdict(job.decoding),

@@ -461,7 +461,9 @@ class SummarizeTask(Task):
         was_training = model.training
         model.eval()
         try:
-            made = generate_summaries(model, backend, prompts, decoding, self.tokenizer, batch_size)
+            made, _ = generate_summaries(
+                model, backend, prompts, decoding, self.tokenizer, batch_size
+            )
         finally:
             model.train(was_training)
         references = [self.tokenizer.decode(targets) for _, targets in parts]

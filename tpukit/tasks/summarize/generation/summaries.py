@@ -1,6 +1,7 @@
 """Prompts to summaries: what `score`, `test` and `predict` share."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,14 @@ from tpukit.tasks.summarize.generation.decoding import (
     plan_generation,
 )
 from tpukit.tasks.summarize.model.decoder import LanguageModel
+
+
+class Summary(NamedTuple):
+    """What the model wrote."""
+
+    text: str
+    is_cut_off: bool
+    """Whether it has as many tokens as it may, and no end."""
 
 
 def plan_prompts(
@@ -49,15 +58,17 @@ def generate_summaries(
     decoding: Decoding,
     tokenizer: Tokenizer | HubTokenizer,
     batch_size: int,
-) -> list[str]:
-    """The summary of each prompt. The ranks share the work; every rank gets all."""
+) -> tuple[list[str], int]:
+    """The summary of each prompt, and how many are cut off. The ranks share the work; every rank
+    gets all."""
     plan = plan_prompts(prompts, backend, batch_size, backend.world_size, decoding.num_beams)
     own = range(backend.rank, len(plan.chunks), backend.world_size)
     made = summaries_of_chunks(model, backend, plan, own, decoding, tokenizer)
-    texts = {row: text for _, chunk in made for row, text in chunk.items()}
-    parts = backend.all_gather_objects(texts)
-    texts = {row: text for part in parts for row, text in part.items()}
-    return [texts[prompt.row] for prompt in prompts]
+    own_summaries = {row: summary for _, chunk in made for row, summary in chunk.items()}
+    parts = backend.all_gather_objects(own_summaries)
+    summaries = {row: summary for part in parts for row, summary in part.items()}
+    cut_off = sum(summary.is_cut_off for summary in summaries.values())
+    return [summaries[prompt.row].text for prompt in prompts], cut_off
 
 
 def summaries_of_chunks(
@@ -67,7 +78,7 @@ def summaries_of_chunks(
     numbers: Iterable[int],
     decoding: Decoding,
     tokenizer: Tokenizer | HubTokenizer,
-) -> Iterator[tuple[int, dict[int, str]]]:
+) -> Iterator[tuple[int, dict[int, Summary]]]:
     """The summaries by row of each of these chunks of the plan; `model` as `prepare` gave it, in
     eval mode.
 
@@ -88,4 +99,10 @@ def summaries_of_chunks(
     with uneven_passes(backend, plain, filler):
         for number in numbers:
             tokens = generator.run(plan.chunks[number])
-            yield number, {n: tokenizer.decode(t).strip() for n, t in tokens.items()}
+            yield (
+                number,
+                {
+                    n: Summary(tokenizer.decode(t).strip(), tokenizer.end not in t)
+                    for n, t in tokens.items()
+                },
+            )
