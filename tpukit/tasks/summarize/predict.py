@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,10 +67,13 @@ class PredictionJob:
 
 def checked_job(config: SummarizeConfig, request: PredictionRequest) -> PredictionJob:
     """The job of a request. Raises what is known before a device is opened."""
+    decoding = request.options or Decoding()
+    if decoding.max_new_tokens is None:
+        decoding = replace(decoding, max_new_tokens=config.max_new_tokens)
     job = PredictionJob(
         request.test_csv or default_test_file(request.data_path or Path(config.data_path)),
         request.out or SUBMISSION,
-        request.options or Decoding(),
+        decoding,
         request.sample_submission,
     )
     require_writable(job.out)
@@ -148,7 +151,7 @@ def predict_rows(
     ids, names = [row.id for row in rows], (columns.id or "id", columns.completion)
     if job.sample_submission is not None:
         check_against_sample(ids, names, job.sample_submission)
-    prompts = dialogue_prompts(rows, formats, job.decoding.max_new_tokens)
+    prompts = dialogue_prompts(rows, formats, job.decoding.limit)
     slots, beams = trained.config.generation_slots, job.decoding.num_beams
     plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
     key = _key(checkpoint, job, backend, plan)
@@ -176,7 +179,7 @@ def predict_rows(
             if cut_off:
                 log(
                     f"Warning: {cut_off} of {len(ids)} are cut off at"
-                    f" --max-new-tokens {job.decoding.max_new_tokens} or the end of the context."
+                    f" --max-new-tokens {job.decoding.limit} or the end of the context."
                 )
             with writing_errors(job.out.parent):
                 write_csv(job.out, [names, *((id_, made[n].text) for n, id_ in enumerate(ids))])

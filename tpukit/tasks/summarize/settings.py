@@ -100,7 +100,7 @@ class SummarizeConfig:
     score_samples: int = 32
     """Validation samples whose summaries are written and scored at each validation; 0: none."""
     max_new_tokens: int = 100
-    """Most tokens of a summary at validation."""
+    """Most tokens of a summary at validation, in `test` and, by default, in `predict`."""
     generation_slots: int = 32
     """Batch size of generation on each device."""
 

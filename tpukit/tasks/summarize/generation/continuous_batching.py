@@ -63,7 +63,7 @@ class Decoder:
     def most_new_tokens(self, prompt: Prompt) -> int:
         """New tokens until the limit or the end of the context."""
         room = self.model.config.block_size - len(prompt.tokens)
-        return min(self.decoding.max_new_tokens, room)
+        return min(self.decoding.limit, room)
 
 
 Owners = Sequence[Prompt | None]
@@ -86,7 +86,7 @@ class ChunkDecoding:
 
     def cache_positions(self, prompts: Sequence[Prompt]) -> int:
         """Positions of a KV cache that holds these prompts and what follows them."""
-        new_tokens = self.decoding.max_new_tokens + self.decoder.steps_a_read
+        new_tokens = self.decoding.limit + self.decoder.steps_a_read
         return self.decoder.plan.cache_positions(prompts, new_tokens)
 
     def rows_of(self, place: int) -> range:
@@ -170,7 +170,7 @@ class _StreamingDecoding(ChunkDecoding):
     def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
         super().__init__(decoder, prompts, rows)
         self.owners: list[Prompt | None] = [None] * rows
-        self.draws = np.zeros((rows, self.decoding.max_new_tokens), np.float32)
+        self.draws = np.zeros((rows, self.decoding.limit), np.float32)
 
     def run(self) -> None:
         while self.waiting or any(self.owners):
@@ -211,7 +211,7 @@ class _StreamingDecoding(ChunkDecoding):
         if self.decoding.do_sample:
             # Philox, keyed: a row's draws do not depend on its neighbours.
             rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
-            self.draws[row] = rng.random(self.decoding.max_new_tokens, np.float32)
+            self.draws[row] = rng.random(self.decoding.limit, np.float32)
 
     # -- going on ---------------------------------------------------------------------------------
     def _decode(self) -> None:
@@ -236,7 +236,7 @@ class _StreamingDecoding(ChunkDecoding):
 
     def _draws_of_step(self, step: int) -> Array:
         counts = [len(self.done[p.row]) + step if p else 0 for p in self.owners]
-        places = np.minimum(counts, self.decoding.max_new_tokens - 1)
+        places = np.minimum(counts, self.decoding.limit - 1)
         return self.draws[np.arange(len(counts)), places]
 
     def _take(self, row: int, token: int) -> None:

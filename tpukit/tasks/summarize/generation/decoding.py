@@ -15,6 +15,7 @@ from tpukit.io.ranges import SEED, Range, range_problems
 from tpukit.tasks.summarize.data.buckets import choose_lengths
 
 Array = np.ndarray[Any, Any]
+MAX_NEW_TOKENS = 100
 POSITION_STEP = 32
 PREFILL_LENGTHS = 8
 """Different lengths of a prefill: each is a graph of its own where graphs are compiled."""
@@ -26,8 +27,8 @@ BATCHES_PER_CHUNK = 8
 class Decoding:
     """How tokens are chosen; named as in transformers."""
 
-    max_new_tokens: int = 100
-    """Maximum new tokens."""
+    max_new_tokens: int | None = None
+    """Maximum new tokens (default: the run's setting, 100 unless it was set)."""
     do_sample: bool | None = None
     """Sample instead of greedy decoding (default: where an option of sampling is given)."""
     temperature: float | None = None
@@ -56,6 +57,11 @@ class Decoding:
             problems.append("--do-sample and --num-beams are both given.")
         if problems:
             raise ConfigError(" ".join(problems), "`tpukit predict --help` lists the options.")
+
+    @property
+    def limit(self) -> int:
+        """Most new tokens of an answer."""
+        return self.max_new_tokens or MAX_NEW_TOKENS
 
 
 RANGES: Mapping[str, Range] = {
