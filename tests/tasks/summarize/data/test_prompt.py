@@ -118,6 +118,16 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
 
+def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    write_tokenizer(tmp_path, chat=refuses + TRIMS)
+    style = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 200, style)
+    assert formats.example(Row(1, "1", json.dumps(MESSAGES[1:2]), "Ann")) is not None
+    with pytest.raises(DataError, match=r"Row 7: .* refuses system, user: no system"):
+        formats.example(Row(7, "7", json.dumps(MESSAGES[:2]), "Ann"))
+
+
 @pytest.mark.parametrize(
     ("asked", "said", "kept"),
     [(8, 25, (9, 25)), (8, 31, None), (90, 19, (20, 19)), (90, 25, None)],

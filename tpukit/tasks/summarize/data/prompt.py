@@ -167,7 +167,10 @@ class PromptFormat:
         says."""
         assert isinstance(self.tokenizer, HubTokenizer)
         roles, texts = _messages(row.dialogue)
-        pieces = self._pieces(roles, asks=True)
+        try:
+            pieces = self._pieces(roles, asks=True)
+        except DataError as error:
+            raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
         parts = [pieces.texts[0]]
         for place, trimmed, piece in zip(*pieces[1:], pieces.texts[1:], strict=True):
             parts += [texts[place].strip() if trimmed else texts[place], piece]
