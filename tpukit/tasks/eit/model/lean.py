@@ -10,6 +10,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from tpukit.tasks.eit.model.blocks import (
     RMSNorm,
     Upsample,
     WindowAttention,
-    inverse_order,
     quadrant_order,
 )
 from tpukit.tasks.eit.model.network import Network, NetworkConfig, UNet
@@ -140,7 +140,7 @@ class LeanNetwork(Network):
         super().__init__(config, unet)
         order = quadrant_order(config.grid)
         self.register_buffer("order", torch.from_numpy(order), persistent=False)
-        self.register_buffer("inverse", torch.from_numpy(inverse_order(order)), persistent=False)
+        self.register_buffer("inverse", torch.from_numpy(np.argsort(order)), persistent=False)
 
     def predict(self, channels: Tensor, c: Tensor) -> Tensor:
         x = self.embed(channels)
