@@ -143,3 +143,13 @@ def test_units_that_cannot_be_read_are_named(parsed):
         parsed("--max-time", "soon")
     with pytest.raises(ConfigError, match="invalid amount of memory 'much'"):
         parsed("--memory-limit", "much")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("False", False), ("True", True), ("false", False), ("0.5", 0.5), ("no", "no"), ("01", "01")],
+)
+def test_a_setting_is_read_as_people_write_it(parsed, text, value):
+    """Python's False was a text, and with it true."""
+    found = parsed("--set", f"deep={text}").task["deep"]
+    assert (found, type(found)) == (value, type(value))

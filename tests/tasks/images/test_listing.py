@@ -171,6 +171,7 @@ def test_names_in_another_encoding(tmp_path):
     for name in ("cat", "dog"):
         put(tmp_path / name / "1.png")
         (tmp_path / name / "1.png").rename(tmp_path / name / "caf\udce9.png")
+        (tmp_path / name).rename(tmp_path / f"{name}\udce9")
     train, valid = find(tmp_path)
     assert len({train.digest(), valid.digest()}) == 2
 

@@ -55,7 +55,7 @@ class LabelledImages:
 
     def digest(self) -> str:
         """Changes when a file is added, removed or labelled otherwise."""
-        digest = hashlib.sha256("\n".join(self.classes).encode())
+        digest = hashlib.sha256(os.fsencode("\n".join(self.classes)))
         for file, label in zip(self.files, self.labels, strict=True):
             digest.update(os.fsencode(f"{Path(file).name} {label}\n"))
         return digest.hexdigest()[:16]
@@ -143,15 +143,13 @@ def unused_fold(config: ImagesConfig) -> str | None:
 
 
 def _table(config: ImagesConfig) -> Path | None:
-    root = Path(config.data_path)
-    if config.table is not None:
-        if not (root / config.table).is_file():
-            raise DataError(
-                f"table {config.table!r}: there is no file {root / config.table}.",
-                "Give its name in the data path: --set table=train.csv",
-            )
-        return root / config.table
-    return root / "train.csv" if (root / "train.csv").is_file() else None
+    table = Path(config.data_path) / (config.table or "train.csv")
+    if config.table is not None and not table.is_file():
+        raise DataError(
+            f"table {config.table!r}: there is no file {table}.",
+            "Give its name in the data path: --set table=train.csv",
+        )
+    return table if table.is_file() else None
 
 
 def _existing(root: Path, names: Iterable[str]) -> Path | None:
