@@ -277,5 +277,5 @@ def test_a_group_is_in_one_part_alone(table, fraction):
 
 def test_folds_and_groups_need_a_table(tmp_path):
     put(tmp_path / "cat" / "1.png")
-    with pytest.raises(DataError, match=r"group_column: .* has no table"):
+    with pytest.raises(DataError, match=r"group_column 'patient': there is no table"):
         find(tmp_path, group_column="patient")

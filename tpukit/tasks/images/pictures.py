@@ -29,7 +29,8 @@ def draw_confusion(path: Path, counts: NDArray[np.int64], classes: Sequence[str]
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     if len(classes) <= NAMED_CLASSES:
-        names = [printable(name) for name in classes]
+        # Of names in another encoding than UTF-8 a byte cannot be drawn.
+        names = [name.encode(errors="replace").decode() for name in classes]
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8, parse_math=False)
         axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     if len(classes) <= COUNTED_CLASSES:
@@ -66,11 +67,7 @@ def draw_mistakes(
             f"{images.classes[images.labels[place]]}\npredicted {images.classes[best]}"
             f" {probabilities[place, best]:.0%}\n{Path(images.files[place]).name}"
         )
-        cell.set_title(printable(title), fontsize=7, parse_math=False)
+        title = title.encode(errors="replace").decode()
+        cell.set_title(title, fontsize=7, parse_math=False)
     figure.tight_layout()
     write_picture(path, figure)
-
-
-def printable(text: str) -> str:
-    """Names of files in another encoding than UTF-8 cannot be drawn as they are."""
-    return text.encode(errors="replace").decode()

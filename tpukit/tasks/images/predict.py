@@ -15,7 +15,6 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_csv, writing_errors
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, first_names
-from tpukit.tasks.images.data.listing import LabelledImages
 from tpukit.tasks.images.evaluate import Log, class_probabilities
 from tpukit.tasks.images.metrics import Probabilities
 from tpukit.tasks.images.training import ImageTraining
@@ -42,7 +41,8 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
 
     Raises DataError naming what is missing.
     """
-    table = request.sample_submission or request.test_csv or _test_table(task, request)
+    beside = Path(request.data_path or task.config.data_path) / "test.csv"
+    table = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
     label = (task.config.label_column or "label",)
     others = task.class_names or () if task.config.probabilities else label
     folder = listing.find_test_folder(task.config, request.data_path)
@@ -97,18 +97,13 @@ def _columns_of_sample(table: Path, others: Sequence[str], task: ImageTraining) 
     )
 
 
-def _test_table(task: ImageTraining, request: PredictionRequest) -> Path | None:
-    table = Path(request.data_path or task.config.data_path) / "test.csv"
-    return table if table.is_file() else None
-
-
 def predict_classes(
     task: ImageTraining, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
 ) -> dict[str, Any]:
     """Writes the submission; the JSON fields of `tpukit predict`. Every rank must call it."""
     found = find_images(task, request)
     assert task.class_names is not None
-    images = LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
+    images = listing.LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
     probabilities, readable = class_probabilities(task, model, backend, images)
     for other in request.averaged:
         assert isinstance(other.task, ImageTraining)

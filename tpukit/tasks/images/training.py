@@ -18,7 +18,6 @@ from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
 from tpukit.tasks.images.data import augmentation, listing
 from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
-from tpukit.tasks.images.data.listing import LabelledImages
 from tpukit.tasks.images.metrics import chosen_metrics
 from tpukit.tasks.images.model import classifier
 from tpukit.tasks.images.settings import ImagesConfig
@@ -85,7 +84,7 @@ class ImageTraining(Task):
             identity={"data": listing.identity_of(train, valid)},
         )
 
-    def samples(self, images: LabelledImages, *, augment: bool = False) -> ImageFiles:
+    def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:
         """A data set of these images."""
         skip = self.config.damaged == "skip"
         return ImageFiles(images, self.input.side, augment=augment, skip_damaged=skip)

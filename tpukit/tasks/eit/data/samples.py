@@ -112,8 +112,8 @@ class Samples:
         """SHA-256 of the content; of a pack it was computed when that was built."""
         if not isinstance(self.xs, np.memmap):
             return _digest(self.ys, self.xs)
-        digest: str = json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
-        return digest
+        meta = Path(str(self.xs.filename)).with_name(META)
+        return str(json.loads(meta.read_text())["digest"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""

@@ -10,8 +10,8 @@ Where no part is for validation, a fraction of each class is.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +28,11 @@ TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("valid", "val", "validation")
 IMAGE_FOLDERS = ("train_images", "images", "train")
 TEST_FOLDERS = ("test_images", "test", "images")
-UNLABELLED = TEST_FOLDERS[:2]
-"""Beside folders of classes they are none."""
 PARTS = ("train", "test", "val")
 """What the names of parts contain."""
 FOLD_NAMES = ("fold", "folds", "kfold")
 """Columns of a table that look like folds."""
+NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 SPLIT_SEED = 0
 
 
@@ -99,9 +98,8 @@ def find_training_images(
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.parent
         train = labelled(table, rows, config, folder, classes)
         return train.split(_validation_rows(table, rows, train, config))
-    _require_table(config)
     inner = _existing(root, TRAINING_FOLDERS)
-    train = read_class_folders(inner or root, classes, beside=() if inner else UNLABELLED)
+    train = read_class_folders(inner or root, classes, beside=() if inner else TEST_FOLDERS[:2])
     valid = _existing(root, VALIDATION_FOLDERS) if inner else None
     if valid is not None:
         return train, read_class_folders(valid, train.classes)
@@ -124,15 +122,6 @@ def _validation_rows(
     return stratified_groups(images.labels, groups, config.valid_fraction)
 
 
-def _require_table(config: ImagesConfig) -> None:
-    for name in ("fold", "fold_column", "group_column"):
-        if getattr(config, name) is not None:
-            raise DataError(
-                f"{name}: {config.data_path} has no table of ids and labels.",
-                "Name one in the data path: --set table=train.csv",
-            )
-
-
 def unused_fold(config: ImagesConfig) -> str | None:
     """The column of the training table that looks like folds, where no setting uses it."""
     table = _table(config)
@@ -143,12 +132,14 @@ def unused_fold(config: ImagesConfig) -> str | None:
 
 
 def _table(config: ImagesConfig) -> Path | None:
+    """The table of ids and labels. Raises DataError where a setting needs one that is not there."""
     table = Path(config.data_path) / (config.table or "train.csv")
-    if config.table is not None and not table.is_file():
-        raise DataError(
-            f"table {config.table!r}: there is no file {table}.",
-            "Give its name in the data path: --set table=train.csv",
-        )
+    for name in ("table", "fold", "fold_column", "group_column"):
+        if getattr(config, name) is not None and not table.is_file():
+            raise DataError(
+                f"{name} {getattr(config, name)!r}: there is no table {table}.",
+                "Name one of ids and labels in the data path: --set table=train.csv",
+            )
     return table if table.is_file() else None
 
 
@@ -282,17 +273,8 @@ def labelled(
 
 
 def numbers_first(names: Iterable[str]) -> list[str]:
-    """Classes: finite numbers as numbers, then the other names."""
-
-    def key(name: str) -> tuple[bool, float, str]:
-        try:
-            number = float(name)
-        except ValueError:
-            number = math.inf
-        finite = math.isfinite(number)
-        return not finite, number if finite else 0.0, name
-
-    return sorted(names, key=key)
+    """Classes: numbers (not "nan", which has no order) by their size, then the other names."""
+    return sorted(names, key=lambda n: (0, float(n), n) if NUMBER.fullmatch(n) else (1, 0.0, n))
 
 
 def column_of(
