@@ -95,7 +95,7 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
                 "the data has no validation images.", "Name listing.labelled images: --data FOLDER"
             )
         learned = request.run.checkpoint.state.identity.get("data") if request.run else None
-        if learned not in (None, listing.identity_of(train, valid)):
+        if learned not in (None, f"{train.digest()}{valid.digest()}"):
             log("warning: these are not the images or the parts that the run was trained with:"
                 " it may have learned some of those that it is tested on.")  # fmt: skip
         return valid

@@ -81,7 +81,7 @@ class ImageTraining(Task):
                 CLASSES_FILE: json.dumps(list(train.classes)).encode(),
                 COUNTS_FILE: json.dumps(list(self.class_counts)).encode(),
             },
-            identity={"data": listing.identity_of(train, valid)},
+            identity={"data": f"{train.digest()}{valid.digest()}"},
         )
 
     def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:

@@ -72,11 +72,6 @@ class LabelledImages:
         return self.part({*range(len(self))} - copies), self.part(copies)
 
 
-def identity_of(train: LabelledImages, valid: LabelledImages) -> str:
-    """What a run records of its images."""
-    return f"{train.digest()}{valid.digest()}"
-
-
 def find_training_images(
     config: ImagesConfig, classes: Sequence[str] | None = None
 ) -> tuple[LabelledImages, LabelledImages]:
