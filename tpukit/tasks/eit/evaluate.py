@@ -100,7 +100,7 @@ def _report(
     }
     _draw(frames, ways, measured, out)
     if frames.xs is None:
-        log(f"{frames.title} has no images to compare with: no metrics.")
+        log(f"{frames.title}: no metrics, as not every file has an image (`xs`) to compare with.")
     else:
         for name, values in measured.items():
             metric, way, suffix = name.partition("_")
