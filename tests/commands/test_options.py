@@ -17,6 +17,7 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.errors import ConfigError
+from tpukit.registry.classes import find_task, make_task
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Preset
 
@@ -143,3 +144,22 @@ def test_units_that_cannot_be_read_are_named(parsed):
         parsed("--max-time", "soon")
     with pytest.raises(ConfigError, match="invalid amount of memory 'much'"):
         parsed("--memory-limit", "much")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("False", False), ("True", True), ("false", False), ("0.5", 0.5), ("no", "no"), ("01", "01")],
+)
+def test_a_setting_is_read_as_people_write_it(parsed, text, value):
+    """Python's False was a text, and with it true."""
+    found = parsed("--set", f"deep={text}").task["deep"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_text_is_no_boolean_of_a_task():
+    """`--set refinement=off` was ignored, `--set probabilities=no` was true."""
+    for name, setting in (("eit", "refinement"), ("images", "probabilities")):
+        with pytest.raises(ConfigError, match=f"{setting} 'no' is not true or false"):
+            make_task(find_task(name), {setting: "no"}, "data")
+    task = make_task(find_task("eit"), {"refinement": False, "size": "tiny"}, "data")
+    assert task.config.refinement is False

@@ -1,6 +1,7 @@
 """Standard output as a contract: people's text, or one JSON object and nothing else."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,18 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback o
 def shown_in_cell() -> bool:
     """Whether a notebook's cell shows this command's result as tables and pictures."""
     return RESULT_VARIABLE in os.environ
+
+
+def plain(value: Any) -> Any:
+    """A task's JSON fields: single numbers of numpy and torch as Python's, None for one that is not
+    finite."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Output:

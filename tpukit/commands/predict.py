@@ -11,7 +11,7 @@ import typer
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import build_own, default_run
 from tpukit.commands.options.training import parse_settings
-from tpukit.commands.output import DebugOption, JsonOption, Output
+from tpukit.commands.output import DebugOption, JsonOption, Output, plain
 from tpukit.commands.running import TaskOptions, UseHardware, hardware_options, use_in_all_ranks
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
@@ -90,7 +90,7 @@ def prediction(
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         found = method(model, backend, request, log)
-        fields = expect(found, dict, method, "a dict of JSON fields")
+        fields: dict[str, Any] = plain(expect(found, dict, method, "a dict of JSON fields"))
         if sample is not None and backend.is_main:
             match_sample(_written(fields, request), sample, log)
         return fields

@@ -60,8 +60,8 @@ def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Writes rows to a CSV file atomically."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    """Writes rows to a CSV file atomically; names of files keep the bytes that they have."""
+    with replacing(path) as partial, partial.open("w", -1, "utf-8", "surrogateescape", "") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.knowledge.setting_names import nearest_setting
 from tpukit.registry.declared import registered
-from tpukit.train.config import TrainConfig
+from tpukit.train.config import TrainConfig, field_problems
 from tpukit.train.task import Task
 from tpukit.train.user_code import (
     USER_MODULE,
@@ -140,6 +140,11 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
             f"Did you mean {near}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",
         )
+    hints = get_type_hints(cls.options) if cls.options else {}
+    flags = {name: v for name, v in settings.items() if hints.get(name) in (bool, bool | None)}
+    if problems := field_problems(flags, hints, str):
+        # The text "no" would be true.
+        raise ConfigError(" ".join(problems.values()))
     if accepted is None or "data_path" in accepted:
         settings = {"data_path": data_path, **settings}
     _require_methods(cls)

@@ -52,7 +52,7 @@ class EvaluationOptions:
     data_path: Path | None = None
     """Folder the data lies in (the run's, else ./data)."""
     limit: int | None = setting(None, COUNT)
-    """Only the first N samples."""
+    """At most N samples."""
     batch_size: int | None = setting(None, BATCH)
     """Samples in a batch, over all devices."""
     seed: int = setting(0, SEED)

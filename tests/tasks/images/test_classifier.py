@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
 from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.images.evaluate import accuracies
 from tpukit.tasks.images.model.classifier import input_format, layer_groups, load_pretrained
 from tpukit.tasks.images.predict import neutral_row
 from tpukit.tasks.images.settings import ImagesConfig
@@ -20,13 +21,15 @@ def make_task(**settings):
     return ImagesTask(**{"model": "test_vit", "classes": 4, **settings})
 
 
-def test_images_reach_the_model_as_timm_would_give_them():
-    task = make_task()
+@pytest.mark.parametrize("model", ["test_vit", "convnext_tiny.in12k_ft_in1k_384"])
+def test_images_reach_the_model_as_timm_would_give_them(model):
+    """Their middle, or (by `crop_mode`) distorted into a square."""
+    task = make_task(model=model)
     pixels = np.random.default_rng(0).integers(0, 255, (170, 200, 3), np.uint8)
     image = Image.fromarray(pixels)
     drawn = task.draw({"image": image, "label": 0, "augment": False}, sample_rng(0, 0, 0))
     ours = task.input.normalised(drawn["image"][None])
-    data = resolve_data_config({}, model=timm.create_model("test_vit"))
+    data = resolve_data_config({}, pretrained_cfg=timm.get_pretrained_cfg(model).to_dict())
     torch.testing.assert_close(ours[0], create_transform(**data)(image), atol=2e-6, rtol=1e-6)
 
 
@@ -66,6 +69,26 @@ def test_weights_of_another_model_are_refused(tmp_path):
         task = make_task(pretrained=str(tmp_path / name))
         with pytest.raises(DataError, match=says):
             load_pretrained(task.build_model(None), task.config)
+
+
+def test_equal_scores_and_nan_are_no_right_answers():
+    """As `test` counts them: of equal scores the first class is the predicted one."""
+    scores = torch.zeros(4, 8)
+    scores[2, 3], scores[3] = 1.0, torch.nan
+    labels, pixels = torch.tensor([0, 6, 3, 0]), torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    found = make_task().loss(lambda_module(scores), {"image": pixels, "label": labels})
+    assert found["accuracy"].tolist() == [1, 0, 1, 0]
+    assert found["top5_accuracy"].tolist() == [1, 0, 1, 0]
+    probabilities = scores.softmax(1).numpy()
+    kept = accuracies(probabilities[:3], labels[:3].numpy())
+    assert kept["accuracy"] == kept["top5_accuracy"] == pytest.approx(2 / 3)
+
+
+def lambda_module(scores):
+    """A module in eval mode that gives these scores."""
+    module = torch.nn.Module()
+    module.forward = lambda images: scores
+    return module.eval()
 
 
 def test_groups_are_timms():

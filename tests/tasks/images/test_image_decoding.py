@@ -26,6 +26,14 @@ def test_grey_and_deep_images_keep_their_range(tmp_path):
     assert (np.abs(wide.astype(int) - RAMP[..., None]) <= 1).all()
 
 
+@pytest.mark.parametrize("most", [1.0, 255.0, 4000.0])
+def test_floating_point_images_keep_their_range(tmp_path, most):
+    """0 to 1, as scikit-image writes them, to 255, or their own."""
+    image = Image.fromarray(RAMP.astype(np.float32) / 255 * most)
+    found = decoded(tmp_path, image, "image.tiff")
+    assert (np.abs(found.astype(int) - RAMP[..., None]) <= 1).all()
+
+
 def test_cmyk_palettes_and_transparency(tmp_path):
     red = decoded(tmp_path, Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "image.jpg")
     assert red[..., 0].min() > 200

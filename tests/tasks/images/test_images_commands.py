@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from pathlib import Path
 
 import pytest
 from runs import (
@@ -13,6 +14,9 @@ from runs import (
     same_bytes,
     tpukit,
 )
+
+import tpukit as tpukit_api
+from tpukit.errors import DataError
 
 SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--set", "mixup=0.8",
          "--set", "cutmix=1.0", "--set", "layer_decay=0.9",
@@ -84,6 +88,29 @@ def test_evaluation_writes_metrics_and_pictures(trained, tmp_path):
     assert all(
         (tmp_path / name).stat().st_size > 5000 for name in ("confusion.png", "mistakes.png")
     )
+
+
+def test_the_images_that_are_tested_are_those_meant(shapes, trained, tmp_path):
+    """A table's, whose ids images of another part may have; some of each class; the run's own."""
+    folder = tmp_path / "shapes"
+    shutil.copytree(shapes, folder)
+
+    def tested(**options):
+        lines = []
+        tpukit_api.evaluate(trained, hw="cpu", data_path=folder, out=tmp_path / "out",
+                            log=lines.append, **options)  # fmt: skip
+        rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+        return rows, [line for line in lines if line.startswith("warning")]
+
+    with pytest.raises(DataError, match=r"'000000' is .*/test/000000\.png or .*/valid/") as caught:
+        tested(data="test_labels.csv")
+    assert "--set folder=NAME" in caught.value.hint
+    rows, _ = tested(data="test_labels.csv", settings={"folder": "test"})
+    assert {Path(row["file"]).parent for row in rows} == {folder / "test"} and len(rows) == 16
+    rows, warnings = tested(limit=8)
+    assert len({row["label"] for row in rows}) == 8 and not warnings
+    next((folder / "valid" / "star").iterdir()).rename(folder / "train" / "star" / "moved.png")
+    assert "may have learned some of those" in tested(limit=8)[1][0]
 
 
 def test_a_submission_has_the_ids_and_the_order_of_the_sample(shapes, trained, tmp_path):

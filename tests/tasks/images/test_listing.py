@@ -98,6 +98,84 @@ def test_what_a_notebook_leaves_beside_images_is_none(tmp_path):
     assert train.classes == ("cat", "dog") and len(train) == 2
 
 
+def test_folders_that_are_no_classes(tmp_path):
+    """An archive's own folder, parts under other names, images to predict beside the classes."""
+    for part in ("archive/shapes", "sets/training_set", "sets/test_set", "both/Training",
+                 "both/Validation", "flat"):  # fmt: skip
+        for name in ("cat", "dog"):
+            put(tmp_path / part / name / "1.png")
+    put(tmp_path / "flat" / "test" / "1.png")
+    for place, hint in (("archive", "archive/shapes"), ("sets", "sets/training_set")):
+        with pytest.raises(DataError, match="no classes to tell apart") as caught:
+            find(tmp_path / place)
+        assert caught.value.hint == f"Give the folder of cat, dog: --data-path {tmp_path / hint}"
+    train, valid = find(tmp_path / "both")
+    assert [len(train), len(valid)] == [2, 2] and valid.classes == ("cat", "dog")
+    assert find(tmp_path / "flat", valid_fraction=0.0)[0].classes == ("cat", "dog")
+
+
+def test_numbers_are_in_their_order_in_every_process(tmp_path):
+    """quadratic_kappa takes it; ranks that sorted "nan" otherwise would learn other labels."""
+    for name in ("10", "9", "nan", "-1.5", "inf", "a"):
+        put(tmp_path / name / "1.png")
+    train, _ = find(tmp_path, valid_fraction=0.0)
+    assert train.classes == ("-1.5", "9", "10", "a", "inf", "nan")
+    # A run that began with another order keeps it, and its files' order.
+    before = sorted(train.classes)
+    again, _ = find(tmp_path, classes=before, valid_fraction=0.0)
+    assert again.classes == tuple(before) and again.labels == tuple(range(6))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fold": 0}, {"valid_fraction": 0.5}])
+def test_the_copies_of_an_image_are_in_one_part(tmp_path, settings):
+    """Rows that are there twice, as where a rare class is repeated."""
+    rows = [f"{i % 20},{'ab'[i % 2]},{i // 4 % 5}" for i in range(60)]
+    for i in range(20):
+        put(tmp_path / "train" / f"{i}.png")
+    (tmp_path / "train.csv").write_text("\n".join(["id,label,fold", *rows]))
+    train, valid = find(tmp_path, **settings)
+    assert len(train) + len(valid) == 60 and len(valid)
+    assert not {*train.files} & {*valid.files}
+    (tmp_path / "train.csv").write_text("id,label\n1,a\n2,b\n1.png,b\n")
+    with pytest.raises(DataError, match=r"line 4: .*1\.png is 'b', above it is 'a'"):
+        find(tmp_path)
+
+
+def test_what_spreadsheets_and_pandas_add_to_a_table(tmp_path):
+    """Blanks around a label; the numbers of the rows, as a column without a name."""
+    for name in "0123":
+        put(tmp_path / "train" / f"{name}.png")
+    for index in ("", "Unnamed: 0"):
+        rows = "0,3,cat\n1,2, cat\n2,1,dog \n3,0,dog\n"
+        (tmp_path / "train.csv").write_text(f"{index},id,label\n{rows}")
+        train, _ = find(tmp_path, valid_fraction=0.0)
+        assert train.classes == ("cat", "dog")
+        assert [file[-5] for file in train.files] == list("3210")
+    (tmp_path / "train.csv").write_text(",label\n1,cat\n2,dog\n")
+    assert [file[-5] for file in find(tmp_path, valid_fraction=0.0)[0].files] == ["1", "2"]
+    (tmp_path / "train.csv").write_text("id,breed\n0,cat\n1,cat\n")
+    with pytest.raises(DataError, match="every breed is 'cat'"):
+        find(tmp_path)
+
+
+def test_a_class_keeps_images_to_learn_from(tmp_path):
+    for name, count in (("cat", 1), ("dog", 2), ("fox", 10)):
+        for i in range(count):
+            put(tmp_path / name / f"{i}.png")
+    train, valid = find(tmp_path, valid_fraction=0.9)
+    assert [part.labels.count(k) for part in (train, valid) for k in range(3)] == [1, 1, 1, 0, 1, 9]
+
+
+def test_names_in_another_encoding(tmp_path):
+    """Latin-1, as an archive from Windows leaves them."""
+    for name in ("cat", "dog"):
+        put(tmp_path / name / "1.png")
+        (tmp_path / name / "1.png").rename(tmp_path / name / "caf\udce9.png")
+        (tmp_path / name).rename(tmp_path / f"{name}\udce9")
+    train, valid = find(tmp_path)
+    assert len({train.digest(), valid.digest()}) == 2
+
+
 def test_ids_without_a_table(tmp_path):
     """Names, or paths where two images have one name."""
     put(tmp_path / "a" / "1.jpg")
@@ -199,5 +277,5 @@ def test_a_group_is_in_one_part_alone(table, fraction):
 
 def test_folds_and_groups_need_a_table(tmp_path):
     put(tmp_path / "cat" / "1.png")
-    with pytest.raises(DataError, match=r"group_column: .* has no table"):
+    with pytest.raises(DataError, match=r"group_column 'patient': there is no table"):
         find(tmp_path, group_column="patient")

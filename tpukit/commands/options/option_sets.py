@@ -111,7 +111,8 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def read_value(text: str) -> Any:
-    """A value as in TOML, else text."""
+    """A value as in TOML, a boolean as in Python, else text."""
+    text = text.lower() if text in ("True", "False") else text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # not TOML, or beyond what Python reads of it

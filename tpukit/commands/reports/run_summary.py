@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tpukit.commands.reports.inline import notebook_display, show_picture, show_table
 from tpukit.errors import ConfigError
 from tpukit.train.report.pictures import pictures_of
-from tpukit.train.run_folder import RunFolder, read_config
+from tpukit.train.run_folder import RunFolder, read_config, read_last_best
 from tpukit.train.run_log import loss_curve, read_metrics
 
 if TYPE_CHECKING:
@@ -76,8 +75,9 @@ def summary_rows(folder: RunFolder) -> Iterator[tuple[str, str]]:
     yield "loss", f"{train[0]['loss']:.4g} -> {last['loss']:.4g}"
     if valid:
         yield "validation", _numbers(valid[-1])
-        best = min(valid, key=lambda row: row.get("valid_loss", math.inf))
-        yield "best", f"{_numbers(best)} at step {best['step']}"
+        best = read_last_best(folder).get("step")
+        for row in [row for row in valid if row["step"] == best][-1:]:
+            yield "best", f"{_numbers(row)} at step {row['step']}"
     if pictures := pictures_of(folder.path):
         yield "pictures", ", ".join(str(p.relative_to(folder.path)) for p in pictures)
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.io.files import write_csv, writing_errors
+from tpukit.io.files import write_csv, write_file, writing_errors
 from tpukit.tasks.eit.baseline import noser, tikhonov
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.metrics import RANGES, Values, measure_all, pooled_rmse
 from tpukit.tasks.eit.model.diffusion import Reconstructions
-from tpukit.tasks.eit.pictures import draw_grid, save_predictions
+from tpukit.tasks.eit.pictures import ENCODERS, draw_grid
 from tpukit.tasks.eit.predict import Log, Trained, sample_images
 from tpukit.tasks.eit.settings import SamplingOptions
 from tpukit.train.evaluation import mean_interval
@@ -80,7 +80,8 @@ def _report(
     """Writes predictions, picture and metrics; returns the JSON fields."""
     images = {f"images{way.suffix}": way.images for way in ways}
     truth = {} if frames.xs is None else {"truth": frames.xs}
-    save_predictions(out, {**images, **truth}, frames.names)
+    for suffix, encode in ENCODERS.items():
+        write_file(out / f"predictions{suffix}", encode({**images, **truth}, frames.names))
     result: dict[str, Any] = {
         "task": "eit",
         "data": data,
@@ -99,7 +100,7 @@ def _report(
     }
     _draw(frames, ways, measured, out)
     if frames.xs is None:
-        log(f"{frames.title} has no images to compare with: no metrics.")
+        log(f"{frames.title}: no metrics, as not every file has an image (`xs`) to compare with.")
     else:
         for name, values in measured.items():
             metric, way, suffix = name.partition("_")

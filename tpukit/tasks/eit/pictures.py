@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.io.files import write_file, write_picture
+from tpukit.io.files import write_picture
 from tpukit.tasks.eit.metrics import Images, disk_mask
 
 INCHES = 1.5
@@ -58,12 +58,6 @@ def draw_grid(
     write_picture(path, figure)
 
 
-def save_predictions(folder: Path, arrays: Mapping[str, NDArray[Any]], names: list[str]) -> None:
-    """Writes `predictions.npz` and `predictions.mat`: the arrays and the samples' names."""
-    write_file(folder / "predictions.npz", encode_predictions(arrays, names))
-    write_file(folder / "predictions.mat", encode_matlab(arrays, names))
-
-
 def encode_predictions(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes:
     """An `.npz` with the arrays and `names`."""
     stream = io.BytesIO()
@@ -78,3 +72,6 @@ def encode_matlab(arrays: Mapping[str, NDArray[Any]], names: list[str]) -> bytes
     stream = io.BytesIO()
     savemat(stream, {**arrays, "names": np.array(names, dtype=object)}, do_compression=True)
     return stream.getvalue()
+
+
+ENCODERS = {".npz": encode_predictions, ".mat": encode_matlab}

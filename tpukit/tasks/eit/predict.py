@@ -14,16 +14,15 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_file, writing_errors
 from tpukit.io.progress import Progress
 from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, Normalisation, data_normalisation
-from tpukit.tasks.eit.data.measured import TestSet, check_units, open_test_set
+from tpukit.tasks.eit.data.measured import KNOWN, TestSet, check_units, open_test_set
 from tpukit.tasks.eit.data.voltages import SYMMETRIES, voltage_map
 from tpukit.tasks.eit.metrics import correlation
 from tpukit.tasks.eit.model.diffusion import Diffusion, Reconstructions, Sampler, View
-from tpukit.tasks.eit.pictures import encode_matlab, encode_predictions
+from tpukit.tasks.eit.pictures import ENCODERS
 from tpukit.tasks.eit.settings import EITConfig, SamplingOptions
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
 
 Log = Callable[[str], None]
-ENCODERS = {".npz": encode_predictions, ".mat": encode_matlab}
 ROWS_PER_DEVICE = 16
 COMPARED = 16
 """Frames on which it is seen whether the network treats symmetric measurements alike."""
@@ -61,7 +60,8 @@ def sample_images(
     """`samples` images of each frame. They see it turned and mirrored where the network follows the
     electrodes' symmetries. Every rank must call it."""
     options, backend = request.options or SamplingOptions(), trained.backend
-    normalisation = trained.normalisation or data_normalisation(request.data_path or DEFAULT_FOLDER)
+    named = Path(request.data) if request.data and request.data not in KNOWN else DEFAULT_FOLDER
+    normalisation = trained.normalisation or data_normalisation(request.data_path or named)
     if warning := check_units(frames, normalisation):
         log(f"warning: {warning}")
     mean, std = normalisation.mean, normalisation.std

@@ -14,22 +14,10 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import loader_workers
 from tpukit.io.files import write_csv, writing_errors
 from tpukit.io.process import WorkerInit
+from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, name_files
-from tpukit.tasks.images.data.listing import (
-    LabelledImages,
-    find_training_images,
-    labelled,
-    read_class_folders,
-    table_rows,
-)
-from tpukit.tasks.images.metrics import (
-    Probabilities,
-    accuracy,
-    balanced_accuracy,
-    chosen_metrics,
-    confusion_matrix,
-    log_loss,
-)
+from tpukit.tasks.images.data.listing import LabelledImages
+from tpukit.tasks.images.metrics import Probabilities, chosen_metrics, confusion_matrix, log_loss
 from tpukit.tasks.images.pictures import draw_confusion, draw_mistakes
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.training import ImageTraining
@@ -41,17 +29,17 @@ Log = Callable[[str], None]
 SHOWN_MISTAKES = 12
 ROWS_PER_DEVICE = 64
 """Rows of an evaluation batch on each device."""
-Z = 1.959964
-"""Half width of the normal distribution's 95 % interval, in standard deviations."""
 
 
 def evaluate_classes(
     task: ImageTraining, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
 ) -> dict[str, Any]:
     """The JSON fields of `tpukit test`. Every rank must call it; rank 0 writes."""
-    images = _test_images(task, request)
+    images = _test_images(task, request, log)
     if request.limit is not None:
-        images = images.part(range(min(request.limit, len(images))))
+        # Evenly: the first would be those of the first class.
+        count = min(request.limit, len(images))
+        images = images.part(np.linspace(0, len(images) - 1, count).astype(int).tolist())
     if task.config.damaged == "stop":
         check_headers(images.files)
     probabilities, readable = class_probabilities(task, model, backend, images, request.batch_size)
@@ -94,26 +82,32 @@ def class_probabilities(
     return found[:, :-1], found[:, -1] > 0
 
 
-def _test_images(task: ImageTraining, request: EvaluationRequest) -> LabelledImages:
+def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> LabelledImages:
     """The run's validation images, or a folder or table with labels."""
     settings = {**vars(task.config)}
     if request.data_path is not None:
         settings["data_path"] = str(request.data_path)
     config, classes = ImagesConfig(**settings), task.class_names
     if request.data in (None, "valid"):
-        _, valid = find_training_images(config, classes)
+        train, valid = listing.find_training_images(config, classes)
         if not len(valid):
             raise DataError(
-                "the data has no validation images.", "Name labelled images: --data FOLDER"
+                "the data has no validation images.", "Name listing.labelled images: --data FOLDER"
             )
+        learned = request.run.checkpoint.state.identity.get("data") if request.run else None
+        if learned not in (None, f"{train.digest()}{valid.digest()}"):
+            log("warning: these are not the images or the parts that the run was trained with:"
+                " it may have learned some of those that it is tested on.")  # fmt: skip
         return valid
     if request.data == "train":
-        return find_training_images(config, classes)[0]
+        return listing.find_training_images(config, classes)[0]
     for path in (Path(request.data or ""), Path(config.data_path) / (request.data or "")):
         if path.is_dir():
-            return read_class_folders(path, classes)
+            return listing.read_class_folders(path, classes)
         if path.is_file():
-            return labelled(path, table_rows(path), config, classes)
+            # Of any part: an id that two of them have is an error.
+            folder = listing.named_folder(config) or Path(config.data_path)
+            return listing.labelled(path, listing.table_rows(path), config, folder, classes)
     raise DataError(
         f"--data {request.data}: there is no such folder or table.",
         "Give valid, train, a folder of class folders, or a CSV of ids and labels.",
@@ -123,22 +117,20 @@ def _test_images(task: ImageTraining, request: EvaluationRequest) -> LabelledIma
 # -- metrics -------------------------------------------------------------------------------------
 def accuracies(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, float]:
     """Top-1, top-5 (of more than five classes), the mean of the classes' own, and the loss."""
-    found = {
-        "accuracy": accuracy(probabilities, labels),
-        "balanced_accuracy": balanced_accuracy(probabilities, labels),
-        "loss": log_loss(probabilities, labels),
-    }
+    found = chosen_metrics(("accuracy", "balanced_accuracy"), probabilities, labels)
+    found["loss"] = log_loss(probabilities, labels)
     if probabilities.shape[1] > 5:
-        own = probabilities[np.arange(len(labels)), labels]
-        found["top5_accuracy"] = float(((probabilities > own[:, None]).sum(1) < 5).mean())
+        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :5]
+        found["top5_accuracy"] = float((best == labels[:, None]).any(1).mean())
     return found
 
 
 def proportion_interval(share: float, count: int) -> list[float]:
     """95 % confidence interval of a proportion (Wilson, 1927)."""
-    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z * np.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
-    return [float(centre - half), float(centre + half)]
+    from scipy.stats import binomtest
+
+    ends = binomtest(round(share * count), count).proportion_ci(method="wilson")
+    return [float(ends.low), float(ends.high)]
 
 
 def _report(
@@ -156,12 +148,12 @@ def _report(
     metrics |= {name: value for name, value in chosen.items() if np.isfinite(value)}
     counted = [name for name in ("accuracy", "top5_accuracy") if name in metrics]
     intervals = {name: proportion_interval(metrics[name], len(labels)) for name in counted}
+    _write_predictions(out / "predictions.csv", images, probabilities)
     confusion, mistakes = out / "confusion.png", out / "mistakes.png"
     draw_confusion(confusion, confusion_matrix(predicted, labels, len(images.classes)),
                    images.classes)  # fmt: skip
     worst = worst_mistakes(probabilities, labels)[:SHOWN_MISTAKES]
     draw_mistakes(mistakes, images, probabilities, worst, task.input.side)
-    _write_predictions(out / "predictions.csv", images, probabilities)
     low, high = intervals["accuracy"]
     log(
         f"{len(images)} images of {len(images.classes)} classes: accuracy"

@@ -29,8 +29,10 @@ def draw_confusion(path: Path, counts: NDArray[np.int64], classes: Sequence[str]
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     if len(classes) <= NAMED_CLASSES:
-        axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8)
-        axes.set_yticks(range(len(classes)), classes, fontsize=8)
+        # Of names in another encoding than UTF-8 a byte cannot be drawn.
+        names = [name.encode(errors="replace").decode() for name in classes]
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8, parse_math=False)
+        axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     if len(classes) <= COUNTED_CLASSES:
         for row, column in np.argwhere(counts):
             colour = "white" if shares[row, column] > 0.5 else "black"
@@ -61,10 +63,11 @@ def draw_mistakes(
     for cell, place in zip(cells, places, strict=False):
         best = int(probabilities[place].argmax())
         cell.imshow(decode(images.files[place], side))
-        cell.set_title(
+        title = (
             f"{images.classes[images.labels[place]]}\npredicted {images.classes[best]}"
-            f" {probabilities[place, best]:.0%}\n{Path(images.files[place]).name}",
-            fontsize=7,
+            f" {probabilities[place, best]:.0%}\n{Path(images.files[place]).name}"
         )
+        title = title.encode(errors="replace").decode()
+        cell.set_title(title, fontsize=7, parse_math=False)
     figure.tight_layout()
     write_picture(path, figure)

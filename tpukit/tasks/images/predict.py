@@ -13,16 +13,8 @@ from torch import nn
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_csv, writing_errors
+from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, first_names
-from tpukit.tasks.images.data.listing import (
-    LabelledImages,
-    column_of,
-    files_of,
-    find_test_folder,
-    ids_of,
-    image_files,
-    table_rows,
-)
 from tpukit.tasks.images.evaluate import Log, class_probabilities
 from tpukit.tasks.images.metrics import Probabilities
 from tpukit.tasks.images.training import ImageTraining
@@ -49,21 +41,24 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
 
     Raises DataError naming what is missing.
     """
-    table = request.sample_submission or request.test_csv or _test_table(task, request)
+    beside = Path(request.data_path or task.config.data_path) / "test.csv"
+    table = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
     label = (task.config.label_column or "label",)
     others = task.class_names or () if task.config.probabilities else label
-    folder = find_test_folder(task.config, request.data_path)
+    folder = listing.find_test_folder(task.config, request.data_path)
     if table is None:
-        files = image_files(folder)
+        files = listing.image_files(folder)
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
-        return ToPredict(ids_of(files, folder), files, (task.config.id_column or "id", *others))
-    rows = table_rows(table)
-    column = column_of(table, rows, task.config.id_column, 0, "id_column")
+        return ToPredict(
+            listing.ids_of(files, folder), files, (task.config.id_column or "id", *others)
+        )
+    rows = listing.table_rows(table)
+    column = listing.column_of(table, rows, "id_column", task.config.id_column, needed=1)
     if request.sample_submission is not None:
         others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
     ids = [row[column] for row in rows]
-    return ToPredict(ids, files_of(ids, folder, str(table)), (column, *others))
+    return ToPredict(ids, listing.files_of(ids, folder, str(table)), (column, *others))
 
 
 def check_images(task: ImageTraining, request: PredictionRequest) -> None:
@@ -102,18 +97,13 @@ def _columns_of_sample(table: Path, others: Sequence[str], task: ImageTraining) 
     )
 
 
-def _test_table(task: ImageTraining, request: PredictionRequest) -> Path | None:
-    table = Path(request.data_path or task.config.data_path) / "test.csv"
-    return table if table.is_file() else None
-
-
 def predict_classes(
     task: ImageTraining, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
 ) -> dict[str, Any]:
     """Writes the submission; the JSON fields of `tpukit predict`. Every rank must call it."""
     found = find_images(task, request)
     assert task.class_names is not None
-    images = LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
+    images = listing.LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
     probabilities, readable = class_probabilities(task, model, backend, images)
     for other in request.averaged:
         assert isinstance(other.task, ImageTraining)

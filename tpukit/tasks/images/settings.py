@@ -22,6 +22,8 @@ RANGES = {
 }
 
 
+NAMES = ("table", "folder", "id_column", "label_column", "fold", "fold_column", "group_column",
+         "damaged_row")  # fmt: skip
 CHOICES = {
     "damaged": ("stop", "skip"),
     "tta": ("none", "flip"),
@@ -100,8 +102,8 @@ class ImagesConfig:
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
-        # A class or a fold may be named by a number, which `--set` reads as one.
-        for name in ("damaged_row", "fold"):
+        # What is named by a number is read as one by `--set`.
+        for name in NAMES:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(getattr(self, name)))
         names = self.metrics if isinstance(self.metrics, list) else [self.metrics]

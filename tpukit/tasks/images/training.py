@@ -16,28 +16,10 @@ from torch import Tensor, nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
-from tpukit.tasks.images.data.augmentation import (
-    Transform,
-    draw_mix,
-    evaluation_transform,
-    global_generators,
-    mix,
-    not_mixed,
-    partners,
-    share_draws,
-    training_transform,
-)
+from tpukit.tasks.images.data import augmentation, listing
 from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
-from tpukit.tasks.images.data.listing import LabelledImages, find_training_images, unused_fold
 from tpukit.tasks.images.metrics import chosen_metrics
-from tpukit.tasks.images.model.classifier import (
-    InputFormat,
-    build_classifier,
-    input_format,
-    layer_groups,
-    load_pretrained,
-    require_model,
-)
+from tpukit.tasks.images.model import classifier
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
 
@@ -69,29 +51,25 @@ class ImageTraining(Task):
         class_names, class_counts: a run's classes and their training images; None: the data's.
         """
         self.config = ImagesConfig(**settings)
-        require_model(self.config.model)
+        classifier.require_model(self.config.model)
         self.class_names = None if class_names is None else tuple(class_names)
         self.class_counts = None if class_counts is None else tuple(class_counts)
 
     @cached_property
-    def input(self) -> InputFormat:
+    def input(self) -> classifier.InputFormat:
         """The format of the model's images."""
-        return input_format(self.config)
+        return classifier.input_format(self.config)
 
     @cached_property
-    def transforms(self) -> dict[bool, Transform]:
+    def transforms(self) -> dict[bool, augmentation.Transform]:
         """PIL image -> pixels, by whether it is augmented."""
-        side, interpolation = self.input.side, self.input.interpolation
-        return {
-            True: training_transform(self.config, side, interpolation),
-            False: evaluation_transform(side, interpolation, self.input.crop_pct),
-        }
+        return augmentation.transforms(self.input, self.config)
 
     # -- data ------------------------------------------------------------------------------------
     def datasets(self) -> Datasets:
         """The images of the data path, and their classes."""
-        train, valid = find_training_images(self.config, self.class_names)
-        if is_first_rank() and (column := unused_fold(self.config)) is not None:
+        train, valid = listing.find_training_images(self.config, self.class_names)
+        if is_first_rank() and (column := listing.unused_fold(self.config)) is not None:
             message = f"The table's column {column} is not used; to validate on one of its folds:"
             print(f"{message} --set fold_column={column} --set fold=0", file=sys.stderr, flush=True)
         check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
@@ -106,7 +84,7 @@ class ImageTraining(Task):
             identity={"data": f"{train.digest()}{valid.digest()}"},
         )
 
-    def samples(self, images: LabelledImages, *, augment: bool = False) -> ImageFiles:
+    def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:
         """A data set of these images."""
         skip = self.config.damaged == "skip"
         return ImageFiles(images, self.input.side, augment=augment, skip_damaged=skip)
@@ -128,9 +106,14 @@ class ImageTraining(Task):
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The pixels of a decoded image, with the draws of mixup and cutmix."""
-        with global_generators(int(rng.integers(2**32))):
-            pixels = self.transforms[sample["augment"]](sample["image"])
-        mixed = draw_mix(rng, self.config, self.input.side) if sample["augment"] else not_mixed()
+        if sample["augment"]:
+            with augmentation.global_generators(int(rng.integers(2**32))):
+                pixels = self.transforms[True](sample["image"])
+            mixed = augmentation.draw_mix(rng, self.config, self.input.side)
+        else:
+            # Without the generators, which another thread may be training with.
+            pixels = self.transforms[False](sample["image"])
+            mixed = augmentation.not_mixed()
         weight = self._weight(sample["label"] if sample["augment"] else None)
         return {"image": pixels, "label": sample["label"], **mixed, **weight}
 
@@ -144,7 +127,7 @@ class ImageTraining(Task):
         return {"weight": np.float32(sum(counts) / (len(counts) * counts[label]))}
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
-        batch = share_draws(stack_samples(samples, micro.rows), len(samples))
+        batch = augmentation.share_draws(stack_samples(samples, micro.rows), len(samples))
         unreadable = batch["label"] == NO_IMAGE
         batch["mask"][unreadable] = 0.0
         batch["label"][unreadable] = 0
@@ -153,23 +136,23 @@ class ImageTraining(Task):
     def example_batches(self, rows: int) -> list[Batch]:
         side = self.input.side
         image = torch.zeros(3, side, side, dtype=torch.uint8)
-        sample = {"image": image, "label": 0, **not_mixed(), **self._weight(None)}
+        sample = {"image": image, "label": 0, **augmentation.not_mixed(), **self._weight(None)}
         return [stack_samples([sample] * rows, rows)]
 
     def count_samples(self) -> int:
-        return len(find_training_images(self.config, self.class_names)[0])
+        return len(listing.find_training_images(self.config, self.class_names)[0])
 
     # -- model -----------------------------------------------------------------------------------
     def build_model(self, ops: ModelOps) -> nn.Module:
         classes = self.config.classes if self.class_names is None else len(self.class_names)
-        return build_classifier(self.config, classes)
+        return classifier.build_classifier(self.config, classes)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
         if self.config.pretrained != "none":
-            load_pretrained(model, self.config)
+            classifier.load_pretrained(model, self.config)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
-        return list(layer_groups(model, weight_decay, self.config.layer_decay))
+        return list(classifier.layer_groups(model, weight_decay, self.config.layer_decay))
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Each row's cross-entropy; while training with label smoothing, mixed pairs and weights
@@ -179,21 +162,23 @@ class ImageTraining(Task):
         smoothing = self.config.smoothing if model.training else 0.0
         weight = batch.get("weight") if model.training else None
         if mixes:
-            image = mix(image, batch["share"], batch["box"])
+            image = augmentation.mix(image, batch["share"], batch["box"])
         scores = model(image).float()
         loss = F.cross_entropy(scores, label, reduction="none", label_smoothing=smoothing)
         if mixes:
             other = F.cross_entropy(
-                scores, partners(label), reduction="none", label_smoothing=smoothing
+                scores, augmentation.partners(label), reduction="none", label_smoothing=smoothing
             )
             parts = batch["share"], 1 - batch["share"]
             if weight is not None:
-                parts = parts[0] * weight, parts[1] * partners(weight)
+                parts = parts[0] * weight, parts[1] * augmentation.partners(weight)
                 weight = parts[0] + parts[1]
                 parts = parts[0] / weight, parts[1] / weight
             loss = parts[0] * loss + parts[1] * other
-        own = scores.gather(1, label[:, None])
-        better = (scores > own).sum(1)
+        target = label[:, None]
+        own, classes = scores.gather(1, target), torch.arange(scores.shape[1], device=label.device)
+        # Of equal scores the first class counts as the best, as for `argmax`; NaN is never right.
+        better = (~(scores <= own) | ((scores == own) & (classes < target))).sum(1)
         right = {"accuracy": (better < 1).float()}
         if scores.shape[1] > 5:
             right["top5_accuracy"] = (better < 5).float()

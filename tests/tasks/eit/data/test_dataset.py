@@ -24,7 +24,7 @@ from tpukit.tasks.eit.data.dataset import (
     open_split,
     save_normalisation,
 )
-from tpukit.tasks.eit.data.samples import has_image, list_samples, load_samples, read_sample
+from tpukit.tasks.eit.data.samples import list_samples, load_samples, read_sample
 from tpukit.tasks.eit.data.voltages import voltage_map
 from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 from tpukit.tasks.eit.task import EITTask
@@ -404,14 +404,12 @@ def test_an_unreadable_file(tmp_path):
     (tmp_path / "gone.npz").symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataError, match="cannot be read"):
         read_sample(tmp_path / "gone.npz")
-    with pytest.raises(DataError):
-        has_image(tmp_path / "gone.npz")
 
 
 def test_flat_voltages_are_taken_too(tmp_path):
     np.savez(tmp_path / "flat.npz", ys=YS[:, 0])
-    assert read_sample(tmp_path / "flat.npz", image=False)[0].shape == (208,)
-    assert not has_image(tmp_path / "flat.npz")
+    ys, xs = read_sample(tmp_path / "flat.npz", image=False)
+    assert ys.shape == (208,) and xs is None
 
 
 def test_missing_and_bad_normalisation(tmp_path):

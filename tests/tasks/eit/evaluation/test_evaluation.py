@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from runs import failure, result, tpukit
 from scipy.io import loadmat
 
+from tpukit import evaluate as evaluate_api
 from tpukit.errors import DataError
 from tpukit.tasks.eit import evaluate
 from tpukit.tasks.eit.data.dataset import Normalisation
@@ -19,6 +20,7 @@ from tpukit.tasks.eit.data.voltages import SYMMETRIES
 from tpukit.tasks.eit.evaluate import Reconstructed
 from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 from tpukit.tasks.eit.pictures import draw_grid
+from tpukit.tasks.eit.task import EITTask
 
 METRICS = ("correlation", "rmse", "psnr", "ssim")
 
@@ -281,6 +283,28 @@ def test_grid_of_one_row_without_notes(tmp_path):
     images = np.random.default_rng(0).uniform(-1, 1, (1, 128, 128))
     draw_grid(tmp_path / "grid.png", {"ours": images}, ["a"], {}, "caption")
     assert imread(tmp_path / "grid.png").ndim == 3
+
+
+def test_a_checkpoint_is_tested_with_the_normalisation_beside_its_folder(tmp_path, monkeypatch):
+    """Not with that of `./data`, where another set lies."""
+    for name, seed in (("data", 0), ("own", 1)):
+        make_dataset(SimulatedData(10, seed, workers=1), tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    network = EITTask(size="tiny").build_model(None)
+    torch.nn.init.normal_(network.voltage_images.linear.weight)
+    torch.save({"model": network.state_dict(), "epoch": 3}, "best.pt")
+
+    def images(**place):
+        fields = evaluate_api(
+            checkpoint="best.pt", settings={"size": "tiny"}, hw="cpu", out="out", sampling_steps=1,
+            log=lambda line: None, **place,
+        )  # fmt: skip
+        return np.load(fields["predictions"])["images"]
+
+    expected = images(data_path="own")
+    np.testing.assert_array_equal(images(data="own/test"), expected)
+    np.testing.assert_array_equal(images(data="own"), expected)
 
 
 @pytest.mark.slow

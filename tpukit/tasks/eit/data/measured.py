@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tpukit.errors import DataError
 from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, Normalisation, existing_data_path
-from tpukit.tasks.eit.data.samples import EXPECTED, has_image, list_samples, read_sample
+from tpukit.tasks.eit.data.samples import EXPECTED, list_samples, read_sample
 
 Floats = NDArray[np.float32]
 
@@ -70,15 +70,14 @@ def open_test_set(data: str, data_path: Path | None, limit: int | None = None) -
     files = list_samples(folder)[:limit]
     if not files:
         raise DataError(f"{folder} holds no .npz file.", EXPECTED)
-    with_images = all(has_image(path) for path in files)
-    pairs = [read_sample(path, image=with_images) for path in files]
+    pairs = [read_sample(path, image=False) for path in files]
     ys = np.stack([ys for ys, _ in pairs]) / known.voltage_scale
     images = [xs for _, xs in pairs if xs is not None]
     return TestSet(
         known.title,
         [path.stem for path in files],
         ys.astype(np.float32),
-        np.stack(images).astype(np.float32) if images else None,
+        np.stack(images).astype(np.float32) if len(images) == len(files) else None,
         known.real,
         REAL_ELECTRODE_DEGREES if known.real else _electrode_degrees(folder),
     )

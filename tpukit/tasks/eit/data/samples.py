@@ -43,7 +43,9 @@ META = "meta.json"
 
 # -- one file --------------------------------------------------------------------------------------
 def read_sample(path: Path, *, image: bool = True) -> tuple[Array, Array | None]:
-    """`ys` (208,) and `xs` (128, 128) of one file, as stored; `xs` None without `image`.
+    """`ys` (208,) and `xs` (128, 128) of one file, as stored.
+
+    image: whether it must have `xs`; else they are None where it has none.
 
     Raises `DataError` naming file and field. Pickled arrays are never loaded.
     """
@@ -53,7 +55,7 @@ def read_sample(path: Path, *, image: bool = True) -> tuple[Array, Array | None]
             raise DataError(f"{path} is a single array, not an .npz.", EXPECTED)
         with loaded as fields:
             ys = _field(path, fields, "ys")
-            xs = _field(path, fields, "xs") if image else None
+            xs = _field(path, fields, "xs") if image or "xs" in fields.files else None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.", EXPECTED) from error
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
@@ -61,15 +63,6 @@ def read_sample(path: Path, *, image: bool = True) -> tuple[Array, Array | None]
     return _checked(path, "ys", ys.reshape(-1) if ys.shape == (VOLTAGES, 1) else ys, (VOLTAGES,)), (
         None if xs is None else _checked(path, "xs", xs, (IMAGE_SIZE, IMAGE_SIZE))
     )
-
-
-def has_image(path: Path) -> bool:
-    """Whether the file holds an image beside its voltages."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return "xs.npy" in archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not an .npz file, or a damaged one.", EXPECTED) from error
 
 
 def _field(path: Path, fields: Any, name: str) -> NDArray[Any]:
@@ -119,8 +112,8 @@ class Samples:
         """SHA-256 of the content; of a pack it was computed when that was built."""
         if not isinstance(self.xs, np.memmap):
             return _digest(self.ys, self.xs)
-        digest: str = json.loads(Path(str(self.xs.filename)).with_name(META).read_text())["digest"]
-        return digest
+        meta = Path(str(self.xs.filename)).with_name(META)
+        return str(json.loads(meta.read_text())["digest"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""

@@ -259,13 +259,6 @@ def quadrant_order(grid: int) -> NDArray[np.int64]:
     return row * grid + column
 
 
-def inverse_order(order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The permutation that undoes `order`."""
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return inverse
-
-
 def relative_positions(window: int) -> Tensor:
     """Index of each (query, key) pair's offset, (window^2, window^2), rows first.
 

@@ -10,21 +10,13 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import ModelOps
-from tpukit.tasks.eit.model.blocks import (
-    Attention,
-    ModulatedBlock,
-    PatchMerging,
-    RMSNorm,
-    Upsample,
-    WindowAttention,
-    inverse_order,
-    quadrant_order,
-)
+from tpukit.tasks.eit.model import blocks
 from tpukit.tasks.eit.model.network import Network, NetworkConfig, UNet
 
 SHORTEST = 1e-12
@@ -48,7 +40,7 @@ def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return reordered
 
 
-def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulated_norm(norm: blocks.RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """`modulate(norm(x), shift, scale)` with one scale and one shift for each channel.
 
     x (batch, tokens, width); shift, scale (batch, width).
@@ -59,7 +51,7 @@ def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Te
     return modulated
 
 
-class LeanBlock(ModulatedBlock):
+class LeanBlock(blocks.ModulatedBlock):
     """A block recomputed in the backward pass, its attention the hardware's own."""
 
     def __init__(self, width: int, attention: nn.Module, ops: ModelOps) -> None:
@@ -78,10 +70,10 @@ class LeanBlock(ModulatedBlock):
 
     def attend(self, x: Tensor) -> Tensor:
         """The attention branch of normed, modulated tokens."""
-        assert isinstance(self.attn, Attention)
+        assert isinstance(self.attn, blocks.Attention)
         return self.attend_within(self.attn, x, None)
 
-    def attend_within(self, attention: Attention, x: Tensor, bias: Tensor | None) -> Tensor:
+    def attend_within(self, attention: blocks.Attention, x: Tensor, bias: Tensor | None) -> Tensor:
         """Attention over all tokens of each row of x."""
         batch, tokens, _ = x.shape
         # Split before the heads are moved: the backward pass joins the three in one copy.
@@ -97,14 +89,14 @@ class LeanWindowBlock(LeanBlock):
 
     index: Tensor
 
-    def __init__(self, width: int, attention: WindowAttention, ops: ModelOps) -> None:
+    def __init__(self, width: int, attention: blocks.WindowAttention, ops: ModelOps) -> None:
         super().__init__(width, attention, ops)
-        order = torch.from_numpy(quadrant_order(attention.window))
+        order = torch.from_numpy(blocks.quadrant_order(attention.window))
         index = attention.attn.relative_position_index[order][:, order]
         self.register_buffer("index", index.contiguous(), persistent=False)
 
     def attend(self, x: Tensor) -> Tensor:
-        assert isinstance(self.attn, WindowAttention)
+        assert isinstance(self.attn, blocks.WindowAttention)
         attention = self.attn.attn
         windows = x.reshape(-1, self.index.shape[0], x.shape[-1])
         return self.attend_within(attention, windows, attention.bias(self.index)).view(x.shape)
@@ -114,13 +106,13 @@ class LeanUNet(UNet):
     """The U over tokens in nested-quadrant order."""
 
     def merge(self, merging: nn.Module, x: Tensor) -> Tensor:
-        assert isinstance(merging, PatchMerging)
+        assert isinstance(merging, blocks.PatchMerging)
         batch, tokens, width = x.shape
         merged: Tensor = merging.reduction(merging.norm(x.view(batch, tokens // 4, 4 * width)))
         return merged
 
     def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
-        assert isinstance(upsample, Upsample) and isinstance(linear, nn.Linear)
+        assert isinstance(upsample, blocks.Upsample) and isinstance(linear, nn.Linear)
         batch, tokens, width = x.shape
         conv = upsample.conv
         raised = F.linear(x, conv.weight.view(width, width), conv.bias)
@@ -138,9 +130,9 @@ class LeanNetwork(Network):
 
     def __init__(self, config: NetworkConfig, unet: LeanUNet) -> None:
         super().__init__(config, unet)
-        order = quadrant_order(config.grid)
+        order = blocks.quadrant_order(config.grid)
         self.register_buffer("order", torch.from_numpy(order), persistent=False)
-        self.register_buffer("inverse", torch.from_numpy(inverse_order(order)), persistent=False)
+        self.register_buffer("inverse", torch.from_numpy(np.argsort(order)), persistent=False)
 
     def predict(self, channels: Tensor, c: Tensor) -> Tensor:
         x = self.embed(channels)
@@ -164,10 +156,10 @@ def lean_network(config: NetworkConfig, ops: ModelOps) -> LeanNetwork:
     width, heads = config.width, config.heads
 
     def global_block() -> nn.Module:
-        return LeanBlock(width, Attention(width, heads), ops)
+        return LeanBlock(width, blocks.Attention(width, heads), ops)
 
     def window_block() -> nn.Module:
-        attention = WindowAttention(width, heads, config.grid, config.window)
+        attention = blocks.WindowAttention(width, heads, config.grid, config.window)
         return LeanWindowBlock(width, attention, ops)
 
     return LeanNetwork(config, LeanUNet(config, global_block, window_block))

@@ -9,33 +9,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from timm.data import create_transform
 from torch import Tensor
 
+from tpukit.tasks.images.model.classifier import InputFormat
 from tpukit.tasks.images.settings import ImagesConfig
 
 Transform = Callable[[Image.Image], Any]
 
 
-def training_transform(config: ImagesConfig, side: int, interpolation: str) -> Transform:
-    """PIL image -> (3, side, side) uint8, randomly cropped, flipped and coloured."""
-    from timm.data import create_transform
-
-    transform: Transform = create_transform(
-        side, is_training=True, normalize=False, scale=(config.smallest_crop, 1.0),
-        hflip=config.hflip, vflip=config.vflip, color_jitter=config.color_jitter,
-        auto_augment=config.auto_augment, interpolation=interpolation,
-    )  # fmt: skip
-    return transform
-
-
-def evaluation_transform(side: int, interpolation: str, crop_pct: float) -> Transform:
-    """PIL image -> (3, side, side) uint8: resized, its middle."""
-    from timm.data import create_transform
-
-    transform: Transform = create_transform(
-        side, is_training=False, normalize=False, interpolation=interpolation, crop_pct=crop_pct
-    )
-    return transform
+def transforms(form: InputFormat, config: ImagesConfig) -> dict[bool, Transform]:
+    """PIL image -> (3, side, side) uint8, by whether it is augmented: randomly cropped, flipped and
+    coloured, or resized and cropped as the model's weights ask."""
+    own = {"normalize": False, "interpolation": form.interpolation}
+    return {
+        True: create_transform(
+            form.side, is_training=True, scale=(config.smallest_crop, 1.0), hflip=config.hflip,
+            vflip=config.vflip, color_jitter=config.color_jitter, auto_augment=config.auto_augment,
+            **own,
+        ),
+        False: create_transform(form.side, crop_pct=form.crop_pct, crop_mode=form.crop_mode, **own),
+    }  # fmt: skip
 
 
 @contextmanager

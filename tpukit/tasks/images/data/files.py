@@ -99,8 +99,11 @@ def _as_rgb(image: ImageFile.ImageFile, side: int) -> Image.Image:
 def _from_deep(image: Image.Image) -> Image.Image:
     """16 bits and floating point by their own range: Pillow would cut values above 255 off."""
     pixels = np.asarray(image, dtype=np.float64)
-    most = 65535.0 if image.mode != "F" else max(1.0, float(pixels.max(initial=0.0)))
-    most = most if pixels.max(initial=0.0) > 255 or image.mode.startswith("I;16") else 255.0
+    largest = float(np.fmax.reduce(pixels, None, initial=0.0))
+    if image.mode == "F":
+        most = next((most for most in (1.0, 255.0) if largest <= most), largest)
+    else:
+        most = 65535.0 if largest > 255 or image.mode.startswith("I;16") else 255.0
     grey = np.clip(pixels * (255.0 / most), 0, 255).astype(np.uint8)
     return Image.fromarray(grey).convert("RGB")
 
@@ -197,26 +200,17 @@ class ImageFiles:
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
-            return self._sample(index)
-        except DataError:
-            if not self.skip_damaged:
-                raise
-        if self.augment:
-            return self._next(index)
+        tries = min(len(self), MOST_SKIPPED) if self.skip_damaged and self.augment else 1
+        for offset in range(tries):
+            try:
+                return self._sample((index + offset) % len(self))
+            except DataError as error:
+                problem = error
+        if self.augment or not self.skip_damaged:
+            raise problem
         blank = Image.new("RGB", (self.side, self.side))
         return {"image": blank, "label": NO_IMAGE, "augment": False}
 
     def _sample(self, index: int) -> dict[str, Any]:
         image = decode(self.images.files[index], self.side)
         return {"image": image, "label": self.images.labels[index], "augment": self.augment}
-
-    def _next(self, index: int) -> dict[str, Any]:
-        """The next image that can be read. Raises DataError where none follows soon."""
-        last = min(len(self), MOST_SKIPPED) - 1
-        for offset in range(1, last):
-            try:
-                return self._sample((index + offset) % len(self))
-            except DataError:
-                continue
-        return self._sample((index + last) % len(self))

@@ -1,8 +1,8 @@
 """Which images there are, and of which classes.
 
 Layouts, tried in this order:
-    train/CLASS/*            with valid/CLASS/* or val/CLASS/*, where there is one
     train.csv                a table of ids and labels beside a folder of images
+    train/CLASS/*            with valid/CLASS/* or val/CLASS/*, where there is one
     CLASS/*                  folders of classes alone
 Where no part is for validation, a fraction of each class is.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,15 @@ from tpukit.io.files import read_csv_table
 from tpukit.tasks.images.settings import ImagesConfig
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("valid", "val", "validation")
 IMAGE_FOLDERS = ("train_images", "images", "train")
 TEST_FOLDERS = ("test_images", "test", "images")
+PARTS = ("train", "test", "val")
+"""What the names of parts contain."""
 FOLD_NAMES = ("fold", "folds", "kfold")
 """Columns of a table that look like folds."""
+NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 SPLIT_SEED = 0
 
 
@@ -49,9 +54,9 @@ class LabelledImages:
 
     def digest(self) -> str:
         """Changes when a file is added, removed or labelled otherwise."""
-        digest = hashlib.sha256("\n".join(self.classes).encode())
+        digest = hashlib.sha256(os.fsencode("\n".join(self.classes)))
         for file, label in zip(self.files, self.labels, strict=True):
-            digest.update(f"{Path(file).name} {label}\n".encode())
+            digest.update(os.fsencode(f"{Path(file).name} {label}\n"))
         return digest.hexdigest()[:16]
 
     def part(self, places: Iterable[int]) -> LabelledImages:
@@ -61,8 +66,10 @@ class LabelledImages:
         return LabelledImages(files, tuple(self.labels[i] for i in chosen), self.classes)
 
     def split(self, places: set[int]) -> tuple[LabelledImages, LabelledImages]:
-        """The images at other positions, and those at these."""
-        return self.part({*range(len(self))} - places), self.part(places)
+        """The images at other positions, and those at these with all their copies."""
+        chosen = {self.files[place] for place in places}
+        copies = {place for place, file in enumerate(self.files) if file in chosen}
+        return self.part({*range(len(self))} - copies), self.part(copies)
 
 
 def find_training_images(
@@ -83,12 +90,12 @@ def find_training_images(
     table = _table(config)
     if table is not None:
         rows = table_rows(table)
-        train = labelled(table, rows, config, classes)
+        folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.parent
+        train = labelled(table, rows, config, folder, classes)
         return train.split(_validation_rows(table, rows, train, config))
-    _require_table(config)
-    inner = root / "train"
-    train = read_class_folders(inner if inner.is_dir() else root, classes)
-    valid = _existing(root, VALIDATION_FOLDERS) if inner.is_dir() else None
+    inner = _existing(root, TRAINING_FOLDERS)
+    train = read_class_folders(inner or root, classes, beside=() if inner else TEST_FOLDERS[:2])
+    valid = _existing(root, VALIDATION_FOLDERS) if inner else None
     if valid is not None:
         return train, read_class_folders(valid, train.classes)
     return train.split(stratified(train.labels, config.valid_fraction))
@@ -99,22 +106,15 @@ def _validation_rows(
 ) -> set[int]:
     """The rows to validate on: a fold, or a fraction of each class, by whole groups if asked."""
     if config.fold is not None:
-        column = column_of(table, rows, config.fold_column or "fold", 0, "fold_column")
+        column = column_of(table, rows, "fold_column", config.fold_column or "fold")
         return of_fold(table, column, [row[column] for row in rows], config.fold)
+    groups: Sequence[str] = images.files
     if config.group_column is not None:
-        column = column_of(table, rows, config.group_column, 0, "group_column")
+        column = column_of(table, rows, "group_column", config.group_column)
         groups = [row[column] for row in rows]
-        return stratified_groups(images.labels, groups, config.valid_fraction)
-    return stratified(images.labels, config.valid_fraction)
-
-
-def _require_table(config: ImagesConfig) -> None:
-    for name in ("fold", "fold_column", "group_column"):
-        if getattr(config, name) is not None:
-            raise DataError(
-                f"{name}: {config.data_path} has no table of ids and labels.",
-                "Name one in the data path: --set table=train.csv",
-            )
+    elif len({*groups}) == len(groups):
+        return stratified(images.labels, config.valid_fraction)
+    return stratified_groups(images.labels, groups, config.valid_fraction)
 
 
 def unused_fold(config: ImagesConfig) -> str | None:
@@ -127,27 +127,35 @@ def unused_fold(config: ImagesConfig) -> str | None:
 
 
 def _table(config: ImagesConfig) -> Path | None:
-    root = Path(config.data_path)
-    if config.table is not None:
-        if not (root / config.table).is_file():
+    """The table of ids and labels. Raises DataError where a setting needs one that is not there."""
+    table = Path(config.data_path) / (config.table or "train.csv")
+    for name in ("table", "fold", "fold_column", "group_column"):
+        if getattr(config, name) is not None and not table.is_file():
             raise DataError(
-                f"table {config.table!r}: there is no file {root / config.table}.",
-                "Give its name in the data path: --set table=train.csv",
+                f"{name} {getattr(config, name)!r}: there is no table {table}.",
+                "Name one of ids and labels in the data path: --set table=train.csv",
             )
-        return root / config.table
-    return root / "train.csv" if (root / "train.csv").is_file() else None
+    return table if table.is_file() else None
 
 
 def _existing(root: Path, names: Iterable[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+    """The folder of the first name that is there, in capitals or not."""
+    entries = os.scandir(root) if root.is_dir() else ()
+    there = {name.lower(): name for name in sorted(e.name for e in entries if e.is_dir())}
+    return next((root / there[name] for name in names if name in there), None)
 
 
-def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> LabelledImages:
-    """`folder/CLASS/*` (and folders in them), in the order of names.
+def read_class_folders(
+    folder: Path, classes: Sequence[str] | None = None, *, beside: Collection[str] = ()
+) -> LabelledImages:
+    """`folder/CLASS/*` (and folders in them), in the order of classes.
+
+    beside: names of folders that hold no class.
 
     Raises DataError for a folder without classes, an empty class, or one that is not in `classes`.
     """
-    found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not _is_hidden(e.name))
+    folders = {e.name for e in os.scandir(folder) if e.is_dir() and not _is_hidden(e.name)}
+    found = numbers_first(name for name in folders if name.lower() not in beside)
     if not found:
         raise DataError(
             f"{folder} has no folders of classes.",
@@ -157,7 +165,7 @@ def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> La
     _require_known(found, known, str(folder))
     files: list[str] = []
     labels: list[int] = []
-    for name in found:
+    for name in sorted(found, key=known.index):
         own = image_files(folder / name)
         if not own:
             raise DataError(
@@ -166,7 +174,22 @@ def read_class_folders(folder: Path, classes: Sequence[str] | None = None) -> La
             )
         files += own
         labels += [known.index(name)] * len(own)
+    if classes is None:
+        _require_several(found, folder)
     return LabelledImages(tuple(files), tuple(labels), known)
+
+
+def _require_several(found: Sequence[str], folder: Path) -> None:
+    """Raises DataError for one class, and for parts of a set (training_set, test_set)."""
+    last = folder / found[-1]
+    inner = sorted(e.name for e in os.scandir(last) if e.is_dir() and not _is_hidden(e.name))
+    parts = all(any(part in name.lower() for part in PARTS) for name in found)
+    if len(found) == 1 or (inner and parts):
+        raise DataError(
+            f"{folder}: its folders are {', '.join(found)} alone: no classes to tell apart.",
+            f"Give the folder of {', '.join(inner[:3])}: --data-path {last}" if inner
+            else f"Expected {folder}/CLASS/ for two classes or more.",
+        )  # fmt: skip
 
 
 def _require_known(found: Iterable[str], known: Sequence[str], place: str) -> None:
@@ -207,40 +230,59 @@ def table_rows(table: Path) -> list[dict[str, str]]:
 
 
 def labelled(
-    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig, classes: Sequence[str] | None
+    table: Path,
+    rows: Sequence[dict[str, str]],
+    config: ImagesConfig,
+    folder: Path,
+    classes: Sequence[str] | None,
 ) -> LabelledImages:
-    """The images of a table of ids and labels, given its rows.
+    """The images of a table of ids and labels, given its rows and the folder of the files.
 
-    Raises DataError naming the row of a missing file.
+    Raises DataError naming the row of a missing file, or of an image with another label above.
     """
-    id_column = column_of(table, rows, config.id_column, 0, "id_column")
-    label_column = column_of(table, rows, config.label_column, 1, "label_column")
-    labels = [row[label_column] for row in rows]
+    id_column = column_of(table, rows, "id_column", config.id_column)
+    label_column = column_of(table, rows, "label_column", config.label_column)
+    labels = [row[label_column].strip() for row in rows]
     if not all(labels):
         raise DataError(
             f"{table}, line {labels.index('') + 2}: there is no {label_column}.",
             "Fill it in, or remove the row.",
         )
-    known = tuple(sorted(set(labels), key=_numbers_first) if classes is None else classes)
+    known = tuple(numbers_first({*labels}) if classes is None else classes)
     _require_known(labels, known, f"{table}, column {label_column!r}")
     position = {name: place for place, name in enumerate(known)}
-    folder = _images_of(table, config)
     files = files_of([row[id_column] for row in rows], folder, str(table))
+    if classes is None and len(known) == 1:
+        raise DataError(
+            f"{table}: every {label_column} is {known[0]!r}.",
+            "Name the column of the classes with --set label_column=NAME.",
+        )
+    label_of: dict[str, str] = {}
+    for line, (file, label) in enumerate(zip(files, labels, strict=True), start=2):
+        if label_of.setdefault(file, label) != label:
+            raise DataError(
+                f"{table}, line {line}: {file} is {label!r}, above it is {label_of[file]!r}.",
+                "An image has one class here; for several write a task of your own.",
+            )
     return LabelledImages(tuple(files), tuple(position[label] for label in labels), known)
 
 
-def _numbers_first(name: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(name), name
-    except ValueError:
-        return 1, 0.0, name
+def numbers_first(names: Iterable[str]) -> list[str]:
+    """Classes: numbers (not "nan", which has no order) by their size, then the other names."""
+    return sorted(names, key=lambda n: (0, float(n), n) if NUMBER.fullmatch(n) else (1, 0.0, n))
 
 
 def column_of(
-    table: Path, rows: Sequence[dict[str, str]], name: str | None, place: int, setting: str
+    table: Path, rows: Sequence[dict[str, str]], setting: str, name: str | None, needed: int = 2
 ) -> str:
-    """The column that a setting names, else the one at `place`."""
-    columns = list(rows[0])
+    """The column that a setting names, else the first (ids) or the second (labels).
+
+    needed: columns that a table must have; where there are more, pandas' index is none of them.
+    """
+    columns, place = list(rows[0]), int(setting == "label_column")
+    named = [column for column in columns if column and not column.startswith("Unnamed: ")]
+    if name is None and len(named) >= needed:
+        columns = named
     if name is None and place < len(columns):
         return columns[place]
     if name not in columns:
@@ -251,14 +293,14 @@ def column_of(
     return name
 
 
-def _images_of(table: Path, config: ImagesConfig) -> Path:
-    root = Path(config.data_path)
-    if config.folder is not None:
-        folder = root / config.folder
-        if not folder.is_dir():
-            raise DataError(f"folder {config.folder!r}: there is no folder {folder}.")
-        return folder
-    return _existing(root, IMAGE_FOLDERS) or table.parent
+def named_folder(config: ImagesConfig) -> Path | None:
+    """The folder that the settings name. Raises DataError where it is not there."""
+    if config.folder is None:
+        return None
+    folder = Path(config.data_path) / config.folder
+    if not folder.is_dir():
+        raise DataError(f"folder {config.folder!r}: there is no folder {folder}.")
+    return folder
 
 
 def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
@@ -345,7 +387,7 @@ def stratified(labels: Sequence[int], fraction: float) -> set[int]:
     for label in np.unique(array).tolist():
         places = np.flatnonzero(array == label)
         order = np.random.default_rng([SPLIT_SEED, label]).permutation(places)
-        count = round(fraction * len(places)) or int(fraction > 0 and len(places) > 1)
+        count = min(round(fraction * len(places)) or int(fraction > 0), len(places) - 1)
         chosen.update(order[:count].tolist())
     return chosen
 

@@ -27,6 +27,8 @@ class InputFormat:
     std: tuple[float, float, float]
     interpolation: str
     crop_pct: float
+    crop_mode: str
+    """What becomes of an oblong image: center cuts it, squash distorts it, border adds to it."""
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """(rows, 3, side, side) uint8 -> float32 by channel, as the model was trained."""
@@ -54,7 +56,8 @@ def input_format(config: ImagesConfig) -> InputFormat:
     side = config.image_size or int(found["input_size"][-1])
     # A smaller input than the weights were made for keeps the whole image.
     crop = float(found["crop_pct"]) if config.image_size is None else 1.0
-    return InputFormat(side, found["mean"], found["std"], found["interpolation"], crop)
+    interpolation, mode = found["interpolation"], found["crop_mode"]
+    return InputFormat(side, found["mean"], found["std"], interpolation, crop, mode)
 
 
 def _pretrained_config(name: str) -> dict[str, Any]:
@@ -62,13 +65,16 @@ def _pretrained_config(name: str) -> dict[str, Any]:
     return found.to_dict() if found is not None else {}
 
 
+def _size_option(config: ImagesConfig) -> dict[str, int]:
+    fixed = _pretrained_config(config.model).get("fixed_input_size")
+    return {"img_size": config.image_size} if config.image_size and fixed else {}
+
+
 def build_classifier(config: ImagesConfig, classes: int) -> nn.Module:
     """The model, freshly initialised, for the configured image size."""
-    options: dict[str, Any] = {"num_classes": classes}
+    options: dict[str, Any] = {"num_classes": classes, **_size_option(config)}
     if config.drop_path:
         options["drop_path_rate"] = config.drop_path
-    if config.image_size and _pretrained_config(config.model).get("fixed_input_size"):
-        options["img_size"] = config.image_size
     try:
         model: nn.Module = timm.create_model(config.model, **options)
     except (TypeError, ValueError, AssertionError) as error:
@@ -109,12 +115,9 @@ def _head_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def _from_hub(config: ImagesConfig) -> Mapping[str, Tensor]:
-    options = {"img_size": config.image_size} if config.image_size else {}
-    if not _pretrained_config(config.model).get("fixed_input_size"):
-        options = {}
     try:
         weights: Mapping[str, Tensor] = timm.create_model(
-            config.model, pretrained=True, **options
+            config.model, pretrained=True, **_size_option(config)
         ).state_dict()
     except Exception as error:  # the hub's errors have many classes
         raise DataError(
